@@ -18,7 +18,7 @@ pub struct AbsentArgs {
 }
 
 /// The error for a command or backend that this build does not have.
-pub fn absent(operation: &'static str, what: &str) -> Error {
+pub fn absent_error(operation: &'static str, what: &str) -> Error {
     Error::new(ErrorCode::Unavailable, operation, format!("this build of stockade has no {what}"))
         .remedy(format!(
             "build it with `cargo install --locked --path crates/cli --features {FULL_FEATURE}`"

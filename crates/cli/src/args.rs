@@ -16,9 +16,9 @@ use crate::caller;
 use crate::config::Settings;
 use crate::env;
 use crate::registry;
-use crate::toolchains::{self, Choice, Found, Packages};
-use crate::views::{GitArg, Handle, Wanted};
-use crate::workspace::{self, Asked};
+use crate::toolchains::{self, ToolchainChoice, FoundToolchain, Packages};
+use crate::views::{GitArg, WorkspaceHandle, WantedWorkspace};
+use crate::workspace::{self, AskedWorkspace};
 
 /// What a sandbox is made of.
 #[derive(Debug, Clone, Args)]
@@ -69,7 +69,7 @@ pub struct PlaceArgs {
         value_name = "ID",
         conflicts_with_all = ["workspace", "no_workspace", "overlay", "git"]
     )]
-    pub resume: Option<Handle>,
+    pub resume: Option<WorkspaceHandle>,
     /// Make the workspace read-only.
     #[arg(long)]
     pub read_only: bool,
@@ -102,7 +102,7 @@ pub struct SurroundingArgs {
     /// Show toolchains of the host that PATH leads to, read-only and without credentials: auto, none, or some
     /// of rust, node, python, go, java and others. [default: auto on the host's root]
     #[arg(long, value_name = "auto|none|NAME[,NAME…]")]
-    pub toolchain: Option<Choice>,
+    pub toolchain: Option<ToolchainChoice>,
     /// Run as this user and group, in numbers.
     #[arg(short, long, value_name = "UID[:GID]")]
     pub user: Option<User>,
@@ -134,7 +134,7 @@ pub struct LimitArgs {
     #[arg(long, allow_negative_numbers = true, value_name = "SIZE")]
     pub disk: Option<Bytes>,
     /// Processes and threads. [default: 128]
-    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = count)]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = parse_count)]
     pub pids: Option<u32>,
     /// How long it may take. [default: 60s; none for what is detached or at a terminal]
     #[arg(long, allow_negative_numbers = true, value_name = "TIME")]
@@ -146,13 +146,13 @@ pub struct LimitArgs {
     #[arg(long, allow_negative_numbers = true, value_name = "SIZE")]
     pub max_output: Option<Bytes>,
     /// Open files of each process. [default: 1024]
-    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = count)]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = parse_count)]
     pub open_files: Option<u32>,
     /// Refuse a limit that is named here and can only be watched, instead of applying it as far as it goes.
     #[arg(long)]
     pub strict: bool,
     /// Instructions, by the same count on every machine; WebAssembly only.
-    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = instructions)]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = parse_instruction_count)]
     pub fuel: Option<u64>,
 }
 
@@ -188,29 +188,29 @@ pub struct LabelArg(String, String);
 
 impl SpecArgs {
     /// The workspace these flags mean: decided before configuration is read, which must not come from it.
-    pub fn wanted(&self) -> Result<Wanted> {
+    pub fn wanted(&self) -> Result<WantedWorkspace> {
         let place = &self.place;
         match (&place.git, &place.resume) {
-            (Some(git), _) => return Ok(Wanted::Checkout(git.clone())),
-            (None, Some(kept)) => return Ok(Wanted::Kept(kept.clone())),
+            (Some(git), _) => return Ok(WantedWorkspace::Checkout(git.clone())),
+            (None, Some(kept)) => return Ok(WantedWorkspace::Kept(kept.clone())),
             (None, None) => {}
         }
         let asked = match (&place.workspace, place.no_workspace) {
-            (_, true) => Asked::Nothing,
-            (Some(dir), false) => Asked::Directory(dir),
-            (None, false) => Asked::Here,
+            (_, true) => AskedWorkspace::Nothing,
+            (Some(dir), false) => AskedWorkspace::Directory(dir),
+            (None, false) => AskedWorkspace::Here,
         };
-        Ok(match workspace::resolve(&asked)? {
-            Workspace::Local(dir) if place.overlay => Wanted::View(dir),
+        Ok(match workspace::resolve_workspace(&asked)? {
+            Workspace::Local(dir) if place.overlay => WantedWorkspace::View(dir),
             plain @ (Workspace::Local(_) | Workspace::Overlay(_) | Workspace::Ephemeral) => {
-                Wanted::Plain(plain)
+                WantedWorkspace::Plain(plain)
             }
         })
     }
 
     /// The spec these flags mean, over what is configured. A workspace that has to be made is in it as
     /// it is planned.
-    pub fn spec(&self, wanted: &Wanted, settings: &Settings) -> Result<SandboxSpec> {
+    pub fn spec(&self, wanted: &WantedWorkspace, settings: &Settings) -> Result<SandboxSpec> {
         match self.under_profile(settings)? {
             Some((flags, settings)) => flags.own_spec(wanted, &settings),
             None => self.own_spec(wanted, settings),
@@ -223,7 +223,7 @@ impl SpecArgs {
         settings.profile(name)?.under(name, self, settings).map(Some)
     }
 
-    fn own_spec(&self, wanted: &Wanted, settings: &Settings) -> Result<SandboxSpec> {
+    fn own_spec(&self, wanted: &WantedWorkspace, settings: &Settings) -> Result<SandboxSpec> {
         let workspace = wanted.planned(&settings.state_dir()?)?;
         let place = &self.place;
         let around = &self.surroundings;
@@ -237,7 +237,7 @@ impl SpecArgs {
             workspace_at: self.workspace_at(wanted),
             read_only: place.read_only,
             mounts: place.mounts.iter().map(MountArg::resolve).collect::<Result<_>>()?,
-            env: env::gather(&around.env_file, &around.env)?,
+            env: env::gather_variables(&around.env_file, &around.env)?,
             user: around.user,
             workdir: place.workdir.clone(),
             network: around.net.clone().map(|net| net.0).unwrap_or_default(),
@@ -252,12 +252,12 @@ impl SpecArgs {
         caller::add_to(&mut spec);
         check_cores(&spec)?;
         match wanted {
-            Wanted::Plain(Workspace::Local(dir)) | Wanted::View(dir) => {
+            WantedWorkspace::Plain(Workspace::Local(dir)) | WantedWorkspace::View(dir) => {
                 workspace::refuse_state(dir, settings)?;
             }
-            Wanted::Plain(Workspace::Ephemeral | Workspace::Overlay(_))
-            | Wanted::Checkout(_)
-            | Wanted::Kept(_) => {}
+            WantedWorkspace::Plain(Workspace::Ephemeral | Workspace::Overlay(_))
+            | WantedWorkspace::Checkout(_)
+            | WantedWorkspace::Kept(_) => {}
         }
         workspace::check_views(&spec, settings)?;
         Ok(spec)
@@ -266,11 +266,11 @@ impl SpecArgs {
 
 impl SpecArgs {
     /// Where the workspace appears: where the flag says, or at its own path on the host's root.
-    fn workspace_at(&self, wanted: &Wanted) -> Option<WorkspaceAt> {
+    fn workspace_at(&self, wanted: &WantedWorkspace) -> Option<WorkspaceAt> {
         if let Some(path) = &self.place.workspace_at {
             return Some(WorkspaceAt { path: path.clone(), required: true });
         }
-        let (None | Some(ImageArg::Host), Wanted::Plain(Workspace::Local(own)) | Wanted::View(own)) =
+        let (None | Some(ImageArg::Host), WantedWorkspace::Plain(Workspace::Local(own)) | WantedWorkspace::View(own)) =
             (&self.image, wanted)
         else {
             return None;
@@ -285,16 +285,16 @@ impl SpecArgs {
         packages: Packages,
         spec: &mut SandboxSpec,
         settings: &Settings,
-    ) -> Result<Vec<Found>> {
+    ) -> Result<Vec<FoundToolchain>> {
         let profiled = self.under_profile(settings)?;
         let flags = profiled.as_ref().map_or(self, |(flags, _)| flags);
         let chosen = flags.surroundings.toolchain.as_ref().or(settings.toolchain.as_ref());
         let choice = match chosen {
             Some(choice) => choice.clone(),
-            None if registry::shows_trees(&spec.backend) => Choice::Auto,
-            None => Choice::None,
+            None if registry::shows_trees(&spec.backend) => ToolchainChoice::Auto,
+            None => ToolchainChoice::None,
         };
-        toolchains::add(&choice, packages, spec, &settings.engine()?)
+        toolchains::add_toolchains(&choice, packages, spec, &settings.engine()?)
     }
 }
 
@@ -319,7 +319,7 @@ impl ImageArg {
         match self {
             Self::Host => Ok(Image::Host),
             Self::Named(name) => Ok(Image::Named(name.clone())),
-            Self::At(kind, path) => existing("--image", path).map(kind),
+            Self::At(kind, path) => resolve_existing_path("--image", path).map(kind),
         }
     }
 }
@@ -331,7 +331,7 @@ impl MountArg {
     }
 
     fn resolve(&self) -> Result<Mount> {
-        let source = existing("--mount", &self.source)?;
+        let source = resolve_existing_path("--mount", &self.source)?;
         Ok(Mount { source, target: self.target.clone(), read_only: self.read_only })
     }
 }
@@ -352,16 +352,16 @@ fn check_cores(spec: &SandboxSpec) -> Result<()> {
     }
 }
 
-fn count(given: &str) -> Result<u32, String> {
+fn parse_count(given: &str) -> Result<u32, String> {
     given.parse().map_err(|_| format!("`{}` is not a whole number", given.escape_debug()))
 }
 
-fn instructions(given: &str) -> Result<u64, String> {
+fn parse_instruction_count(given: &str) -> Result<u64, String> {
     given.parse().map_err(|_| format!("`{}` is not a whole number", given.escape_debug()))
 }
 
 /// The path itself, behind all symbolic links, if it is there.
-pub fn existing(flag: &'static str, path: &Path) -> Result<HostPath> {
+pub fn resolve_existing_path(flag: &'static str, path: &Path) -> Result<HostPath> {
     let real = path.canonicalize().map_err(|error| {
         Error::new(ErrorCode::Invalid, flag, format!("`{}` cannot be used", path.display()))
             .remedy("give a path that is there and that you may read")

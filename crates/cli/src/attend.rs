@@ -11,16 +11,16 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::capture::Captured;
 use crate::input;
 use crate::interrupts::{self, Interrupts};
-use crate::output::{Output, Stop};
+use crate::output::{Output, OutputStop};
 use crate::printer::Printer;
-use crate::reasons::reasons;
+use crate::reasons::describe_outcome;
 use crate::terminal;
 
 /// What a command that writes to a closed pipe ends with everywhere.
 pub const CLOSED_PIPE: i32 = 128 + 13;
 
 /// How to influence a program, wherever it runs.
-pub trait Control {
+pub trait ProgramControl {
     /// Sends a signal to it and its descendants.
     async fn signal(&self, signal: Signal) -> Result<()>;
     /// Feeds it input, waiting while it does not read.
@@ -32,12 +32,12 @@ pub trait Control {
 }
 
 /// What a program does, in order, wherever it runs.
-pub trait Events {
+pub trait ProgramEvents {
     /// The next event; nothing after the end.
     async fn next(&mut self) -> Result<Option<OutputEvent>>;
 }
 
-impl Control for Watcher {
+impl ProgramControl for Watcher {
     async fn signal(&self, signal: Signal) -> Result<()> {
         Self::signal(self, signal).await
     }
@@ -55,14 +55,14 @@ impl Control for Watcher {
     }
 }
 
-impl Events for Subscription {
+impl ProgramEvents for Subscription {
     async fn next(&mut self) -> Result<Option<OutputEvent>> {
         Ok(Self::next(self).await)
     }
 }
 
 /// How it came to an end.
-pub enum End {
+pub enum ProgramEnd {
     /// By itself, or by a limit.
     Over(Outcome),
     /// The caller would not wait any longer.
@@ -72,60 +72,60 @@ pub enum End {
 }
 
 /// Sees the program through while its output is looked after.
-pub async fn attend(
-    program: &impl Control,
+pub async fn attend_program(
+    program: &impl ProgramControl,
     interrupts: &mut Interrupts,
     command: &Command,
-    output: impl Future<Output = Result<End>>,
-) -> Result<End> {
+    output: impl Future<Output = Result<ProgramEnd>>,
+) -> Result<ProgramEnd> {
     tokio::select! {
         end = output => end,
-        signal = interrupts.conduct(program) => Ok(End::Forced(signal)),
-        signal = feed(program, command) => signal.map(End::Forced),
+        signal = interrupts.conduct(program) => Ok(ProgramEnd::Forced(signal)),
+        signal = feed_input(program, command) => signal.map(ProgramEnd::Forced),
         never = follow_size(program, command) => match never? {},
     }
 }
 
 /// Writes output as it comes.
-pub async fn relay(events: &mut impl Events, output: &mut Output) -> Result<End> {
+pub async fn relay_output(events: &mut impl ProgramEvents, output: &mut Output) -> Result<ProgramEnd> {
     while let Some(event) = events.next().await? {
         match event {
             OutputEvent::Output { stream, data, .. } => match output.write(stream, data).await {
                 Ok(()) => {}
-                Err(Stop::Closed) => return Ok(End::Unread),
-                Err(Stop::Failed(error)) => return Err(error),
+                Err(OutputStop::Closed) => return Ok(ProgramEnd::Unread),
+                Err(OutputStop::Failed(error)) => return Err(error),
             },
             // A follower is waited for, so only a program that is being ended leaves gaps.
             OutputEvent::Gap { .. } => {}
-            OutputEvent::End(outcome) => return Ok(End::Over(outcome)),
+            OutputEvent::End(outcome) => return Ok(ProgramEnd::Over(outcome)),
         }
     }
     std::future::pending().await
 }
 
 /// Holds output until the end.
-pub async fn collect(events: &mut impl Events, captured: &mut Captured) -> Result<End> {
+pub async fn collect_output(events: &mut impl ProgramEvents, captured: &mut Captured) -> Result<ProgramEnd> {
     while let Some(event) = events.next().await? {
         match event {
             OutputEvent::Output { stream, data, .. } => captured.take(stream, &data),
             OutputEvent::Gap { .. } => {}
-            OutputEvent::End(outcome) => return Ok(End::Over(outcome)),
+            OutputEvent::End(outcome) => return Ok(ProgramEnd::Over(outcome)),
         }
     }
     std::future::pending().await
 }
 
 /// Waits until all output is written, says what the exit code alone does not, and answers that code.
-pub async fn conclude(
-    end: End,
+pub async fn conclude_program(
+    end: ProgramEnd,
     mut output: Output,
     interrupts: &mut Interrupts,
     printer: &Printer,
 ) -> Result<i32> {
     let outcome = match end {
-        End::Forced(signal) => return Ok(interrupts::exit_code(signal)),
-        End::Unread => return Ok(CLOSED_PIPE),
-        End::Over(outcome) => outcome,
+        ProgramEnd::Forced(signal) => return Ok(interrupts::exit_code(signal)),
+        ProgramEnd::Unread => return Ok(CLOSED_PIPE),
+        ProgramEnd::Over(outcome) => outcome,
     };
     let written = tokio::select! {
         written = output.finish() => written,
@@ -133,18 +133,18 @@ pub async fn conclude(
     };
     match written {
         Ok(()) => {}
-        Err(Stop::Closed) => return Ok(CLOSED_PIPE),
-        Err(Stop::Failed(error)) => return Err(error),
+        Err(OutputStop::Closed) => return Ok(CLOSED_PIPE),
+        Err(OutputStop::Failed(error)) => return Err(error),
     }
-    reasons(&outcome).iter().for_each(|reason| printer.note(reason));
+    describe_outcome(&outcome).iter().for_each(|reason| printer.note(reason));
     Ok(outcome.exit_code())
 }
 
 /// Passes input on. Returns only if that was the keys of a terminal that is gone, and the program has
 /// not ended for it.
-async fn feed(program: &impl Control, command: &Command) -> Result<Signal> {
+async fn feed_input(program: &impl ProgramControl, command: &Command) -> Result<Signal> {
     match command.stdin {
-        Stdin::Stream => input::feed(program).await?,
+        Stdin::Stream => input::feed_stdin(program).await?,
         Stdin::None | Stdin::Bytes(_) => std::future::pending().await,
     }
     if command.terminal.is_none() {
@@ -155,7 +155,7 @@ async fn feed(program: &impl Control, command: &Command) -> Result<Signal> {
     Ok(Signal::HUP)
 }
 
-async fn follow_size(program: &impl Control, command: &Command) -> Result<Infallible> {
+async fn follow_size(program: &impl ProgramControl, command: &Command) -> Result<Infallible> {
     if command.terminal.is_none() {
         return std::future::pending().await;
     }
@@ -164,6 +164,6 @@ async fn follow_size(program: &impl Control, command: &Command) -> Result<Infall
     };
     loop {
         changes.recv().await;
-        let _ = program.resize(terminal::size()).await;
+        let _ = program.resize(terminal::read_terminal_size()).await;
     }
 }

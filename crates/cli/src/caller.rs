@@ -33,7 +33,7 @@ pub fn add_to(spec: &mut SandboxSpec) {
         }
     }
     if on_host || has_repository(&spec.workspace) {
-        found.extend(identity());
+        found.extend(read_git_identity());
     }
     let named = found.into_iter().filter_map(|(name, value)| Some((name.parse().ok()?, value)));
     named.for_each(|(name, value): (EnvName, String)| {
@@ -56,7 +56,7 @@ fn has_repository(workspace: &Workspace) -> bool {
 
 /// Name and mail as git would take them, from the environment or the user's own configuration. Git itself is
 /// not asked: that would take longer than most commands, and read what lies in the workspace.
-fn identity() -> Vec<(String, String)> {
+fn read_git_identity() -> Vec<(String, String)> {
     let mut configured: Option<BTreeMap<String, String>> = None;
     let value = |(variable, key): (&str, &str)| {
         let given = std::env::var(variable).ok().filter(|value| !value.is_empty());
@@ -70,7 +70,7 @@ fn identity() -> Vec<(String, String)> {
 /// The section `[user]` of the user's files, the later over the earlier.
 fn user_section() -> BTreeMap<String, String> {
     let files = config_files(|name| std::env::var_os(name).map(PathBuf::from));
-    let texts = files.iter().filter_map(|file| text(file));
+    let texts = files.iter().filter_map(|file| read_regular_file(file));
     texts.flat_map(|text| parse_user(&text)).collect()
 }
 
@@ -85,7 +85,7 @@ fn config_files(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
 }
 
 /// The text of a regular file: whatever else has its name could keep this command waiting.
-fn text(file: &Path) -> Option<String> {
+fn read_regular_file(file: &Path) -> Option<String> {
     if !std::fs::metadata(file).ok()?.is_file() {
         return None;
     }
@@ -103,7 +103,7 @@ fn parse_user(text: &str) -> Vec<(String, String)> {
             let name = section.split(']').next().unwrap_or_default();
             inside = name.trim().eq_ignore_ascii_case("user");
         } else if inside && let Some((key, value)) = line.split_once('=') {
-            let value = unquoted(value.trim());
+            let value = strip_quotes(value.trim());
             if !value.is_empty() {
                 found.push((key.trim().to_ascii_lowercase(), value));
             }
@@ -113,7 +113,7 @@ fn parse_user(text: &str) -> Vec<(String, String)> {
 }
 
 /// A value without its quotes and without the comment behind it.
-fn unquoted(value: &str) -> String {
+fn strip_quotes(value: &str) -> String {
     let (mut plain, mut quoted) = (String::new(), false);
     let mut characters = value.chars();
     while let Some(c) = characters.next() {

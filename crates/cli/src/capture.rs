@@ -8,7 +8,7 @@ use stockade_core::{
 use stockade_engine::Watcher;
 
 use crate::lasting::Remote;
-use crate::views::Summary;
+use crate::views::WorkspaceSummary;
 
 /// Output that is held until the end.
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ pub struct Captured {
 /// One run, whole.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
+pub struct CaptureReport {
     job: JobId,
     sandbox: SandboxId,
     backend: BackendName,
@@ -35,14 +35,14 @@ pub struct Report {
     stderr_base64: Option<String>,
     /// The workspace in which changes are kept apart.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub workspace: Option<Summary>,
+    pub workspace: Option<WorkspaceSummary>,
     /// Output that is no longer there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub missing_bytes: Option<u64>,
 }
 
 /// Refuses what one object at the end cannot serve: a terminal, and output without a bound.
-pub fn check(spec: &SandboxSpec, command: &Command) -> Result<()> {
+pub fn check_capturable(spec: &SandboxSpec, command: &Command) -> Result<()> {
     let refuse = |message: &str, remedy: &str| {
         Err(Error::new(ErrorCode::Invalid, "run", message).remedy(remedy))
     };
@@ -70,13 +70,13 @@ impl Captured {
     }
 
     /// The object.
-    pub fn report(self, run: &Watcher, outcome: Outcome) -> Report {
+    pub fn report(self, run: &Watcher, outcome: Outcome) -> CaptureReport {
         let walls = (run.backend().clone(), run.boundary());
         self.about(run.job().clone(), run.sandbox(), walls, Some(outcome))
     }
 
     /// The same for a program of a sandbox that was there before.
-    pub fn report_of(self, run: &Remote, outcome: Option<Outcome>) -> Report {
+    pub fn report_of(self, run: &Remote, outcome: Option<Outcome>) -> CaptureReport {
         self.about(run.job.clone(), &run.sandbox, (run.backend.clone(), run.boundary), outcome)
     }
 
@@ -87,10 +87,10 @@ impl Captured {
         sandbox: &SandboxId,
         (backend, boundary): (BackendName, Boundary),
         outcome: Option<Outcome>,
-    ) -> Report {
-        let (stdout, stdout_base64) = text(self.stdout);
-        let (stderr, stderr_base64) = text(self.stderr);
-        Report {
+    ) -> CaptureReport {
+        let (stdout, stdout_base64) = encode_output(self.stdout);
+        let (stderr, stderr_base64) = encode_output(self.stderr);
+        CaptureReport {
             job,
             sandbox: sandbox.clone(),
             backend,
@@ -107,12 +107,12 @@ impl Captured {
 }
 
 /// Text as text; what is not, as far as it goes, with the exact bytes beside it.
-fn text(bytes: Vec<u8>) -> (String, Option<String>) {
+fn encode_output(bytes: Vec<u8>) -> (String, Option<String>) {
     match String::from_utf8(bytes) {
         Ok(text) => (text, None),
         Err(error) => {
             let bytes = error.as_bytes();
-            (String::from_utf8_lossy(bytes).into_owned(), Some(base64(bytes)))
+            (String::from_utf8_lossy(bytes).into_owned(), Some(encode_base64(bytes)))
         }
     }
 }
@@ -120,7 +120,7 @@ fn text(bytes: Vec<u8>) -> (String, Option<String>) {
 const BASE64_ALPHABET: &[u8; 64] =
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-fn base64(bytes: &[u8]) -> String {
+fn encode_base64(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for group in bytes.chunks(3) {
         let word = group.iter().fold(0u32, |word, byte| word << 8 | u32::from(*byte));
@@ -135,15 +135,15 @@ fn base64(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::base64;
+    use super::encode_base64;
 
     #[test]
     fn bytes_are_written_as_everybody_reads_them() {
         for (bytes, text) in
             [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")]
         {
-            assert_eq!(base64(bytes.as_bytes()), text);
+            assert_eq!(encode_base64(bytes.as_bytes()), text);
         }
-        assert_eq!(base64(&[0xff, 0xfe, 0xfd]), "//79");
+        assert_eq!(encode_base64(&[0xff, 0xfe, 0xfd]), "//79");
     }
 }

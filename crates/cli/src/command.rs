@@ -40,16 +40,16 @@ impl CommandArgs {
             Some(line) => Command::shell(line.clone()),
             None => Command::program(self.program.iter().cloned()),
         };
-        let (stdin, has_terminal) = match self.asked().unwrap_or(fitting) {
+        let (stdin, has_terminal) = match self.requested_attachment().unwrap_or(fitting) {
             Attachment::Nothing => (Stdin::None, false),
             Attachment::Input => (Stdin::Stream, false),
             Attachment::Terminal => (Stdin::Stream, true),
         };
-        Ok(Command { stdin, terminal: has_terminal.then(terminal::size), ..command })
+        Ok(Command { stdin, terminal: has_terminal.then(terminal::read_terminal_size), ..command })
     }
 
     /// What -i and -t ask for.
-    const fn asked(&self) -> Option<Attachment> {
+    const fn requested_attachment(&self) -> Option<Attachment> {
         match (self.terminal, self.interactive) {
             (true, _) => Some(Attachment::Terminal),
             (false, true) => Some(Attachment::Input),

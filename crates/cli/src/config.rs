@@ -18,7 +18,7 @@ use stockade_tools::ApprovalConfig;
 use crate::pools::PoolSetting;
 use crate::printer::Printer;
 use crate::profiles::{self, Profile};
-use crate::toolchains::Choice;
+use crate::toolchains::ToolchainChoice;
 
 const READ_OPERATION: &str = "read the configuration";
 const SYSTEM_CONFIG_PATH: &str = "/etc/stockade/config.toml";
@@ -26,7 +26,7 @@ const ENV_PREFIX: &str = "STOCKADE_";
 
 /// One file or variable that sets something.
 #[derive(Debug)]
-pub struct Source {
+pub struct ConfigSource {
     /// What people call it.
     pub name: String,
     /// Which file; nothing if it is a variable.
@@ -36,22 +36,22 @@ pub struct Source {
 }
 
 /// Everything that sets something, the earlier first.
-pub fn sources() -> Result<Vec<Source>> {
+pub fn load_sources() -> Result<Vec<ConfigSource>> {
     let mut sources = Vec::new();
     for file in [Some(PathBuf::from(SYSTEM_CONFIG_PATH)), user_file()].into_iter().flatten() {
         // Whoever asks has loaded the settings, so the text parses.
-        if let Some(text) = read(&file)?
+        if let Some(text) = read_file(&file)?
             && let Ok(values) = toml::from_str(&text)
         {
             let name = file.display().to_string();
-            sources.push(Source { name, file: Some(file), values });
+            sources.push(ConfigSource { name, file: Some(file), values });
         }
     }
     for (variable, key, _) in ENV_VARIABLES {
         let name = format!("{ENV_PREFIX}{variable}");
         if let Ok(value) = std::env::var(&name) {
             let values = toml::Table::from_iter([(key.to_owned(), toml::Value::String(value))]);
-            sources.push(Source { name, file: None, values });
+            sources.push(ConfigSource { name, file: None, values });
         }
     }
     Ok(sources)
@@ -72,7 +72,7 @@ pub struct Settings {
     /// Whether a limit that is named and can only be watched is refused.
     pub strict: Option<bool>,
     /// Which toolchains of the host are shown.
-    pub toolchain: Option<Choice>,
+    pub toolchain: Option<ToolchainChoice>,
     /// Where journal and leases live.
     state_dir: Option<PathBuf>,
     /// What each tenant may use at once.
@@ -137,11 +137,11 @@ impl Settings {
     pub fn load(workspace: Option<&Workspace>, printer: &Printer) -> Result<Self> {
         let mut settings = Self::default();
         for file in [Some(PathBuf::from(SYSTEM_CONFIG_PATH)), user_file()].into_iter().flatten() {
-            if let Some(text) = trusted(&file, workspace, printer)? {
-                settings = parse(&file, &text)?.over(settings);
+            if let Some(text) = read_trusted_file(&file, workspace, printer)? {
+                settings = parse_settings(&file, &text)?.merge_over(settings);
             }
         }
-        Ok(from_env(std::env::vars_os(), printer)?.over(settings))
+        Ok(from_env(std::env::vars_os(), printer)?.merge_over(settings))
     }
 
     /// Boundaries that are accepted; none: any that makes a security claim.
@@ -167,7 +167,7 @@ impl Settings {
     /// The profile of that name.
     pub fn profile(&self, name: &str) -> Result<&Profile> {
         let known: Vec<_> = self.profile.keys().map(String::as_str).collect();
-        self.profile.get(name).ok_or_else(|| profiles::unknown(name, &known))
+        self.profile.get(name).ok_or_else(|| profiles::unknown_profile_error(name, &known))
     }
 
     /// Every profile.
@@ -233,7 +233,7 @@ impl Settings {
     }
 
     /// These settings, with the ones left out taken from `earlier`.
-    fn over(self, earlier: Self) -> Self {
+    fn merge_over(self, earlier: Self) -> Self {
         let mut quotas = earlier.quotas;
         quotas.extend(self.quotas);
         let mut profile = earlier.profile;
@@ -287,12 +287,12 @@ fn env_path(name: &str) -> Option<PathBuf> {
 }
 
 /// The text of a file, if it is there and no guest can have written it.
-fn trusted(
+fn read_trusted_file(
     file: &Path,
     workspace: Option<&Workspace>,
     printer: &Printer,
 ) -> Result<Option<String>> {
-    let Some(text) = read(file)? else { return Ok(None) };
+    let Some(text) = read_file(file)? else { return Ok(None) };
     let dir = match workspace {
         Some(Workspace::Local(dir)) => Some(dir),
         Some(Workspace::Overlay(layers)) => Some(&layers.lower),
@@ -307,7 +307,7 @@ fn trusted(
 }
 
 /// The text of a file, if it is there.
-fn read(file: &Path) -> Result<Option<String>> {
+fn read_file(file: &Path) -> Result<Option<String>> {
     match std::fs::read_to_string(file) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -320,7 +320,7 @@ fn read(file: &Path) -> Result<Option<String>> {
     }
 }
 
-fn parse(file: &Path, text: &str) -> Result<Settings> {
+fn parse_settings(file: &Path, text: &str) -> Result<Settings> {
     let settings: Settings = toml::from_str(text).map_err(|error| {
         let line = error.span().map(|span| text[..span.start].matches('\n').count() + 1);
         let place = line.map(|line| format!(" line {line}")).unwrap_or_default();
@@ -350,31 +350,31 @@ fn parse(file: &Path, text: &str) -> Result<Settings> {
 type Variable = (&'static str, &'static str, fn(&mut Settings, &str) -> Result<(), String>);
 
 const ENV_VARIABLES: [Variable; 14] = [
-    ("BACKEND", "backend", |to, given| set(&mut to.backend, given)),
+    ("BACKEND", "backend", |to, given| set_parsed(&mut to.backend, given)),
     ("BOUNDARIES", "boundaries", |to, given| {
         let all: Result<_, String> = given.split(',').map(str::parse).collect();
         to.boundaries = Some(all?);
         Ok(())
     }),
-    ("TENANT", "tenant", |to, given| set(&mut to.tenant, given)),
-    ("TOOLCHAIN", "toolchain", |to, given| set(&mut to.toolchain, given)),
+    ("TENANT", "tenant", |to, given| set_parsed(&mut to.tenant, given)),
+    ("TOOLCHAIN", "toolchain", |to, given| set_parsed(&mut to.toolchain, given)),
     ("STATE_DIR", "stateDir", |to, given| {
         let dir = std::path::absolute(given).map_err(|error| error.to_string())?;
         to.state_dir = Some(dir);
         Ok(())
     }),
-    ("CPU", "limits.cpuRate", |to, given| set(&mut to.limits.cpu_rate, given)),
-    ("MEM", "limits.memory", |to, given| set(&mut to.limits.memory, given)),
-    ("DISK", "limits.disk", |to, given| set(&mut to.limits.disk, given)),
-    ("PIDS", "limits.processes", |to, given| set(&mut to.limits.processes, given)),
-    ("TIMEOUT", "limits.wallTime", |to, given| set(&mut to.limits.wall_time, given)),
-    ("CPU_TIME", "limits.cpuTime", |to, given| set(&mut to.limits.cpu_time, given)),
-    ("MAX_OUTPUT", "limits.output", |to, given| set(&mut to.limits.output, given)),
-    ("OPEN_FILES", "limits.openFiles", |to, given| set(&mut to.limits.open_files, given)),
-    ("STRICT", "strict", |to, given| set(&mut to.strict, given)),
+    ("CPU", "limits.cpuRate", |to, given| set_parsed(&mut to.limits.cpu_rate, given)),
+    ("MEM", "limits.memory", |to, given| set_parsed(&mut to.limits.memory, given)),
+    ("DISK", "limits.disk", |to, given| set_parsed(&mut to.limits.disk, given)),
+    ("PIDS", "limits.processes", |to, given| set_parsed(&mut to.limits.processes, given)),
+    ("TIMEOUT", "limits.wallTime", |to, given| set_parsed(&mut to.limits.wall_time, given)),
+    ("CPU_TIME", "limits.cpuTime", |to, given| set_parsed(&mut to.limits.cpu_time, given)),
+    ("MAX_OUTPUT", "limits.output", |to, given| set_parsed(&mut to.limits.output, given)),
+    ("OPEN_FILES", "limits.openFiles", |to, given| set_parsed(&mut to.limits.open_files, given)),
+    ("STRICT", "strict", |to, given| set_parsed(&mut to.strict, given)),
 ];
 
-fn set<T: std::str::FromStr<Err: std::fmt::Display>>(
+fn set_parsed<T: std::str::FromStr<Err: std::fmt::Display>>(
     to: &mut Option<T>,
     given: &str,
 ) -> Result<(), String> {
@@ -417,7 +417,7 @@ mod tests {
     use super::*;
 
     fn from_toml(text: &str) -> Result<Settings> {
-        parse(Path::new("/etc/x.toml"), text)
+        parse_settings(Path::new("/etc/x.toml"), text)
     }
 
     #[test]
@@ -497,7 +497,7 @@ mod tests {
     fn later_settings_win_one_by_one() {
         let early = from_toml("backend = \"native\"\n[limits]\nmemory = \"1g\"\ndisk = \"2g\"");
         let late = from_toml("tenant = \"a\"\n[limits]\nmemory = \"2g\"");
-        let merged = late.unwrap().over(early.unwrap());
+        let merged = late.unwrap().merge_over(early.unwrap());
         let expected =
             "backend = \"native\"\ntenant = \"a\"\n[limits]\nmemory = \"2g\"\ndisk = \"2g\"";
         assert_eq!(merged, from_toml(expected).unwrap());

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::json;
 use stockade_core::{BackendChoice, Error, ErrorCode, Result};
 
-use crate::config::{Settings, Source, sources};
+use crate::config::{Settings, ConfigSource, load_sources};
 use crate::printer::{Printer, Tone};
 use crate::registry;
 use crate::table::{Cell, Table};
@@ -29,7 +29,7 @@ enum ConfigVerb {
 
 /// One value.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Value {
+struct EffectiveValue {
     key: String,
     value: String,
     from: String,
@@ -38,26 +38,26 @@ struct Value {
 /// Shows or checks it.
 pub fn config(args: &ConfigArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
-    let found = sources()?;
+    let found = load_sources()?;
     match args.verb {
-        ConfigVerb::Show => show(&settings, found, printer),
-        ConfigVerb::Check => check(&settings, &found, printer),
+        ConfigVerb::Show => show_settings(&settings, found, printer),
+        ConfigVerb::Check => check_settings(&settings, &found, printer),
     }
 }
 
-fn show(settings: &Settings, found: Vec<Source>, printer: &Printer) -> Result<i32> {
+fn show_settings(settings: &Settings, found: Vec<ConfigSource>, printer: &Printer) -> Result<i32> {
     let files: Vec<PathBuf> = found.iter().filter_map(|source| source.file.clone()).collect();
-    let mut values = effective(found);
+    let mut values = collect_effective_values(found);
     if !values.iter().any(|value| value.key == "stateDir") {
         let value = format!("{:?}", settings.state_dir()?);
-        values.push(Value { key: "stateDir".into(), value, from: "default".into() });
+        values.push(EffectiveValue { key: "stateDir".into(), value, from: "default".into() });
     }
     if printer.is_json() {
         printer.json(&json!({ "files": files, "settings": values }));
         return Ok(0);
     }
     let mut table = Table::new(["KEY", "VALUE", "FROM"]);
-    for Value { key, value, from } in values {
+    for EffectiveValue { key, value, from } in values {
         table.row([Cell::plain(key), Cell::plain(value), Cell::plain(from)]);
     }
     printer.data(&table.render(printer));
@@ -65,12 +65,12 @@ fn show(settings: &Settings, found: Vec<Source>, printer: &Printer) -> Result<i3
 }
 
 /// The values that hold: a later source's in the place of an earlier one's.
-fn effective(found: Vec<Source>) -> Vec<Value> {
-    let mut values: Vec<Value> = Vec::new();
+fn collect_effective_values(found: Vec<ConfigSource>) -> Vec<EffectiveValue> {
+    let mut values: Vec<EffectiveValue> = Vec::new();
     for source in found {
-        for (key, value) in flat("", &toml::Value::Table(source.values)) {
+        for (key, value) in flatten_table("", &toml::Value::Table(source.values)) {
             values.retain(|known| known.key != key);
-            values.push(Value { key, value, from: source.name.clone() });
+            values.push(EffectiveValue { key, value, from: source.name.clone() });
         }
     }
     values.sort_by(|one, other| one.key.cmp(&other.key));
@@ -78,21 +78,21 @@ fn effective(found: Vec<Source>) -> Vec<Value> {
 }
 
 /// Tables by dotted keys, everything else as it would be written.
-fn flat(prefix: &str, value: &toml::Value) -> Vec<(String, String)> {
+fn flatten_table(prefix: &str, value: &toml::Value) -> Vec<(String, String)> {
     let toml::Value::Table(table) = value else {
         // JSON, which for everything but dates is how TOML writes it.
         return vec![(prefix.to_owned(), serde_json::to_string(value).unwrap_or_default())];
     };
     let below = table.iter().flat_map(|(key, value)| {
         let key = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
-        flat(&key, value)
+        flatten_table(&key, value)
     });
     below.collect()
 }
 
-fn check(settings: &Settings, found: &[Source], printer: &Printer) -> Result<i32> {
+fn check_settings(settings: &Settings, found: &[ConfigSource], printer: &Printer) -> Result<i32> {
     let choice = settings.backend.clone().unwrap_or(BackendChoice::Auto);
-    if let Err(error) = registry::backends(settings, &choice) {
+    if let Err(error) = registry::build_backends(settings, &choice) {
         let from = found.iter().rev().find(|source| source.values.contains_key("backend"));
         let from = from.map_or("the configuration", |source| source.name.as_str());
         let message = format!("{from}: backend: {}", error.message());
@@ -118,17 +118,17 @@ fn check(settings: &Settings, found: &[Source], printer: &Printer) -> Result<i32
 mod tests {
     use super::*;
 
-    fn source(name: &str, text: &str) -> Source {
-        Source { name: name.into(), file: None, values: toml::from_str(text).unwrap() }
+    fn source(name: &str, text: &str) -> ConfigSource {
+        ConfigSource { name: name.into(), file: None, values: toml::from_str(text).unwrap() }
     }
 
     #[test]
     fn a_later_source_takes_the_place_of_an_earlier_ones_value() {
         let early = source("system", "backend = \"native\"\n[limits]\nmemory = \"1g\"");
         let late = source("user", "[limits]\nmemory = \"2g\"\ndisk = \"3g\"");
-        let shown: Vec<_> = effective(vec![early, late])
+        let shown: Vec<_> = collect_effective_values(vec![early, late])
             .into_iter()
-            .map(|Value { key, value, from }| format!("{key}={value} {from}"))
+            .map(|EffectiveValue { key, value, from }| format!("{key}={value} {from}"))
             .collect();
         let expected =
             ["backend=\"native\" system", "limits.disk=\"3g\" user", "limits.memory=\"2g\" user"];

@@ -47,16 +47,16 @@ pub async fn detect(args: &DetectArgs, printer: &Printer) -> Result<i32> {
     if printer.is_json() {
         printer.json(&measured);
     } else if choice == BackendChoice::Auto {
-        printer.data(&summary(&measured, printer));
+        printer.data(&format_summary(&measured, printer));
     } else {
-        let shown: Vec<_> = measured.iter().map(|one| section(one, printer)).collect();
+        let shown: Vec<_> = measured.iter().map(|one| format_backend_section(one, printer)).collect();
         printer.data(&shown.join("\n"));
     }
     Ok(0)
 }
 
 /// A column of the summary, from the backend's name downwards.
-fn column(capabilities: &Capabilities, features: &[Feature]) -> Vec<(Option<Tone>, String)> {
+fn build_feature_column(capabilities: &Capabilities, features: &[Feature]) -> Vec<(Option<Tone>, String)> {
     let name = capabilities.backend.as_str();
     let head = [
         (Some(Tone::Head), name.to_owned()),
@@ -75,7 +75,7 @@ fn column(capabilities: &Capabilities, features: &[Feature]) -> Vec<(Option<Tone
 }
 
 /// Backends that are here across, features in which they differ down, and a few lines on the rest.
-fn summary(measured: &[Capabilities], printer: &Printer) -> String {
+fn format_summary(measured: &[Capabilities], printer: &Printer) -> String {
     let here: Vec<_> = measured.iter().filter(|one| one.unavailable.is_none()).collect();
     let full = |one: &&Capabilities, feature| matches!(one.support(feature), Support::Full { .. });
     let (common, differing): (Vec<Feature>, Vec<Feature>) =
@@ -83,14 +83,14 @@ fn summary(measured: &[Capabilities], printer: &Printer) -> String {
     let labels = ["", "boundary", "typical start"].into_iter().map(str::to_owned);
     let labels = labels.chain(differing.iter().map(ToString::to_string));
     let labels: Vec<_> = labels.map(|label| (None, label)).collect();
-    let columns = here.iter().map(|one| column(one, &differing));
+    let columns = here.iter().map(|one| build_feature_column(one, &differing));
     let columns: Vec<_> = std::iter::once(labels).chain(columns).collect();
     let common: Vec<_> = common.iter().map(ToString::to_string).collect();
-    across(&columns, printer) + &wrapped("all have", &common) + &rest(measured)
+    join_columns(&columns, printer) + &wrap_list("all have", &common) + &format_summary_footer(measured)
 }
 
 /// A list behind a word, on as many lines as it takes.
-fn wrapped(word: &str, names: &[String]) -> String {
+fn wrap_list(word: &str, names: &[String]) -> String {
     let mut lines = vec![format!("{word}:")];
     for (at, name) in names.iter().enumerate() {
         let comma = if at + 1 < names.len() { "," } else { "" };
@@ -103,7 +103,7 @@ fn wrapped(word: &str, names: &[String]) -> String {
     if names.is_empty() { String::new() } else { lines.join("\n") + "\n" }
 }
 
-fn across(columns: &[Vec<(Option<Tone>, String)>], printer: &Printer) -> String {
+fn join_columns(columns: &[Vec<(Option<Tone>, String)>], printer: &Printer) -> String {
     let width = |column: &[(Option<Tone>, String)]| {
         column.iter().map(|(_, word)| word.chars().count()).max().unwrap_or(0)
     };
@@ -124,7 +124,7 @@ fn across(columns: &[Vec<(Option<Tone>, String)>], printer: &Printer) -> String 
 }
 
 /// Which backends are not here, what the contract promises and one does not keep, and where more is to be read.
-fn rest(measured: &[Capabilities]) -> String {
+fn format_summary_footer(measured: &[Capabilities]) -> String {
     let absent = measured.iter().filter(|one| one.unavailable.is_some());
     let absent: Vec<_> = absent.map(|one| one.backend.to_string()).collect();
     let gaps = measured.iter().filter(|one| !one.gaps.is_empty()).map(|one| {
@@ -143,7 +143,7 @@ fn rest(measured: &[Capabilities]) -> String {
     said.join("; ") + "\n"
 }
 
-fn section(capabilities: &Capabilities, printer: &Printer) -> String {
+fn format_backend_section(capabilities: &Capabilities, printer: &Printer) -> String {
     let name = printer.tone(Tone::Head, capabilities.backend.as_str());
     if let Some((reason, remedy)) = &capabilities.unavailable {
         let state = printer.tone(Tone::Bad, "not available");
@@ -157,14 +157,14 @@ fn section(capabilities: &Capabilities, printer: &Printer) -> String {
     let head = format!("{name}: {state}, boundary {}{reserved}\n\n", capabilities.boundary);
     let mut table = Table::new(["FEATURE", "", "HOW"]);
     for (feature, support) in capabilities.iter() {
-        let (word, how) = row(support);
+        let (word, how) = build_support_row(support);
         table.row([Cell::plain(feature.name()), word, Cell::lines(how)]);
     }
-    head + &table.render(printer) + &gaps(capabilities, printer)
+    head + &table.render(printer) + &format_contract_gaps(capabilities, printer)
 }
 
 /// What the contract promises and this backend does not keep here.
-fn gaps(capabilities: &Capabilities, printer: &Printer) -> String {
+fn format_contract_gaps(capabilities: &Capabilities, printer: &Printer) -> String {
     if capabilities.gaps.is_empty() {
         return String::new();
     }
@@ -177,7 +177,7 @@ fn gaps(capabilities: &Capabilities, printer: &Printer) -> String {
 }
 
 /// How far it goes, and by what or why not.
-fn row(support: Support) -> (Cell, Vec<String>) {
+fn build_support_row(support: Support) -> (Cell, Vec<String>) {
     match support {
         Support::Full { by } => (Cell::toned(Tone::Good, "yes"), vec![by]),
         Support::Partial { by, gap, remedy } => (

@@ -11,45 +11,45 @@ const ENV_FILE_FLAG: &str = "--env-file";
 const MAX_ENV_FILE_BYTES: u64 = 1 << 20;
 
 /// Files first, flags over them, in the order they were given.
-pub fn gather(files: &[PathBuf], flags: &[String]) -> Result<BTreeMap<EnvName, String>> {
+pub fn gather_variables(files: &[PathBuf], flags: &[String]) -> Result<BTreeMap<EnvName, String>> {
     let mut all = BTreeMap::new();
     for file in files {
         read_file(file, &mut all)?;
     }
     for flag in flags {
-        let (name, value) = variable(flag)?;
+        let (name, value) = parse_variable(flag)?;
         all.insert(name, value);
     }
     Ok(all)
 }
 
-fn variable(given: &str) -> Result<(EnvName, String)> {
+fn parse_variable(given: &str) -> Result<(EnvName, String)> {
     let (name, value) = match given.split_once('=') {
         Some((name, value)) => (name, Some(value.to_owned())),
         None => (given, None),
     };
-    let name: EnvName = name.parse().map_err(|error| invalid(ENV_FLAG, format!("{error}")))?;
+    let name: EnvName = name.parse().map_err(|error| invalid_flag_error(ENV_FLAG, format!("{error}")))?;
     match value {
         Some(value) => Ok((name, value)),
-        None => inherited(name),
+        None => inherit_variable(name),
     }
 }
 
-fn inherited(name: EnvName) -> Result<(EnvName, String)> {
+fn inherit_variable(name: EnvName) -> Result<(EnvName, String)> {
     match std::env::var(name.as_str()) {
         Ok(value) => Ok((name, value)),
         Err(std::env::VarError::NotPresent) => {
-            Err(invalid(ENV_FLAG, format!("{name} is not set here"))
+            Err(invalid_flag_error(ENV_FLAG, format!("{name} is not set here"))
                 .remedy(format!("set it, or give a value: --env {name}=…")))
         }
         Err(std::env::VarError::NotUnicode(_)) => {
-            Err(invalid(ENV_FLAG, format!("the value of {name} is not valid UTF-8")))
+            Err(invalid_flag_error(ENV_FLAG, format!("the value of {name} is not valid UTF-8")))
         }
     }
 }
 
 fn read_file(file: &Path, all: &mut BTreeMap<EnvName, String>) -> Result<()> {
-    for (at, line) in text(file)?.lines().enumerate() {
+    for (at, line) in read_env_file(file)?.lines().enumerate() {
         let line = line.trim_start();
         if line.is_empty() || line.starts_with('#') {
             continue;
@@ -58,24 +58,24 @@ fn read_file(file: &Path, all: &mut BTreeMap<EnvName, String>) -> Result<()> {
         let place = || format!("`{}` line {}", file.display(), at + 1);
         let (name, value) = line
             .split_once('=')
-            .ok_or_else(|| invalid(ENV_FILE_FLAG, format!("{} is not of the form K=V", place())))?;
+            .ok_or_else(|| invalid_flag_error(ENV_FILE_FLAG, format!("{} is not of the form K=V", place())))?;
         let name = name
             .parse()
-            .map_err(|_| invalid(ENV_FILE_FLAG, format!("{} does not name a variable", place())))?;
+            .map_err(|_| invalid_flag_error(ENV_FILE_FLAG, format!("{} does not name a variable", place())))?;
         all.insert(name, value.to_owned());
     }
     Ok(())
 }
 
-fn text(file: &Path) -> Result<String> {
+fn read_env_file(file: &Path) -> Result<String> {
     let unreadable = |error: std::io::Error| {
-        invalid(ENV_FILE_FLAG, format!("`{}` cannot be read", file.display()))
+        invalid_flag_error(ENV_FILE_FLAG, format!("`{}` cannot be read", file.display()))
             .remedy("give a text file that is there and that you may read")
             .source(error)
     };
     let size = std::fs::metadata(file).map_err(unreadable)?.len();
     if size > MAX_ENV_FILE_BYTES {
-        return Err(invalid(
+        return Err(invalid_flag_error(
             ENV_FILE_FLAG,
             format!("`{}` is larger than {MAX_ENV_FILE_BYTES} bytes", file.display()),
         ));
@@ -83,6 +83,6 @@ fn text(file: &Path) -> Result<String> {
     std::fs::read_to_string(file).map_err(unreadable)
 }
 
-fn invalid(flag: &'static str, message: String) -> Error {
+fn invalid_flag_error(flag: &'static str, message: String) -> Error {
     Error::new(ErrorCode::Invalid, flag, message)
 }

@@ -16,7 +16,7 @@ use crate::printer::{OWN_ERROR, Printer, Tone};
 use crate::registry;
 use crate::streams::Attachment;
 use crate::table::{Cell, Table};
-use crate::toolchains::{Found, Packages};
+use crate::toolchains::{FoundToolchain, Packages};
 use crate::wasm;
 
 /// Stands for the command where none is given.
@@ -41,7 +41,7 @@ struct Explanation {
     #[serde(skip_serializing_if = "Option::is_none")]
     network: Option<NetworkChoice>,
     limits: Vec<Enforcement>,
-    toolchains: Vec<Found>,
+    toolchains: Vec<FoundToolchain>,
     workspace: WorkspacePath,
 }
 
@@ -71,7 +71,7 @@ pub async fn explain(mut args: ExplainArgs, printer: &Printer) -> Result<i32> {
     }
     let mut command = args.command.command(Attachment::of_streams(printer.is_json()))?;
     CommandArgs::adjust(&command, &mut spec);
-    wasm::recognise(&mut spec, &mut command)?;
+    wasm::recognise_module(&mut spec, &mut command)?;
     let toolchains = args.spec.add_toolchains(Packages::InHome, &mut spec, &settings)?;
     let engine = registry::engine(&settings, &spec.backend).await?;
     let selection = printer.patiently(MEASURING_STATUS, engine.explain(&spec)).await;
@@ -91,7 +91,7 @@ pub async fn explain(mut args: ExplainArgs, printer: &Printer) -> Result<i32> {
     if printer.is_json() {
         printer.json(&explanation);
     } else {
-        printer.data(&explanation.text(printer));
+        printer.data(&explanation.render_text(printer));
     }
     Ok(if explanation.selection.chosen.is_some() { 0 } else { OWN_ERROR })
 }
@@ -109,7 +109,7 @@ fn why_network(asked: &Network, taken: &Capabilities) -> String {
 }
 
 impl Explanation {
-    fn text(&self, printer: &Printer) -> String {
+    fn render_text(&self, printer: &Printer) -> String {
         let mut backends = Table::new(["BACKEND", "BOUNDARY", "TAKEN", "WHY"]);
         for choice in &self.selection.choices {
             let taken = if choice.taken {
@@ -121,7 +121,7 @@ impl Explanation {
                 Cell::plain(choice.backend.as_str()),
                 Cell::plain(choice.boundary.name()),
                 taken,
-                Cell::lines(why(choice)),
+                Cell::lines(explain_choice(choice)),
             ]);
         }
         let mut text = backends.render(printer);
@@ -130,14 +130,14 @@ impl Explanation {
         }
         if !self.limits.is_empty() {
             text.push('\n');
-            text += &limits(&self.limits).render(printer);
+            text += &build_limits_table(&self.limits).render(printer);
         }
         let WorkspacePath { path, reason } = &self.workspace;
         let reason = reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
         text += &format!("\nWORKSPACE  {path}{reason}\n");
         if !self.toolchains.is_empty() {
             text.push('\n');
-            text += &toolchains(&self.toolchains).render(printer);
+            text += &build_toolchain_table(&self.toolchains).render(printer);
         }
         text
     }
@@ -153,7 +153,7 @@ fn policy_name(policy: &Network) -> String {
     }
 }
 
-fn why(choice: &Choice) -> Vec<String> {
+fn explain_choice(choice: &Choice) -> Vec<String> {
     if choice.refusals.is_empty() {
         return vec![choice.why.clone()];
     }
@@ -187,7 +187,7 @@ fn workspace_path(spec: &SandboxSpec, taken: Option<&Capabilities>) -> Workspace
     }
 }
 
-fn toolchains(all: &[Found]) -> Table<3> {
+fn build_toolchain_table(all: &[FoundToolchain]) -> Table<3> {
     let mut table = Table::new(["TOOLCHAIN", "SHOWN", "NOT SHOWN"]);
     for found in all {
         let left_out = found.left_out.iter();
@@ -201,7 +201,7 @@ fn toolchains(all: &[Found]) -> Table<3> {
     table
 }
 
-fn limits(all: &[Enforcement]) -> Table<4> {
+fn build_limits_table(all: &[Enforcement]) -> Table<4> {
     let mut table = Table::new(["LIMIT", "VALUE", "", "HOW"]);
     for enforcement in all {
         let name = Cell::plain(enforcement.limit().name());

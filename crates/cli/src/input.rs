@@ -11,17 +11,17 @@ use rustix::stdio::stdin;
 use stockade_core::{Error, ErrorCode, Result};
 use tokio::sync::mpsc;
 
-use crate::attend::Control;
+use crate::attend::ProgramControl;
 
 /// Length of the queue to the program, in chunks.
 const INPUT_QUEUE_CHUNKS: usize = 4;
 const READ_CHUNK_BYTES: usize = 64 * 1024;
 
 /// Passes standard input on, and returns when it has ended.
-pub async fn feed(program: &impl Control) -> Result<()> {
+pub async fn feed_stdin(program: &impl ProgramControl) -> Result<()> {
     // Closed with this future: what is typed after the program's end is not for it.
-    let (ended, _wanted) = pipe_with(PipeFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
-    let mut pieces = start(ended)?;
+    let (ended, _wanted) = pipe_with(PipeFlags::CLOEXEC).map_err(|errno| stdin_read_error(errno.into()))?;
+    let mut pieces = start_reader_thread(ended)?;
     while let Some(piece) = pieces.recv().await {
         // A program need not read its input.
         if program.write_stdin(piece).await.is_err() {
@@ -32,20 +32,20 @@ pub async fn feed(program: &impl Control) -> Result<()> {
     Ok(())
 }
 
-fn start(ended: OwnedFd) -> Result<mpsc::Receiver<Bytes>> {
+fn start_reader_thread(ended: OwnedFd) -> Result<mpsc::Receiver<Bytes>> {
     let (sender, receiver) = mpsc::channel(INPUT_QUEUE_CHUNKS);
     let reader = std::thread::Builder::new()
         .name("stdin".into())
-        .spawn(move || while let Some(true) = read(&sender, &ended) {});
-    reader.map(|_| receiver).map_err(failed)
+        .spawn(move || while let Some(true) = read_chunk(&sender, &ended) {});
+    reader.map(|_| receiver).map_err(stdin_read_error)
 }
 
-fn failed(error: std::io::Error) -> Error {
+fn stdin_read_error(error: std::io::Error) -> Error {
     Error::new(ErrorCode::System, "run", "standard input cannot be read").source(error)
 }
 
 /// Reads one piece. Says whether there may be more, or nothing when nobody wants it.
-fn read(sender: &mpsc::Sender<Bytes>, ended: &OwnedFd) -> Option<bool> {
+fn read_chunk(sender: &mpsc::Sender<Bytes>, ended: &OwnedFd) -> Option<bool> {
     let stdin = stdin();
     let mut watched = [PollFd::new(&stdin, PollFlags::IN), PollFd::new(ended, PollFlags::IN)];
     match poll(&mut watched, None) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use stockade_core::{Error, ErrorCode, Result, Signal};
 use tokio::signal::unix::{Signal as Listener, SignalKind, signal};
 
-use crate::attend::Control;
+use crate::attend::ProgramControl;
 
 /// Grace period of a program after it was asked to end.
 pub const GRACE_PERIOD: Duration = Duration::from_secs(2);
@@ -55,7 +55,7 @@ impl Interrupts {
     }
 
     /// Passes the first signal on; returns when the program has to be ended for good.
-    pub async fn conduct(&mut self, program: &impl Control) -> Signal {
+    pub async fn conduct(&mut self, program: &impl ProgramControl) -> Signal {
         let first = self.next().await;
         // A program that has not started or has ended needs no signal: its end comes by itself.
         let _ = program.signal(first).await;

@@ -57,12 +57,12 @@ fn main() {
     }
     umask::make_private();
     // Before this process is copied, which copies its command line too.
-    let words = secrets_in_arguments::take();
+    let words = secrets_in_arguments::take_arguments();
     // While this process finds out what is wanted, its copy gets ready for it.
     let native = if is_run(&words) { Native::ahead() } else { Native::new() };
     let code = match Cli::try_parse_from(words) {
-        Ok(cli) => dispatch(cli, native),
-        Err(error) => usage::report(&error),
+        Ok(cli) => run_command_line(cli, native),
+        Err(error) => usage::report_usage_error(&error),
     };
     // Without unwinding the runtime: everything was released by the command itself.
     std::process::exit(code);
@@ -84,13 +84,13 @@ fn names_another(words: impl Iterator<Item = std::ffi::OsString>) -> bool {
     in_one.or_else(in_two).is_some_and(|name| name != "native")
 }
 
-fn dispatch(cli: Cli, native: Native) -> i32 {
+fn run_command_line(cli: Cli, native: Native) -> i32 {
     let printer = Printer::new(cli.json).verbose(cli.verbose);
-    let done = runtime().and_then(|runtime| runtime.block_on(command(cli.verb, native, &printer)));
+    let done = build_runtime().and_then(|runtime| runtime.block_on(run_verb(cli.verb, native, &printer)));
     done.unwrap_or_else(|error| printer.error(&error))
 }
 
-async fn command(verb: Verb, native: Native, printer: &Printer) -> Result<i32> {
+async fn run_verb(verb: Verb, native: Native, printer: &Printer) -> Result<i32> {
     match verb {
         Verb::Run(args) => run::run(args, native, printer).await,
         Verb::Create(args) => lasting::create::create(args, printer).await,
@@ -113,16 +113,16 @@ async fn command(verb: Verb, native: Native, printer: &Printer) -> Result<i32> {
         #[cfg(feature = "wasm")]
         Verb::Wasm(args) => wasm::call::wasm(args, printer).await,
         #[cfg(not(feature = "wasm"))]
-        Verb::Wasm(_) => Err(absent::absent("wasm", "WebAssembly")),
+        Verb::Wasm(_) => Err(absent::absent_error("wasm", "WebAssembly")),
         Verb::Detect(args) => detect::detect(&args, printer).await,
         Verb::Explain(args) => explain::explain(args, printer).await,
         Verb::Config(args) => config_command::config(&args, printer),
         Verb::Audit(args) => audit::audit(args, printer),
-        Verb::Events => audit::events(printer),
+        Verb::Events => audit::follow_events(printer),
         #[cfg(feature = "tck")]
         Verb::Tck(args) => tck::tck(&args, printer),
         #[cfg(not(feature = "tck"))]
-        Verb::Tck(_) => Err(absent::absent("tck", "conformance kit")),
+        Verb::Tck(_) => Err(absent::absent_error("tck", "conformance kit")),
         #[cfg(feature = "tck")]
         Verb::TckEngine(args) => tck::engine(&args, printer).await,
         Verb::Completions(args) => completions::completions(&args, printer),
@@ -130,7 +130,7 @@ async fn command(verb: Verb, native: Native, printer: &Printer) -> Result<i32> {
 }
 
 /// One thread is enough for one command, and starting more would cost more than most commands.
-fn runtime() -> Result<Runtime> {
+fn build_runtime() -> Result<Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
         Error::new(ErrorCode::System, "start", "the event loop cannot be made").source(error)
     })

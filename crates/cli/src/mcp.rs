@@ -89,26 +89,26 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
     }
     let local =
         if args.local { Some(without_walls(&args.spec, spec.clone()).await?) } else { None };
-    let door = args.http.door().await?;
+    let door = args.http.open_door().await?;
     let mut interrupts = Interrupts::listen()?;
     let engine = match interrupts.unless(registry::engine(&settings, &spec.backend)).await {
         Ok(engine) => Arc::new(engine?),
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
-    let views = views::source(&wanted, &spec, &engine, &settings).await?;
-    pools::open(&pools, &spec, &engine, printer).await?;
+    let views = views::build_view_source(&wanted, &spec, &engine, &settings).await?;
+    pools::open_pools(&pools, &spec, &engine, printer).await?;
     let options = ToolboxOptions {
         views: views.clone(),
         quota: Quota::new(args.max_sandboxes),
         local,
-        ..options(spec, &settings, args.local)?
+        ..build_toolbox_options(spec, &settings, args.local)?
     };
     let person = if door.is_some() && !printer.is_json() { AtTerminal::reach()? } else { None };
     if person.is_some() {
         printer.note("what your leave is needed for is asked here, where a client cannot ask you");
     }
-    let desk = desk(Arc::clone(&engine), options, door.is_some(), person);
-    let serving = serve(Arc::clone(&desk), door, printer);
+    let desk = build_desk(Arc::clone(&engine), options, door.is_some(), person);
+    let serving = serve_mcp(Arc::clone(&desk), door, printer);
     let served = match interrupts.unless(serving).await {
         Ok(served) => served.map(|()| 0),
         Err(signal) => Ok(interrupts::exit_code(signal)),
@@ -136,7 +136,7 @@ fn too_long() -> Error {
         .remedy("`stockade ps` shows what is left, and `stockade kill` ends it")
 }
 
-fn desk(
+fn build_desk(
     engine: Arc<Engine>,
     options: ToolboxOptions,
     sessions_apart: bool,
@@ -151,7 +151,7 @@ fn desk(
     Desk::new(open, desk)
 }
 
-fn options(spec: SandboxSpec, settings: &Settings, local: bool) -> Result<ToolboxOptions> {
+fn build_toolbox_options(spec: SandboxSpec, settings: &Settings, local: bool) -> Result<ToolboxOptions> {
     let options = ToolboxOptions {
         approval: settings.approval.clone(),
         template: spec.clone(),
@@ -163,12 +163,12 @@ fn options(spec: SandboxSpec, settings: &Settings, local: bool) -> Result<Toolbo
 /// Local execution by these flags: each is honoured, or refused by name (C-02).
 async fn without_walls(args: &SpecArgs, mut spec: SandboxSpec) -> Result<LocalOptions> {
     if !matches!(spec.workspace, Workspace::Local(_)) {
-        return Err(invalid("--local", "local execution needs a directory of this machine")
+        return Err(invalid_flag_error("--local", "local execution needs a directory of this machine")
             .remedy("name it with --workspace DIR, without --overlay"));
     }
     if args.surroundings.net.is_some() {
         let message = "local execution has the network of this machine, whatever --net says";
-        return Err(invalid("--local", message).remedy("leave --net out, or leave --local out"));
+        return Err(invalid_flag_error("--local", message).remedy("leave --net out, or leave --local out"));
     }
     if args.boundaries.is_empty() {
         // What the configuration accepts is for sandboxes; that there is none was said outright.
@@ -183,7 +183,7 @@ async fn without_walls(args: &SpecArgs, mut spec: SandboxSpec) -> Result<LocalOp
     LocalOptions::new(SandboxSpec { env, ..spec }).await
 }
 
-async fn serve(desk: Arc<Desk>, door: Option<Door>, printer: &Printer) -> Result<()> {
+async fn serve_mcp(desk: Arc<Desk>, door: Option<HttpEndpoint>, printer: &Printer) -> Result<()> {
     let Some(door) = door else {
         if std::io::stdin().is_terminal() {
             printer
@@ -194,7 +194,7 @@ async fn serve(desk: Arc<Desk>, door: Option<Door>, printer: &Printer) -> Result
                 .source(error)
         });
     };
-    door.announce(printer);
+    door.announce_address(printer);
     // Dropped by a signal; connections end with it.
     let end = CancellationToken::new();
     let _ended = end.clone().drop_guard();
@@ -203,7 +203,7 @@ async fn serve(desk: Arc<Desk>, door: Option<Door>, printer: &Printer) -> Result
 }
 
 /// Where clients come in.
-struct Door {
+struct HttpEndpoint {
     listener: TcpListener,
     address: SocketAddr,
     options: HttpOptions,
@@ -211,12 +211,12 @@ struct Door {
 }
 
 impl HttpArgs {
-    async fn door(&self) -> Result<Option<Door>> {
+    async fn open_door(&self) -> Result<Option<HttpEndpoint>> {
         let Some(asked) = self.http else { return Ok(None) };
         if !asked.ip().is_loopback() && !self.allow_remote {
             let message = format!("other machines could reach {asked}");
             return Err(
-                invalid("--http", message).remedy("listen on 127.0.0.1, or say --allow-remote")
+                invalid_flag_error("--http", message).remedy("listen on 127.0.0.1, or say --allow-remote")
             );
         }
         let listening = async {
@@ -225,13 +225,13 @@ impl HttpArgs {
             Ok((listener, address))
         };
         let (listener, address) = listening.await.map_err(|error: std::io::Error| {
-            invalid("--http", format!("nobody can listen on {asked}")).source(error)
+            invalid_flag_error("--http", format!("nobody can listen on {asked}")).source(error)
         })?;
-        let options = self.options(address.ip())?;
-        Ok(Some(Door { listener, address, options, made: self.token_file.is_none() }))
+        let options = self.build_http_options(address.ip())?;
+        Ok(Some(HttpEndpoint { listener, address, options, made: self.token_file.is_none() }))
     }
 
-    fn options(&self, address: IpAddr) -> Result<HttpOptions> {
+    fn build_http_options(&self, address: IpAddr) -> Result<HttpOptions> {
         let token = match &self.token_file {
             Some(file) => read_token(file)?,
             None => Token::random().map_err(|error| {
@@ -250,9 +250,9 @@ impl HttpArgs {
     }
 }
 
-impl Door {
+impl HttpEndpoint {
     /// Says where it is. A token that was given is not repeated.
-    fn announce(&self, printer: &Printer) {
+    fn announce_address(&self, printer: &Printer) {
         let url = http::url(self.address);
         let token = self.made.then(|| self.options.token.reveal());
         if printer.is_json() {
@@ -266,22 +266,22 @@ impl Door {
 fn read_token(file: &Path) -> Result<Token> {
     const TOKEN_FILE_FLAG: &str = "--token-file";
     let unusable = |error: std::io::Error| {
-        invalid(TOKEN_FILE_FLAG, format!("`{}` cannot be read", file.display())).source(error)
+        invalid_flag_error(TOKEN_FILE_FLAG, format!("`{}` cannot be read", file.display())).source(error)
     };
     let others = file.metadata().map_err(unusable)?.mode() & 0o077;
     if others != 0 {
         let message = format!("others can read or write `{}`", file.display());
         return Err(
-            invalid(TOKEN_FILE_FLAG, message).remedy(format!("chmod 600 {}", file.display()))
+            invalid_flag_error(TOKEN_FILE_FLAG, message).remedy(format!("chmod 600 {}", file.display()))
         );
     }
     let text = std::fs::read_to_string(file).map_err(unusable)?;
     Token::try_from(text.trim_end().to_owned()).map_err(|error| {
-        invalid(TOKEN_FILE_FLAG, format!("`{}`: {error}", file.display()))
+        invalid_flag_error(TOKEN_FILE_FLAG, format!("`{}`: {error}", file.display()))
             .remedy("put a longer one there")
     })
 }
 
-fn invalid(flag: &'static str, message: impl Into<String>) -> Error {
+fn invalid_flag_error(flag: &'static str, message: impl Into<String>) -> Error {
     Error::new(ErrorCode::Invalid, flag, message.into())
 }

@@ -16,7 +16,7 @@ const OUTPUT_QUEUE_CHUNKS: usize = 16;
 
 /// Why nothing more can be written.
 #[derive(Debug)]
-pub enum Stop {
+pub enum OutputStop {
     /// The reader of standard output is gone: he has seen enough.
     Closed,
     /// Writing failed.
@@ -26,22 +26,22 @@ pub enum Stop {
 /// Where output goes.
 #[derive(Debug, Default)]
 pub struct Output {
-    writer: Option<Writer>,
+    writer: Option<OutputWriter>,
 }
 
 #[derive(Debug)]
-struct Writer {
+struct OutputWriter {
     pieces: mpsc::Sender<(StreamId, Bytes)>,
     end: oneshot::Receiver<Result<(), Errno>>,
 }
 
 impl Output {
     /// Hands a piece to the writer, waiting while it is behind.
-    pub async fn write(&mut self, stream: StreamId, data: Bytes) -> Result<(), Stop> {
+    pub async fn write(&mut self, stream: StreamId, data: Bytes) -> Result<(), OutputStop> {
         let writer = match &mut self.writer {
             Some(writer) => writer,
             empty @ None => {
-                empty.insert(Writer::start().map_err(|error| Stop::Failed(failed(error)))?)
+                empty.insert(OutputWriter::start().map_err(|error| OutputStop::Failed(stdout_write_error(error)))?)
             }
         };
         match writer.pieces.send((stream, data)).await {
@@ -51,18 +51,18 @@ impl Output {
     }
 
     /// Waits until everything is written.
-    pub async fn finish(&mut self) -> Result<(), Stop> {
-        let Some(Writer { pieces, end }) = self.writer.take() else { return Ok(()) };
+    pub async fn finish(&mut self) -> Result<(), OutputStop> {
+        let Some(OutputWriter { pieces, end }) = self.writer.take() else { return Ok(()) };
         drop(pieces);
         match end.await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(Errno::PIPE)) | Err(_) => Err(Stop::Closed),
-            Ok(Err(errno)) => Err(Stop::Failed(failed(errno.into()))),
+            Ok(Err(Errno::PIPE)) | Err(_) => Err(OutputStop::Closed),
+            Ok(Err(errno)) => Err(OutputStop::Failed(stdout_write_error(errno.into()))),
         }
     }
 }
 
-impl Writer {
+impl OutputWriter {
     fn start() -> io::Result<Self> {
         let (pieces, from) = mpsc::channel(OUTPUT_QUEUE_CHUNKS);
         let (ended, end) = oneshot::channel();
@@ -76,15 +76,15 @@ impl Writer {
 fn write_all(mut from: mpsc::Receiver<(StreamId, Bytes)>) -> Result<(), Errno> {
     while let Some((stream, data)) = from.blocking_recv() {
         match stream {
-            StreamId::Stdout => write(rustix::stdio::stdout(), &data)?,
+            StreamId::Stdout => write_chunk(rustix::stdio::stdout(), &data)?,
             // Nobody can be told that standard error is gone, and the data still counts.
-            StreamId::Stderr => write(rustix::stdio::stderr(), &data).unwrap_or_default(),
+            StreamId::Stderr => write_chunk(rustix::stdio::stderr(), &data).unwrap_or_default(),
         }
     }
     Ok(())
 }
 
-fn write(to: BorrowedFd<'_>, mut data: &[u8]) -> Result<(), Errno> {
+fn write_chunk(to: BorrowedFd<'_>, mut data: &[u8]) -> Result<(), Errno> {
     while !data.is_empty() {
         match rustix::io::write(to, data) {
             Ok(count) => data = &data[count..],
@@ -97,7 +97,7 @@ fn write(to: BorrowedFd<'_>, mut data: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-fn failed(error: io::Error) -> Error {
+fn stdout_write_error(error: io::Error) -> Error {
     Error::new(ErrorCode::System, "run", "standard output cannot be written")
         .remedy("make room, or send it elsewhere")
         .source(error)

@@ -29,7 +29,7 @@ impl PoolSetting {
         self.spec.as_mut()
     }
 
-    fn pool(&self, usual: &SandboxSpec) -> PoolSpec {
+    fn build_pool_spec(&self, usual: &SandboxSpec) -> PoolSpec {
         let standard = PoolSpec::of(self.spec.clone().unwrap_or_else(|| usual.clone()));
         let maximum = self.maximum.unwrap_or(standard.maximum.max(self.minimum.unwrap_or(0)));
         PoolSpec {
@@ -43,7 +43,7 @@ impl PoolSetting {
 }
 
 /// Opens what is configured. One that cannot be is an error, not a slower server.
-pub async fn open(
+pub async fn open_pools(
     settings: &[PoolSetting],
     usual: &SandboxSpec,
     engine: &Engine,
@@ -57,7 +57,7 @@ pub async fn open(
             );
             continue;
         }
-        if let Err(error) = engine.open_pool(setting.pool(usual)).await {
+        if let Err(error) = engine.open_pool(setting.build_pool_spec(usual)).await {
             // What earlier ones have ready goes first; if that fails it is reaped, and this is told.
             let _ = engine.close().await;
             return Err(error);
@@ -75,7 +75,7 @@ mod tests {
     fn pool(text: &str) -> PoolSpec {
         let setting: PoolSetting = toml::from_str(text).unwrap();
         let tenant = "usual".parse().unwrap();
-        setting.pool(&SandboxSpec { tenant, ..SandboxSpec::default() })
+        setting.build_pool_spec(&SandboxSpec { tenant, ..SandboxSpec::default() })
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::json;
 use stockade_core::{Error, Refusal, Refusals, is_unsafe_to_show};
 
-use crate::refusals::decisive;
+use crate::refusals::select_decisive;
 
 /// The exit code of stockade's own failures.
 pub const OWN_ERROR: i32 = 125;
@@ -60,7 +60,7 @@ impl Printer {
         let terminal = std::io::stdout().is_terminal();
         let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-        let width = terminal.then(|| usize::from(crate::terminal::size().cols));
+        let width = terminal.then(|| usize::from(crate::terminal::read_terminal_size().cols));
         let colour = terminal && !dumb && !set("NO_COLOR");
         Self { json, verbose: false, terminal, colour, width }
     }
@@ -128,7 +128,7 @@ impl Printer {
 
     /// Talk: one line on standard error.
     pub fn note(&self, text: &str) {
-        let line = format!("stockade: {}\n", printable(&without_numbers(text)));
+        let line = format!("stockade: {}\n", escape_unsafe_text(&without_numbers(text)));
         let _ = std::io::stderr().write_all(line.as_bytes());
     }
 
@@ -175,7 +175,7 @@ fn error_lines(error: &Error, verbose: bool) -> Vec<String> {
 }
 
 fn refusal_lines(refusals: &Refusals, verbose: bool) -> Vec<String> {
-    let shown = if verbose { refusals.0.iter().collect() } else { decisive(refusals) };
+    let shown = if verbose { refusals.0.iter().collect() } else { select_decisive(refusals) };
     let hidden = refusals.0.len() - shown.len();
     let line = |(at, refusal): (usize, &&Refusal)| {
         let Refusal { reason, remedy, .. } = refusal;
@@ -202,7 +202,7 @@ fn with_causes(error: &Error, mut text: String) -> String {
 }
 
 /// What a terminal must not obey, as text: whatever was forgotten where it came in ends here. Lines stay lines.
-fn printable(text: &str) -> String {
+fn escape_unsafe_text(text: &str) -> String {
     let shown = |c: char| match c {
         '\n' | '\t' => c.to_string(),
         c if is_unsafe_to_show(c) => c.escape_unicode().to_string(),
@@ -213,7 +213,7 @@ fn printable(text: &str) -> String {
 
 /// The same on one line.
 pub fn on_one_line(text: &str) -> String {
-    printable(text).replace(['\n', '\t'], " ")
+    escape_unsafe_text(text).replace(['\n', '\t'], " ")
 }
 
 /// The same for JSON, which leaves some control characters in its strings as they are.
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn nothing_that_a_terminal_obeys_is_printed() {
-        assert_eq!(printable("a\x1b[2Jb\u{9b}\u{202e}\nc"), "a\\u{1b}[2Jb\\u{9b}\\u{202e}\nc");
+        assert_eq!(escape_unsafe_text("a\x1b[2Jb\u{9b}\u{202e}\nc"), "a\\u{1b}[2Jb\\u{9b}\\u{202e}\nc");
         let text = serde_json::to_string(&json!({ "a": "\u{9b}2J\u{202e}\x1b" })).unwrap();
         let shown = escaped_json(&text);
         assert!(!shown.chars().any(is_unsafe_to_show), "{shown:?}");

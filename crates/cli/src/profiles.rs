@@ -11,7 +11,7 @@ use stockade_core::{
 
 use crate::args::{ImageArg, MountArg, NetArg, SpecArgs};
 use crate::config::Settings;
-use crate::toolchains::Choice;
+use crate::toolchains::ToolchainChoice;
 
 const PROFILE_FLAG: &str = "--profile";
 
@@ -27,7 +27,7 @@ pub struct Profile {
     env: Vec<String>,
     read_only: bool,
     writable_root: bool,
-    toolchain: Option<Choice>,
+    toolchain: Option<ToolchainChoice>,
     without: Vec<Feature>,
     strict: Option<bool>,
     tenant: Option<TenantName>,
@@ -37,8 +37,8 @@ pub struct Profile {
 impl Profile {
     /// Whether all of it can be read.
     pub fn check(&self, name: &str) -> Result<()> {
-        read::<ImageArg>(name, "image", self.image.as_deref())?;
-        read::<NetArg>(name, "net", self.net.as_deref())?;
+        parse_profile_value::<ImageArg>(name, "image", self.image.as_deref())?;
+        parse_profile_value::<NetArg>(name, "net", self.net.as_deref())?;
         self.mounts.iter().try_for_each(|mount| mount_of(name, mount).map(drop))
     }
 
@@ -55,10 +55,10 @@ impl Profile {
             flags.boundaries.clone_from(&self.boundaries);
         }
         if flags.image.is_none() {
-            flags.image = read(name, "image", self.image.as_deref())?;
+            flags.image = parse_profile_value(name, "image", self.image.as_deref())?;
         }
         if flags.surroundings.net.is_none() {
-            flags.surroundings.net = read(name, "net", self.net.as_deref())?;
+            flags.surroundings.net = parse_profile_value(name, "net", self.net.as_deref())?;
         }
         flags.writable_root |= self.writable_root;
         flags.place.read_only |= self.read_only;
@@ -77,18 +77,18 @@ impl Profile {
 }
 
 /// A value as its flag reads it.
-fn read<T: FromStr>(profile: &str, key: &str, given: Option<&str>) -> Result<Option<T>>
+fn parse_profile_value<T: FromStr>(profile: &str, key: &str, given: Option<&str>) -> Result<Option<T>>
 where
     T::Err: std::fmt::Display,
 {
-    let wrong = |given: &str, why: &T::Err| invalid(profile, key, given, &why.to_string());
+    let wrong = |given: &str, why: &T::Err| invalid_value_error(profile, key, given, &why.to_string());
     given.map(|given| given.parse().map_err(|why| wrong(given, &why))).transpose()
 }
 
 /// A mount by a path that means the same wherever the command stands: what lies there may be a guest's.
 fn mount_of(profile: &str, given: &str) -> Result<MountArg> {
     let parsed: MountArg =
-        given.parse().map_err(|why: String| invalid(profile, "mounts", given, &why))?;
+        given.parse().map_err(|why: String| invalid_value_error(profile, "mounts", given, &why))?;
     let home = || std::env::var_os("HOME").map(PathBuf::from);
     parsed
         .with_source(|source| match source.strip_prefix("~") {
@@ -96,18 +96,18 @@ fn mount_of(profile: &str, given: &str) -> Result<MountArg> {
             Err(_) => source.is_absolute().then(|| Path::to_owned(source)),
         })
         .ok_or_else(|| {
-            invalid(profile, "mounts", given, "its source is neither absolute nor below `~/`")
+            invalid_value_error(profile, "mounts", given, "its source is neither absolute nor below `~/`")
         })
 }
 
-fn invalid(profile: &str, key: &str, given: &str, why: &str) -> Error {
+fn invalid_value_error(profile: &str, key: &str, given: &str, why: &str) -> Error {
     let message = format!("profile.{profile}.{key}: `{}`: {why}", given.escape_debug());
     Error::new(ErrorCode::Invalid, "read the configuration", message)
         .remedy("`stockade config show` says where it is set")
 }
 
 /// There is none of that name.
-pub fn unknown(name: &str, known: &[&str]) -> Error {
+pub fn unknown_profile_error(name: &str, known: &[&str]) -> Error {
     let remedy = match known {
         [] => "add `[profile.NAME]` to the configuration (docs/configuration.md)".to_owned(),
         known => format!("there are: {}", known.join(", ")),

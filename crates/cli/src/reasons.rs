@@ -3,25 +3,25 @@
 use stockade_core::{Ending, Enforcement, LimitKind, Limits, Outcome, StreamReport};
 
 /// One line for each thing that the exit code alone does not tell.
-pub fn reasons(outcome: &Outcome) -> Vec<String> {
-    let mut lines: Vec<String> = ending(outcome).into_iter().collect();
-    lines.extend(truncation(outcome));
-    lines.extend(outcome.limits_reached.iter().map(|kind| reached(outcome, *kind)));
+pub fn describe_outcome(outcome: &Outcome) -> Vec<String> {
+    let mut lines: Vec<String> = describe_ending(outcome).into_iter().collect();
+    lines.extend(describe_truncation(outcome));
+    lines.extend(outcome.limits_reached.iter().map(|kind| describe_reached_limit(outcome, *kind)));
     lines
 }
 
-fn ending(outcome: &Outcome) -> Option<String> {
+fn describe_ending(outcome: &Outcome) -> Option<String> {
     match &outcome.ending {
         Ending::Exited(_) | Ending::Signalled(_) | Ending::Cancelled => None,
         Ending::StartFailed(failure) => Some(format!("cannot start: {}", failure.detail())),
         Ending::LimitExceeded(kind) => Some(format!(
             "ended: the {kind} limit{} was exceeded{}",
-            of(outcome, *kind),
-            hint(*kind)
+            format_limit_value(outcome, *kind),
+            suggest_flag(*kind)
         )),
         Ending::TimedOut => {
             let kind = LimitKind::WallTime;
-            Some(format!("timed out: the {kind} limit{} ran out{}", of(outcome, kind), hint(kind)))
+            Some(format!("timed out: the {kind} limit{} ran out{}", format_limit_value(outcome, kind), suggest_flag(kind)))
         }
         Ending::Killed => Some("ended: another process ended the sandbox on purpose".into()),
         Ending::Refused(reason) => Some(format!("refused: {reason}")),
@@ -29,7 +29,7 @@ fn ending(outcome: &Outcome) -> Option<String> {
     }
 }
 
-fn truncation(outcome: &Outcome) -> Option<String> {
+fn describe_truncation(outcome: &Outcome) -> Option<String> {
     let dropped = |name: &str, stream: &StreamReport| {
         stream.truncated().then(|| format!("{} bytes of {name}", stream.dropped))
     };
@@ -40,19 +40,19 @@ fn truncation(outcome: &Outcome) -> Option<String> {
         let what = lost.join(" and ");
         format!(
             "truncated: {what} dropped beyond the {kind} limit{}{}",
-            of(outcome, kind),
-            hint(kind)
+            format_limit_value(outcome, kind),
+            suggest_flag(kind)
         )
     })
 }
 
 /// A limit that the command ran into and was not ended for.
-fn reached(outcome: &Outcome, kind: LimitKind) -> String {
-    format!("note: the {kind} limit{} was reached{}", of(outcome, kind), hint(kind))
+fn describe_reached_limit(outcome: &Outcome, kind: LimitKind) -> String {
+    format!("note: the {kind} limit{} was reached{}", format_limit_value(outcome, kind), suggest_flag(kind))
 }
 
 /// One line about the limits that were asked for and are only watched; nothing if all are exact (C-02).
-pub fn watched(asked: &Limits, limits: &[Enforcement]) -> Option<String> {
+pub fn describe_watched_limits(asked: &Limits, limits: &[Enforcement]) -> Option<String> {
     let told = limits.iter().filter_map(|enforcement| match enforcement {
         Enforcement::Partly { limit, value, gap, .. } if asked.asks_for(*limit) => {
             Some(format!("the {limit} limit of {value} is watched, not exact: {gap}"))
@@ -66,7 +66,7 @@ pub fn watched(asked: &Limits, limits: &[Enforcement]) -> Option<String> {
 }
 
 /// ` of 512m`, where the value is known.
-fn of(outcome: &Outcome, kind: LimitKind) -> String {
+fn format_limit_value(outcome: &Outcome, kind: LimitKind) -> String {
     let value = outcome.limits.iter().find_map(|enforcement| match enforcement {
         Enforcement::Fully { limit, value, .. } | Enforcement::Partly { limit, value, .. } => {
             (*limit == kind).then_some(value)
@@ -76,12 +76,12 @@ fn of(outcome: &Outcome, kind: LimitKind) -> String {
     value.map(|value| format!(" of {value}")).unwrap_or_default()
 }
 
-fn hint(kind: LimitKind) -> String {
-    format!(" (raise it with {})", flag(kind))
+fn suggest_flag(kind: LimitKind) -> String {
+    format!(" (raise it with {})", limit_flag(kind))
 }
 
 /// The flag that sets a limit.
-pub const fn flag(kind: LimitKind) -> &'static str {
+pub const fn limit_flag(kind: LimitKind) -> &'static str {
     match kind {
         LimitKind::CpuRate => "--cpu",
         LimitKind::CpuTime => "--cpu-time",

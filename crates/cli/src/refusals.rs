@@ -8,17 +8,17 @@ use stockade_core::{BackendName, Refusal, Refusals};
 const WHOLE_BACKEND: [&str; 2] = ["backend", "boundaries"];
 
 /// The refusals that matter, in their order.
-pub fn decisive(refusals: &Refusals) -> Vec<&Refusal> {
+pub fn select_decisive(refusals: &Refusals) -> Vec<&Refusal> {
     let all = || refusals.0.iter();
     let wrong_fields: Vec<_> = all().filter(|refusal| is_wrong_field(refusal)).collect();
     if !wrong_fields.is_empty() {
         return wrong_fields;
     }
-    match closest(refusals) {
+    match find_closest_backend(refusals) {
         Some(backend) => {
             all().filter(|refusal| refusal.backend.as_ref() == Some(backend)).collect()
         }
-        None if all().all(|refusal| refusal.feature.is_none()) => usual(refusals),
+        None if all().all(|refusal| refusal.feature.is_none()) => select_default_refusals(refusals),
         // One backend was named, and everything is its own.
         None => all().collect(),
     }
@@ -31,7 +31,7 @@ fn is_wrong_field(refusal: &Refusal) -> bool {
 }
 
 /// The backend that lacks least; of several the one that selection would come to first.
-fn closest(refusals: &Refusals) -> Option<&BackendName> {
+fn find_closest_backend(refusals: &Refusals) -> Option<&BackendName> {
     let lacking = |backend: &BackendName| {
         refusals.0.iter().filter(|refusal| refusal.backend.as_ref() == Some(backend)).count()
     };
@@ -39,7 +39,7 @@ fn closest(refusals: &Refusals) -> Option<&BackendName> {
 }
 
 /// Where none can be had: why not the one that needs nothing installed.
-fn usual(refusals: &Refusals) -> Vec<&Refusal> {
+fn select_default_refusals(refusals: &Refusals) -> Vec<&Refusal> {
     let of_native = |refusal: &&Refusal| refusal.reason.starts_with(native::NAME.as_str());
     let usual = refusals.0.iter().find(of_native).or_else(|| refusals.0.first());
     usual.into_iter().collect()
@@ -62,7 +62,7 @@ mod tests {
 
     fn shown(refusals: Vec<Refusal>) -> Vec<Option<String>> {
         let refusals = Refusals(refusals);
-        let backends = decisive(&refusals).into_iter();
+        let backends = select_decisive(&refusals).into_iter();
         backends.map(|refusal| refusal.backend.as_ref().map(ToString::to_string)).collect()
     }
 
@@ -102,7 +102,7 @@ mod tests {
         let mut docker = of(None, "backend", None);
         docker.reason = "docker is not available".into();
         let refusals = Refusals(vec![docker, of(None, "backend", None)]);
-        let shown: Vec<_> = decisive(&refusals).iter().map(|it| it.reason.as_str()).collect();
+        let shown: Vec<_> = select_decisive(&refusals).iter().map(|it| it.reason.as_str()).collect();
         assert_eq!(shown, ["native cannot"]);
     }
 }

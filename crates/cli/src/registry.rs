@@ -17,7 +17,7 @@ use stockade_backends::wasm::{self, Wasm, Worker};
 use stockade_core::{Backend, BackendChoice, BackendName, Error, ErrorCode, Result, clean_foreign};
 use stockade_engine::{Engine, EngineConfig};
 
-use crate::absent::absent;
+use crate::absent::absent_error;
 use crate::config::Settings;
 use crate::lasting;
 
@@ -41,7 +41,7 @@ pub enum Isolation {
 }
 
 /// Every backend that builds walls, the usual one first.
-pub fn real(settings: &Settings, choice: &BackendChoice) -> Vec<Arc<dyn Backend>> {
+pub fn build_real_backends(settings: &Settings, choice: &BackendChoice) -> Vec<Arc<dyn Backend>> {
     real_with(Native::new(), Isolation::Usual, None, settings, choice)
 }
 
@@ -63,7 +63,7 @@ fn real_with(
         Arc::new(Gvisor::new()),
         Arc::new(Landlock::new()),
         #[cfg(feature = "wasm")]
-        Arc::new(wasm(cache, isolation)),
+        Arc::new(build_wasm_backend(cache, isolation)),
         Arc::new(Ssh::new(settings.hosts())),
         Arc::new(Microvm::with_progress(
             microvm::Options { prepare, ..settings.microvm() },
@@ -88,7 +88,7 @@ fn progress_reporter(interval: Duration) -> Progress {
 
 /// The wasm backend, with compiled code kept below the state directory.
 #[cfg(feature = "wasm")]
-pub fn wasm(state: Option<&Path>, isolation: Isolation) -> Wasm {
+pub fn build_wasm_backend(state: Option<&Path>, isolation: Isolation) -> Wasm {
     let settings = wasm::Settings::default();
     let settings = match state {
         Some(state) => settings.cached(&state.join("wasm")),
@@ -141,10 +141,10 @@ pub fn typical_start(name: &BackendName) -> &'static str {
 
 /// One of them by name.
 #[cfg(feature = "tck")]
-pub fn backend(settings: &Settings, name: &BackendName) -> Result<Arc<dyn Backend>> {
-    let all = real(settings, &BackendChoice::Named(name.clone()));
+pub fn find_backend(settings: &Settings, name: &BackendName) -> Result<Arc<dyn Backend>> {
+    let all = build_real_backends(settings, &BackendChoice::Named(name.clone()));
     let named = all.iter().find(|backend| backend.name() == *name).cloned();
-    named.ok_or_else(|| unknown(name, &all))
+    named.ok_or_else(|| unknown_backend_error(name, &all))
 }
 
 /// An engine with every backend there is. What dead ones left is gone when it is open.
@@ -159,16 +159,16 @@ pub async fn engine_with(
     settings: &Settings,
     choice: &BackendChoice,
 ) -> Result<Engine> {
-    open(settings.engine()?, native, isolation, settings, choice).await
+    open_engine(settings.engine()?, native, isolation, settings, choice).await
 }
 
 /// An engine of a sandbox that outlives the command: what runs in it is read later.
 pub async fn lasting_engine(settings: &Settings, choice: &BackendChoice) -> Result<Engine> {
     let config = EngineConfig { keep_output: true, ..settings.engine()? };
-    open(config, Native::new(), Isolation::Usual, settings, choice).await
+    open_engine(config, Native::new(), Isolation::Usual, settings, choice).await
 }
 
-async fn open(
+async fn open_engine(
     config: EngineConfig,
     native: Native,
     isolation: Isolation,
@@ -176,35 +176,35 @@ async fn open(
     choice: &BackendChoice,
 ) -> Result<Engine> {
     let state = settings.state_dir()?;
-    let backends = complete(real_with(native, isolation, Some(&state), settings, choice), choice)?;
+    let backends = complete_backends(real_with(native, isolation, Some(&state), settings, choice), choice)?;
     let engine = Engine::open(config, backends).await?;
-    lasting::sweep(&state);
+    lasting::sweep_sockets(&state);
     Ok(engine)
 }
 
 /// Every backend there is. The mock is there only for who names it: it has no walls.
-pub fn backends(settings: &Settings, choice: &BackendChoice) -> Result<Vec<Arc<dyn Backend>>> {
-    complete(real(settings, choice), choice)
+pub fn build_backends(settings: &Settings, choice: &BackendChoice) -> Result<Vec<Arc<dyn Backend>>> {
+    complete_backends(build_real_backends(settings, choice), choice)
 }
 
-fn complete(
+fn complete_backends(
     mut backends: Vec<Arc<dyn Backend>>,
     choice: &BackendChoice,
 ) -> Result<Vec<Arc<dyn Backend>>> {
     if matches!(choice, BackendChoice::Named(name) if *name == mock::NAME) {
-        backends.push(Arc::new(simulation()));
+        backends.push(Arc::new(build_mock()));
     }
     if let BackendChoice::Named(name) = choice
         && !backends.iter().any(|backend| backend.name() == *name)
     {
-        return Err(unknown(name, &backends));
+        return Err(unknown_backend_error(name, &backends));
     }
     Ok(backends)
 }
 
-fn unknown(name: &BackendName, known: &[Arc<dyn Backend>]) -> Error {
+fn unknown_backend_error(name: &BackendName, known: &[Arc<dyn Backend>]) -> Error {
     if *name == WASM_BACKEND {
-        return absent("--backend", "WebAssembly backend");
+        return absent_error("--backend", "WebAssembly backend");
     }
     let known: Vec<_> = known.iter().map(|backend| backend.name().to_string()).collect();
     let remedy = backend_hint(name.as_str())
@@ -228,7 +228,7 @@ fn backend_hint(name: &str) -> Option<&'static str> {
     })
 }
 
-fn simulation() -> Mock {
+fn build_mock() -> Mock {
     Mock::new()
         .with_program("true", Script::default())
         .with_program("cat", Script(vec![Step::Echo]))

@@ -8,20 +8,20 @@ use stockade_core::{
 use stockade_engine::{Engine, Execution, Subscription};
 
 use crate::args::SpecArgs;
-use crate::attend::{End, attend, collect, conclude, relay};
+use crate::attend::{ProgramEnd, attend_program, collect_output, conclude_program, relay_output};
 use crate::capture::{self, Captured};
 use crate::command::CommandArgs;
 use crate::detect::MEASURING_STATUS;
 use crate::interrupts::{self, Interrupts};
-use crate::lasting::create::{MADE_OF, as_captured, detached};
+use crate::lasting::create::{MADE_OF, as_captured, run_detached};
 use crate::output::Output;
 use crate::printer::Printer;
-use crate::reasons::watched;
+use crate::reasons::describe_watched_limits;
 use crate::registry::{self, Isolation};
 use crate::streams::Attachment;
 use crate::terminal::{self, Raw};
 use crate::toolchains::{self, Packages};
-use crate::views::{self, Settled, Taken, review};
+use crate::views::{self, SettledWorkspace, Taken, review};
 use crate::wasm;
 
 /// The exit code of a program that is not there.
@@ -64,7 +64,7 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
-    fn isolation(&self) -> Isolation {
+    fn choose_isolation(&self) -> Isolation {
         match (self.isolate, self.no_isolate) {
             (true, _) => Isolation::Demanded,
             (false, true) => Isolation::Declined,
@@ -79,7 +79,7 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
         if args.detach { Attachment::Nothing } else { Attachment::of_streams(printer.is_json()) };
     let mut command = args.command.command(fitting)?;
     if args.review {
-        review::require(printer)?;
+        review::require_reviewer(printer)?;
         args.spec.place.overlay |= args.spec.place.resume.is_none();
     }
     // No directory of the host is filled with what was captured.
@@ -91,20 +91,20 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
     if let Some(snapshot) = &args.from {
         spec = as_captured(snapshot, spec, &args.spec, settings, printer)?;
     }
-    wasm::recognise(&mut spec, &mut command)?;
+    wasm::recognise_module(&mut spec, &mut command)?;
     let packages = if args.from.is_some() { Packages::Absent } else { Packages::InHome };
     args.spec.add_toolchains(packages, &mut spec, settings)?;
     if printer.is_json() {
-        capture::check(&spec, &command)?;
+        capture::check_capturable(&spec, &command)?;
     }
     if args.detach {
-        return detached(spec, command, args.from, &wanted, &configured, printer).await;
+        return run_detached(spec, command, args.from, &wanted, &configured, printer).await;
     }
-    terminal::require(&command)?;
+    terminal::require_terminal(&command)?;
     let mut interrupts = Interrupts::listen()?;
     let opened = printer.patiently(
         "looking for what earlier commands left",
-        registry::engine_with(native, args.isolation(), settings, &spec.backend),
+        registry::engine_with(native, args.choose_isolation(), settings, &spec.backend),
     );
     let engine = match interrupts.unless(opened).await {
         Ok(engine) => engine?,
@@ -119,28 +119,28 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
         }
     }
     CommandArgs::adjust(&command, &mut spec);
-    let taking = views::take(&wanted, &mut spec, &engine, settings, printer);
+    let taking = views::take_view(&wanted, &mut spec, &engine, settings, printer);
     let view = match interrupts.unless(taking).await {
         Ok(taken) => taken?,
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
     let from = args.from.as_ref();
-    let started = start(&engine, spec, &command, from, &mut interrupts, printer).await;
-    let Ok(Started::Runs { execution, follower, raw }) = started else {
+    let started = start_session(&engine, spec, &command, from, &mut interrupts, printer).await;
+    let Ok(StartedRun::Runs { execution, follower, raw }) = started else {
         if let Some(view) = view {
             view.give_back().await?;
         }
-        return started.map(Started::code);
+        return started.map(StartedRun::code);
     };
-    let session = Session { execution, follower, interrupts, command, raw, view };
+    let session = RunSession { execution, follower, interrupts, command, raw, view };
     if printer.is_json() {
-        return session.captured(printer).await;
+        return session.run_captured(printer).await;
     }
-    session.streamed(args.review, printer).await
+    session.run_streamed(args.review, printer).await
 }
 
 /// What became of the start.
-enum Started {
+enum StartedRun {
     Runs {
         execution: Execution,
         follower: Subscription,
@@ -150,7 +150,7 @@ enum Started {
     Interrupted(Signal),
 }
 
-impl Started {
+impl StartedRun {
     fn code(self) -> i32 {
         match self {
             Self::Runs { .. } => 0,
@@ -159,14 +159,14 @@ impl Started {
     }
 }
 
-async fn start(
+async fn start_session(
     engine: &Engine,
     spec: SandboxSpec,
     command: &Command,
     from: Option<&SnapshotId>,
     interrupts: &mut Interrupts,
     printer: &Printer,
-) -> Result<Started> {
+) -> Result<StartedRun> {
     let asked = spec.limits;
     let starting = printer.patiently("building the sandbox", async {
         match from {
@@ -177,22 +177,22 @@ async fn start(
     match interrupts.unless(starting).await {
         Ok(started) => {
             let (execution, follower) = started?;
-            if let (Some(line), false) = (watched(&asked, execution.limits()), printer.is_json()) {
+            if let (Some(line), false) = (describe_watched_limits(&asked, execution.limits()), printer.is_json()) {
                 printer.note(&line);
             }
             // Not before: keys such as Ctrl-C end a start that takes long.
             let raw = command.terminal.map(|_| Raw::enter()).transpose()?;
-            Ok(Started::Runs { execution, follower, raw })
+            Ok(StartedRun::Runs { execution, follower, raw })
         }
         Err(signal) => {
             engine.close().await?;
-            Ok(Started::Interrupted(signal))
+            Ok(StartedRun::Interrupted(signal))
         }
     }
 }
 
 /// Runs a program on this terminal in a fresh sandbox; answers its exit code.
-pub async fn interactive(spec: SpecArgs, program: Vec<String>, printer: &Printer) -> Result<i32> {
+pub async fn run_interactive(spec: SpecArgs, program: Vec<String>, printer: &Printer) -> Result<i32> {
     let command = CommandArgs { interactive: true, terminal: true, shell: None, program };
     let (isolate, no_isolate) = (false, false);
     let (review, detach, rm, from) = (false, false, false, None);
@@ -200,7 +200,7 @@ pub async fn interactive(spec: SpecArgs, program: Vec<String>, printer: &Printer
     run(args, Native::new(), printer).await
 }
 
-struct Session {
+struct RunSession {
     execution: Execution,
     follower: Subscription,
     interrupts: Interrupts,
@@ -209,24 +209,24 @@ struct Session {
     view: Option<Taken>,
 }
 
-impl Session {
+impl RunSession {
     /// Output as it comes, and the reasons at the end.
-    async fn streamed(mut self, ask: bool, printer: &Printer) -> Result<i32> {
+    async fn run_streamed(mut self, ask: bool, printer: &Printer) -> Result<i32> {
         let mut output = Output::default();
         let end = {
             let follower = &mut self.follower;
-            let relay = relay(follower, &mut output);
-            attend(&*self.execution, &mut self.interrupts, &self.command, relay).await
+            let relay = relay_output(follower, &mut output);
+            attend_program(&*self.execution, &mut self.interrupts, &self.command, relay).await
         };
         let released = self.execution.close().await;
         drop(self.raw.take());
-        let settled = settle(self.view.take()).await;
-        let code = conclude(end?, output, &mut self.interrupts, printer).await?;
+        let settled = settle_workspace(self.view.take()).await;
+        let code = conclude_program(end?, output, &mut self.interrupts, printer).await?;
         released?;
         self.tell_where_program_is(code, printer).await;
         match settled? {
             Some(settled) if ask => {
-                let own = review::review(settled, &mut self.interrupts, printer).await?;
+                let own = review::review_changes(settled, &mut self.interrupts, printer).await?;
                 Ok(own.unwrap_or(code))
             }
             Some(settled) => {
@@ -250,18 +250,18 @@ impl Session {
     }
 
     /// Everything as one JSON object at the end.
-    async fn captured(mut self, printer: &Printer) -> Result<i32> {
+    async fn run_captured(mut self, printer: &Printer) -> Result<i32> {
         let mut captured = Captured::default();
         let end = {
-            let collect = collect(&mut self.follower, &mut captured);
-            attend(&*self.execution, &mut self.interrupts, &self.command, collect).await
+            let collect = collect_output(&mut self.follower, &mut captured);
+            attend_program(&*self.execution, &mut self.interrupts, &self.command, collect).await
         };
         let released = self.execution.close().await;
         let forced = match end? {
-            End::Forced(signal) => Some(interrupts::exit_code(signal)),
-            End::Over(_) | End::Unread => None,
+            ProgramEnd::Forced(signal) => Some(interrupts::exit_code(signal)),
+            ProgramEnd::Over(_) | ProgramEnd::Unread => None,
         };
-        let settled = settle(self.view.take()).await;
+        let settled = settle_workspace(self.view.take()).await;
         released?;
         let outcome = self.execution.outcome().await;
         let code = forced.unwrap_or_else(|| outcome.exit_code());
@@ -273,7 +273,7 @@ impl Session {
 }
 
 /// Gives the workspace back, whatever became of the command.
-async fn settle(view: Option<Taken>) -> Result<Option<Settled>> {
+async fn settle_workspace(view: Option<Taken>) -> Result<Option<SettledWorkspace>> {
     match view {
         Some(view) => view.settle().await.map(Some),
         None => Ok(None),

@@ -18,7 +18,7 @@ const MASK_BYTE: u8 = b'*';
 const ARG_ADDRESS_FIELDS: Range<usize> = 45..47;
 
 /// The arguments as they were given. Their secret values are not on the command line any more.
-pub fn take() -> Vec<OsString> {
+pub fn take_arguments() -> Vec<OsString> {
     let given: Vec<OsString> = std::env::args_os().collect();
     // Where the kernel forbids it nothing is worse than before.
     let _ = mask_secrets();
@@ -27,16 +27,16 @@ pub fn take() -> Vec<OsString> {
 
 fn mask_secrets() -> io::Result<()> {
     let line = fs::read("/proc/self/cmdline")?;
-    let values = values(&line);
+    let values = find_secret_values(&line);
     if values.is_empty() {
         return Ok(());
     }
     let start = start_of_arguments(line.len())?;
     let memory = OpenOptions::new().write(true).open("/proc/self/mem")?;
-    values.into_iter().try_for_each(|value| overwrite(&memory, start, value))
+    values.into_iter().try_for_each(|value| overwrite_value(&memory, start, value))
 }
 
-fn overwrite(memory: &File, start: u64, value: Range<usize>) -> io::Result<()> {
+fn overwrite_value(memory: &File, start: u64, value: Range<usize>) -> io::Result<()> {
     memory.write_all_at(&vec![MASK_BYTE; value.len()], start + value.start as u64)
 }
 
@@ -56,7 +56,7 @@ fn start_of_arguments(length: usize) -> io::Result<u64> {
 
 /// Where the values stand in a command line whose arguments each end with a zero byte. What follows `--` is
 /// the guest's own command, for everybody to see.
-fn values(line: &[u8]) -> Vec<Range<usize>> {
+fn find_secret_values(line: &[u8]) -> Vec<Range<usize>> {
     let mut values = Vec::new();
     let (mut start, mut value_follows) = (0, false);
     for argument in line.split(|byte| *byte == 0) {
@@ -94,7 +94,7 @@ mod tests {
 
     fn covered(line: &str) -> String {
         let mut bytes: Vec<u8> = line.replace(' ', "\0").into_bytes();
-        for value in values(&bytes.clone()) {
+        for value in find_secret_values(&bytes.clone()) {
             bytes[value].fill(MASK_BYTE);
         }
         String::from_utf8(bytes).unwrap().replace('\0', " ")

@@ -31,7 +31,7 @@ impl Cell {
 
     /// Several lines, one below the other.
     pub fn lines(lines: Vec<String>) -> Self {
-        Self { lines: lines.iter().map(|line| printable(line)).collect(), tone: None }
+        Self { lines: lines.iter().map(|line| escape_unsafe_line(line)).collect(), tone: None }
     }
 
     /// One line in a tone.
@@ -45,7 +45,7 @@ impl Cell {
 }
 
 /// What a guest or a caller wrote may hold anything; a terminal must not obey it.
-fn printable(line: &str) -> String {
+fn escape_unsafe_line(line: &str) -> String {
     let shown = |c: char| {
         if is_unsafe_to_show(c) { c.escape_default().to_string() } else { c.to_string() }
     };
@@ -55,13 +55,13 @@ fn printable(line: &str) -> String {
 impl<const N: usize> Table<N> {
     /// An empty table with these heads.
     pub fn new(head: [&str; N]) -> Self {
-        Self { rows: vec![head.map(|text| Cell::toned(Tone::Head, text))], fit: wrap }
+        Self { rows: vec![head.map(|text| Cell::toned(Tone::Head, text))], fit: wrap_line }
     }
 
     /// One line for each row, whatever the last column holds.
     #[must_use]
     pub fn cut(self) -> Self {
-        Self { fit: cut, ..self }
+        Self { fit: cut_line, ..self }
     }
 
     /// Adds a row.
@@ -71,15 +71,15 @@ impl<const N: usize> Table<N> {
 
     /// The table as text, a newline at the end of each line.
     pub fn render(&self, printer: &Printer) -> String {
-        let widths = self.widths();
+        let widths = self.column_widths();
         let before: usize =
             widths[..N.saturating_sub(1)].iter().map(|width| width + COLUMN_GAP).sum();
         let room = printer.width().map(|width| width.saturating_sub(before).max(MIN_LAST_WIDTH));
-        let fitted = self.rows.iter().map(|row| self.fitted(row, room));
+        let fitted = self.rows.iter().map(|row| self.fit_row(row, room));
         fitted.map(|row| render_row(&row, &widths, printer)).collect()
     }
 
-    fn fitted(&self, row: &[Cell; N], room: Option<usize>) -> [Cell; N] {
+    fn fit_row(&self, row: &[Cell; N], room: Option<usize>) -> [Cell; N] {
         let mut cells = row.clone();
         if let (Some(room), Some(last)) = (room, cells.last_mut()) {
             last.lines = last.lines.iter().flat_map(|line| (self.fit)(line, room)).collect();
@@ -87,7 +87,7 @@ impl<const N: usize> Table<N> {
         cells
     }
 
-    fn widths(&self) -> [usize; N] {
+    fn column_widths(&self) -> [usize; N] {
         std::array::from_fn(|at| self.rows.iter().map(|row| row[at].width()).max().unwrap_or(0))
     }
 }
@@ -110,7 +110,7 @@ fn render_row<const N: usize>(cells: &[Cell; N], widths: &[usize; N], printer: &
 }
 
 /// The beginning of a line, and a sign that there is more.
-fn cut(line: &str, room: usize) -> Vec<String> {
+fn cut_line(line: &str, room: usize) -> Vec<String> {
     match line.char_indices().nth(room) {
         None => vec![line.to_owned()],
         Some(_) => vec![line.chars().take(room.saturating_sub(1)).chain(['…']).collect()],
@@ -118,7 +118,7 @@ fn cut(line: &str, room: usize) -> Vec<String> {
 }
 
 /// Breaks a line between words; a word that is too long stands alone and is broken where it must.
-fn wrap(line: &str, room: usize) -> Vec<String> {
+fn wrap_line(line: &str, room: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let mut current = String::new();
     for word in line.split(' ') {
@@ -145,20 +145,20 @@ mod tests {
 
     #[test]
     fn lines_break_between_words_and_long_words_break_anywhere() {
-        assert_eq!(wrap("one two three", 7), ["one two", "three"]);
-        assert_eq!(wrap("abcdefgh ij", 3), ["abc", "def", "gh", "ij"]);
-        assert_eq!(wrap("", 5), [""]);
+        assert_eq!(wrap_line("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrap_line("abcdefgh ij", 3), ["abc", "def", "gh", "ij"]);
+        assert_eq!(wrap_line("", 5), [""]);
     }
 
     #[test]
     fn lines_that_are_cut_fill_the_room_exactly() {
-        assert_eq!(cut("abcd", 4), ["abcd"]);
-        assert_eq!(cut("abcde", 4), ["abc…"]);
+        assert_eq!(cut_line("abcd", 4), ["abcd"]);
+        assert_eq!(cut_line("abcde", 4), ["abc…"]);
     }
 
     #[test]
     fn control_characters_are_shown_and_not_obeyed() {
-        assert_eq!(printable("a\x1b[31mb\n"), "a\\u{1b}[31mb\\n");
+        assert_eq!(escape_unsafe_line("a\x1b[31mb\n"), "a\\u{1b}[31mb\\n");
     }
 
     #[test]

@@ -44,36 +44,36 @@ pub struct EngineArgs {
 pub fn tck(args: &TckArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
     let backends = match &args.backend {
-        Some(name) => vec![registry::backend(&settings, name)?],
-        None if args.all => registry::real(&settings, &BackendChoice::Auto),
-        None => registry::real(&settings, &BackendChoice::Auto).into_iter().take(1).collect(),
+        Some(name) => vec![registry::find_backend(&settings, name)?],
+        None if args.all => registry::build_real_backends(&settings, &BackendChoice::Auto),
+        None => registry::build_real_backends(&settings, &BackendChoice::Auto).into_iter().take(1).collect(),
     };
     let options = Options { only: args.only.clone(), jobs: args.jobs };
-    let judge = || judge(backends, &options, printer);
+    let judge = || run_cases(backends, &options, printer);
     let reports = std::thread::scope(|scope| scope.spawn(judge).join())
-        .unwrap_or_else(|_| Err(failed("the kit itself failed")))?;
-    show(&reports, printer);
+        .unwrap_or_else(|_| Err(tck_error("the kit itself failed")))?;
+    show_reports(&reports, printer);
     if let Some(file) = &args.junit {
         let text: String = reports.iter().map(Report::junit).collect();
         umask::write_for_caller(file, text.as_bytes()).map_err(|error| {
-            failed(format!("{} cannot be written", file.display())).source(error)
+            tck_error(format!("{} cannot be written", file.display())).source(error)
         })?;
     }
     Ok(i32::from(!reports.iter().all(Report::success)))
 }
 
 /// Many cases at once, on threads of their own.
-fn judge(
+fn run_cases(
     backends: Vec<Arc<dyn Backend>>,
     options: &Options,
     printer: &Printer,
 ) -> Result<Vec<Report>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| failed("the event loop cannot be made").source(error))?;
+    let runtime = runtime.map_err(|error| tck_error("the event loop cannot be made").source(error))?;
     let mut reports = Vec::new();
     for backend in backends {
         let judging = format!("judging {}", backend.name());
-        let subject = Arc::new(subject(backend)?);
+        let subject = Arc::new(build_subject(backend)?);
         reports.push(runtime.block_on(printer.patiently(&judging, run(subject, options))));
     }
     Ok(reports)
@@ -82,10 +82,10 @@ fn judge(
 /// Serves an engine for the kit to kill.
 pub async fn engine(args: &EngineArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
-    let subject = on_host(registry::backend(&settings, &args.backend)?)?;
+    let subject = on_host(registry::find_backend(&settings, &args.backend)?)?;
     match serve_engine(&subject).await {
         Ok(()) => Ok(0),
-        Err(error) => Err(failed(error.to_string())),
+        Err(error) => Err(tck_error(error.to_string())),
     }
 }
 
@@ -94,12 +94,12 @@ fn on_host(backend: Arc<dyn Backend>) -> Result<OnHost> {
     if !registry::runs_wasm(&backend.name()) {
         return Ok(OnHost::new(backend));
     }
-    OnHost::of_wasm(backend).map_err(|stop| failed(format!("no place for its image: {stop:?}")))
+    OnHost::of_wasm(backend).map_err(|stop| tck_error(format!("no place for its image: {stop:?}")))
 }
 
-fn subject(backend: Arc<dyn Backend>) -> Result<OnHost> {
+fn build_subject(backend: Arc<dyn Backend>) -> Result<OnHost> {
     let own = std::env::current_exe()
-        .map_err(|error| failed("this program cannot be found").source(error))?;
+        .map_err(|error| tck_error("this program cannot be found").source(error))?;
     let arguments = vec![TCK_ENGINE_COMMAND.to_owned(), backend.name().to_string()];
     let namespaces = registry::has_namespaces(&backend.name());
     let subject = on_host(backend)?
@@ -108,7 +108,7 @@ fn subject(backend: Arc<dyn Backend>) -> Result<OnHost> {
     Ok(if namespaces { subject } else { subject.without_namespaces() })
 }
 
-fn show(reports: &[Report], printer: &Printer) {
+fn show_reports(reports: &[Report], printer: &Printer) {
     if printer.is_json() {
         let all: Vec<_> = reports.iter().map(Report::json).collect();
         printer.json(&all);
@@ -118,6 +118,6 @@ fn show(reports: &[Report], printer: &Printer) {
     }
 }
 
-fn failed(message: impl Into<String>) -> Error {
+fn tck_error(message: impl Into<String>) -> Error {
     Error::new(ErrorCode::System, "tck", message)
 }

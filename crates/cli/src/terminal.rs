@@ -16,14 +16,14 @@ const DEFAULT_TERMINAL_SIZE: TerminalSize = TerminalSize { rows: 24, cols: 80 };
 static SAVED_TERMIOS: Mutex<Option<Termios>> = Mutex::new(None);
 
 /// The terminal's size, or the usual one.
-pub fn size() -> TerminalSize {
+pub fn read_terminal_size() -> TerminalSize {
     let known = tcgetwinsize(stdout()).or_else(|_| tcgetwinsize(stdin()));
     let size = known.ok().filter(|size| size.ws_row > 0 && size.ws_col > 0);
     size.map_or(DEFAULT_TERMINAL_SIZE, |size| TerminalSize { rows: size.ws_row, cols: size.ws_col })
 }
 
 /// Refuses a terminal for the command where there is none for the caller.
-pub fn require(command: &Command) -> Result<()> {
+pub fn require_terminal(command: &Command) -> Result<()> {
     if command.terminal.is_none() || isatty(stdin()) {
         return Ok(());
     }
@@ -38,19 +38,19 @@ pub struct Raw(());
 impl Raw {
     /// Makes the terminal raw. Needs one on standard input.
     pub fn enter() -> Result<Self> {
-        let before = tcgetattr(stdin()).map_err(failed)?;
+        let before = tcgetattr(stdin()).map_err(terminal_error)?;
         let mut raw = before.clone();
         raw.make_raw();
         swap_termios(Some(before));
         restore_on_panic();
-        tcsetattr(stdin(), OptionalActions::Now, &raw).map_err(failed)?;
+        tcsetattr(stdin(), OptionalActions::Now, &raw).map_err(terminal_error)?;
         Ok(Self(()))
     }
 }
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        restore();
+        restore_terminal();
     }
 }
 
@@ -58,7 +58,7 @@ fn swap_termios(before: Option<Termios>) -> Option<Termios> {
     std::mem::replace(&mut SAVED_TERMIOS.lock().unwrap_or_else(PoisonError::into_inner), before)
 }
 
-fn restore() {
+fn restore_terminal() {
     if let Some(before) = swap_termios(None) {
         // The terminal's answers to what a guest asked it last are not for the caller's shell.
         let _ = tcflush(stdin(), QueueSelector::IFlush);
@@ -70,11 +70,11 @@ fn restore() {
 fn restore_on_panic() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        restore();
+        restore_terminal();
         usual(info);
     }));
 }
 
-fn failed(errno: rustix::io::Errno) -> Error {
+fn terminal_error(errno: rustix::io::Errno) -> Error {
     Error::new(ErrorCode::System, "run", "the terminal cannot be made raw").source(errno)
 }

@@ -12,7 +12,7 @@ use crate::printer::{OWN_ERROR, Printer};
 const USAGE_OPERATION: &str = "usage";
 
 /// Shows help and version as they are, everything else as an error; answers the exit code.
-pub fn report(error: &clap::Error) -> i32 {
+pub fn report_usage_error(error: &clap::Error) -> i32 {
     if !error.use_stderr() {
         // A reader who has seen enough is no failure.
         let _ = error.print();

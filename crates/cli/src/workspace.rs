@@ -8,14 +8,14 @@ use stockade_core::{Error, ErrorCode, HostPath, Result, SandboxSpec, Workspace};
 use stockade_engine::real_path;
 use stockade_workspaces::too_broad;
 
-use crate::args::existing;
+use crate::args::resolve_existing_path;
 use crate::config::Settings;
 
 const WORKSPACE_FLAG: &str = "--workspace";
 
 /// What the flags say.
 #[derive(Debug)]
-pub enum Asked<'a> {
+pub enum AskedWorkspace<'a> {
     /// No directory of the host.
     Nothing,
     /// This one.
@@ -25,16 +25,16 @@ pub enum Asked<'a> {
 }
 
 /// The workspace that is meant, as an absolute path.
-pub fn resolve(asked: &Asked<'_>) -> Result<Workspace> {
+pub fn resolve_workspace(asked: &AskedWorkspace<'_>) -> Result<Workspace> {
     match asked {
-        Asked::Nothing => Ok(Workspace::Ephemeral),
-        Asked::Directory(dir) => named(dir).map(Workspace::Local),
-        Asked::Here => here().map(Workspace::Local),
+        AskedWorkspace::Nothing => Ok(Workspace::Ephemeral),
+        AskedWorkspace::Directory(dir) => resolve_named_dir(dir).map(Workspace::Local),
+        AskedWorkspace::Here => resolve_current_dir().map(Workspace::Local),
     }
 }
 
-fn named(dir: &Path) -> Result<HostPath> {
-    let real = directory(existing(WORKSPACE_FLAG, dir)?)?;
+fn resolve_named_dir(dir: &Path) -> Result<HostPath> {
+    let real = require_directory(resolve_existing_path(WORKSPACE_FLAG, dir)?)?;
     // `.` and links are not outright: only the path itself is.
     if real.as_path() != dir {
         refuse_broad(&real)?;
@@ -42,7 +42,7 @@ fn named(dir: &Path) -> Result<HostPath> {
     Ok(real)
 }
 
-fn here() -> Result<HostPath> {
+fn resolve_current_dir() -> Result<HostPath> {
     let dir = std::env::current_dir().map_err(|error| {
         Error::new(ErrorCode::Invalid, WORKSPACE_FLAG, "the current directory cannot be used")
             .remedy("name a directory with --workspace DIR, or use --no-workspace")
@@ -51,19 +51,19 @@ fn here() -> Result<HostPath> {
     let dir = HostPath::try_from(dir)
         .map_err(|error| Error::new(ErrorCode::Invalid, WORKSPACE_FLAG, error.to_string()))?;
     refuse_broad(&dir)?;
-    readable(dir)
+    require_readable(dir)
 }
 
-fn directory(path: HostPath) -> Result<HostPath> {
+fn require_directory(path: HostPath) -> Result<HostPath> {
     if path.as_path().is_dir() {
-        return readable(path);
+        return require_readable(path);
     }
     Err(Error::new(ErrorCode::Invalid, WORKSPACE_FLAG, format!("`{path}` is not a directory"))
         .remedy("name a directory; a single file can be given with --mount"))
 }
 
 /// Asked here, since inside it would look like a failure of the command.
-fn readable(path: HostPath) -> Result<HostPath> {
+fn require_readable(path: HostPath) -> Result<HostPath> {
     match rustix::fs::access(path.as_path(), Access::READ_OK | Access::EXEC_OK) {
         Ok(()) => Ok(path),
         Err(errno) => {

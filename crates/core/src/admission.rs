@@ -100,11 +100,11 @@ impl Admitted {
             .into_iter()
             .filter(|kind| timeless && !spec.limits.asks_for(*kind));
         defaults.for_each(|kind| standing.lift(kind));
-        let wall_time = tighter(command.wall_time, spec.limits.wall_time);
+        let wall_time = tighter_limit(command.wall_time, spec.limits.wall_time);
         let own = Limits {
             cpu_time: implied_cpu_time(wall_time, spec, self.cores),
             wall_time,
-            output: tighter(command.output, spec.limits.output),
+            output: tighter_limit(command.output, spec.limits.output),
             ..Limits::default()
         };
         own.or(standing)
@@ -129,7 +129,7 @@ fn implied_cpu_time(wall_time: Option<Span>, spec: &SandboxSpec, cores: u32) -> 
     Some(Span::millis(wall_time.as_millis().saturating_mul(u64::from(cores))))
 }
 
-fn tighter<T: Ord>(own: Option<T>, named: Option<T>) -> Option<T> {
+fn tighter_limit<T: Ord>(own: Option<T>, named: Option<T>) -> Option<T> {
     match (own, named) {
         (Some(own), Some(named)) => Some(own.min(named)),
         (own, named) => own.or(named),
@@ -340,7 +340,7 @@ mod tests {
     use super::*;
     use crate::TerminalSize;
 
-    fn admitted(limits: Limits) -> Admitted {
+    fn admit_limits(limits: Limits) -> Admitted {
         let none = Capabilities::none(BackendName::literal("all"), Boundary::SharedKernel);
         let all = Feature::ALL
             .iter()
@@ -353,21 +353,21 @@ mod tests {
     fn a_command_tightens_what_the_spec_names_and_replaces_what_it_does_not() {
         let mut command = Command::program(["true"]);
         command.wall_time = Some(Span::secs(100));
-        let by_default = admitted(Limits::default()).limits_for(&command);
+        let by_default = admit_limits(Limits::default()).limits_for(&command);
         assert_eq!(by_default.wall_time, Some(Span::secs(100)));
         let named = Limits { wall_time: Some(Span::secs(10)), ..Limits::default() };
-        assert_eq!(admitted(named).limits_for(&command).wall_time, Some(Span::secs(10)));
+        assert_eq!(admit_limits(named).limits_for(&command).wall_time, Some(Span::secs(10)));
     }
 
     #[test]
     fn a_named_wall_time_brings_processor_time_for_every_core() {
-        let cores = u64::from(admitted(Limits::default()).cores);
+        let cores = u64::from(admit_limits(Limits::default()).cores);
         let wall_time = Some(Span::secs(600));
-        let named = admitted(Limits { wall_time, ..Limits::default() });
+        let named = admit_limits(Limits { wall_time, ..Limits::default() });
         assert_eq!(named.limits().cpu_time, Some(Span::secs(600 * cores)));
         let both = Limits { wall_time, cpu_time: Some(Span::secs(5)), ..Limits::default() };
-        assert_eq!(admitted(both).limits().cpu_time, Some(Span::secs(5)));
-        let by_default = admitted(Limits::default());
+        assert_eq!(admit_limits(both).limits().cpu_time, Some(Span::secs(5)));
+        let by_default = admit_limits(Limits::default());
         assert_eq!(by_default.limits().cpu_time, Some(Span::secs(30)));
         let mut command = Command::program(["true"]);
         command.wall_time = wall_time;
@@ -377,7 +377,7 @@ mod tests {
     #[test]
     fn a_command_is_told_the_values_that_hold_for_it() {
         let wall_of = |command: &Command| {
-            let all = admitted(Limits::default()).enforcement_for(command);
+            let all = admit_limits(Limits::default()).enforcement_for(command);
             all.into_iter().find(|it| it.limit() == LimitKind::WallTime).unwrap()
         };
         let mut command = Command::program(["true"]);
@@ -386,10 +386,10 @@ mod tests {
         assert!(matches!(&own, Enforcement::Fully { value, .. } if value == "2s"), "{own:?}");
         let detached = Command { detached: true, ..Command::program(["true"]) };
         assert!(matches!(wall_of(&detached), Enforcement::NotAtAll { .. }));
-        assert_eq!(admitted(Limits::default()).limits_for(&detached).cpu_time, None);
+        assert_eq!(admit_limits(Limits::default()).limits_for(&detached).cpu_time, None);
     }
 
-    fn watched() -> Capabilities {
+    fn build_watched_capabilities() -> Capabilities {
         let mut some = Capabilities::none(BackendName::literal("some"), Boundary::SharedKernel);
         for feature in Feature::ALL {
             some = some.with(*feature, Support::full("test"));
@@ -412,48 +412,48 @@ mod tests {
         disk(admitted.enforcement()).unwrap_or_else(|| unreachable!("it was asked for"))
     }
 
-    fn local(spec: &mut SandboxSpec) {
+    fn use_local_workspace(spec: &mut SandboxSpec) {
         let here = crate::HostPath::try_from(std::path::PathBuf::from("/work"));
         spec.workspace = Workspace::Local(here.unwrap());
     }
 
     #[test]
     fn a_limit_that_is_watched_is_applied_and_told_and_refused_only_by_strict() {
-        let spec = with_disk(local);
-        assert!(matches!(disk_of(&spec, &watched()), Enforcement::Partly { .. }));
+        let spec = with_disk(use_local_workspace);
+        assert!(matches!(disk_of(&spec, &build_watched_capabilities()), Enforcement::Partly { .. }));
         let strict = with_disk(|spec| {
-            local(spec);
+            use_local_workspace(spec);
             spec.strict = true;
         });
-        let refusals = admit(&strict, &watched()).unwrap_err().0;
+        let refusals = admit(&strict, &build_watched_capabilities()).unwrap_err().0;
         assert_eq!(refusals[0].field, "limits.disk");
         assert_eq!(refusals[0].remedy, "a remedy, or leave --strict out");
         let given_up = SandboxSpec { without: [Feature::DiskLimit].into(), ..strict };
-        assert!(matches!(disk_of(&given_up, &watched()), Enforcement::Partly { .. }));
+        assert!(matches!(disk_of(&given_up, &build_watched_capabilities()), Enforcement::Partly { .. }));
     }
 
     #[test]
     fn the_disk_limit_is_exact_where_nothing_of_the_host_is_written() {
-        let mut exact = watched();
+        let mut exact = build_watched_capabilities();
         exact.private_disk = Some("a sized one".into());
         let nowhere = with_disk(|spec| spec.strict = true);
         let read_only = with_disk(|spec| {
-            local(spec);
+            use_local_workspace(spec);
             (spec.read_only, spec.strict) = (true, true);
         });
         for spec in [&nowhere, &read_only] {
             assert!(matches!(disk_of(spec, &exact), Enforcement::Fully { .. }));
         }
-        assert!(matches!(disk_of(&with_disk(local), &exact), Enforcement::Partly { .. }));
+        assert!(matches!(disk_of(&with_disk(use_local_workspace), &exact), Enforcement::Partly { .. }));
     }
 
     #[test]
     fn the_remedy_never_names_what_was_said() {
-        let mut exact = watched();
+        let mut exact = build_watched_capabilities();
         exact.private_disk = Some("a sized one".into());
         let remedy = |spec: &SandboxSpec| admit(spec, &exact).unwrap_err().0[0].remedy.clone();
         let writable = with_disk(|spec| {
-            local(spec);
+            use_local_workspace(spec);
             spec.strict = true;
         });
         assert!(remedy(&writable).contains("--read-only"));
@@ -468,21 +468,21 @@ mod tests {
             admitted.unwrap_or_else(|refusals| unreachable!("{refusals}")).spec().network.clone()
         };
         let missing = || Support::missing("only the host's", "choose another");
-        let without = watched().with(Feature::LoopbackNetwork, missing());
-        assert_eq!(network(&SandboxSpec::default(), &watched()), Network::Loopback);
+        let without = build_watched_capabilities().with(Feature::LoopbackNetwork, missing());
+        assert_eq!(network(&SandboxSpec::default(), &build_watched_capabilities()), Network::Loopback);
         assert_eq!(network(&SandboxSpec::default(), &without), Network::None);
         let none = SandboxSpec { network: Network::None, ..SandboxSpec::default() };
-        assert_eq!(network(&none, &watched()), Network::None);
+        assert_eq!(network(&none, &build_watched_capabilities()), Network::None);
     }
 
     #[test]
     fn at_a_terminal_only_times_that_were_named_hold() {
         let mut command = Command::program(["sh"]);
         command.terminal = Some(TerminalSize { rows: 24, cols: 80 });
-        let free = admitted(Limits::default()).limits_for(&command);
+        let free = admit_limits(Limits::default()).limits_for(&command);
         assert_eq!((free.wall_time, free.cpu_time), (None, None));
         assert_eq!(free.memory, Limits::defaults().memory);
         let named = Limits { cpu_time: Some(Span::secs(5)), ..Limits::default() };
-        assert_eq!(admitted(named).limits_for(&command).cpu_time, Some(Span::secs(5)));
+        assert_eq!(admit_limits(named).limits_for(&command).cpu_time, Some(Span::secs(5)));
     }
 }

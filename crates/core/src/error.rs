@@ -10,17 +10,17 @@ use crate::{BackendName, Feature, Refusals};
 /// A result of this project.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-type Source = Box<dyn std::error::Error + Send + Sync>;
+type BoxedSource = Box<dyn std::error::Error + Send + Sync>;
 
 /// What went wrong. `Display` names the operation, the backend and the remedy; the cause is in
 /// `source`, not repeated.
 ///
 /// Boxed, so that the results of hot paths stay small.
 #[derive(Debug, Clone)]
-pub struct Error(Box<Inner>);
+pub struct Error(Box<ErrorInner>);
 
 #[derive(Debug, Clone)]
-struct Inner {
+struct ErrorInner {
     code: ErrorCode,
     operation: &'static str,
     backend: Option<BackendName>,
@@ -162,7 +162,7 @@ impl fmt::Display for ErrorCode {
 impl Error {
     /// An error in an operation, as in "create": what went wrong, in words.
     pub fn new(code: ErrorCode, operation: &'static str, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner {
+        Self(Box::new(ErrorInner {
             code,
             operation,
             backend: None,
@@ -215,7 +215,7 @@ impl Error {
 
     /// Keeps the cause.
     #[must_use]
-    pub fn source(mut self, source: impl Into<Source>) -> Self {
+    pub fn source(mut self, source: impl Into<BoxedSource>) -> Self {
         self.0.source = Some(Arc::from(source.into()));
         self
     }

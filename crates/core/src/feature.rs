@@ -84,7 +84,7 @@ impl FromStr for Feature {
 
     fn from_str(given: &str) -> Result<Self, String> {
         let known = Self::ALL.iter().copied().find(|feature| feature.name() == given);
-        known.ok_or_else(|| match nearest(given) {
+        known.ok_or_else(|| match find_nearest_feature(given) {
             Some(near) => format!("`{given}` is not a feature; did you mean `{near}`?"),
             None => format!("`{given}` is not a feature; `stockade detect` lists them"),
         })
@@ -92,7 +92,7 @@ impl FromStr for Feature {
 }
 
 /// A feature whose name holds the given text or the other way round: enough for a typo's remedy.
-fn nearest(given: &str) -> Option<Feature> {
+fn find_nearest_feature(given: &str) -> Option<Feature> {
     let stem = given.trim_end_matches("-limit");
     (stem.len() >= 3)
         .then(|| Feature::ALL.iter().copied().find(|feature| feature.name().contains(stem)))

@@ -36,7 +36,7 @@ impl Layers {
 mod tests {
     use super::*;
 
-    fn wrong(lower: &str, upper: &str, work: &str) -> Option<&'static str> {
+    fn find_layer_problem(lower: &str, upper: &str, work: &str) -> Option<&'static str> {
         let path = |text: &str| text.parse().unwrap();
         let layers = Layers { lower: path(lower), upper: path(upper), work: path(work) };
         layers.problem().map(|(field, _)| field)
@@ -44,18 +44,18 @@ mod tests {
 
     #[test]
     fn the_work_directory_lies_beside_the_upper_layer() {
-        assert_eq!(wrong("/a", "/s/upper", "/s/work"), None);
+        assert_eq!(find_layer_problem("/a", "/s/upper", "/s/work"), None);
         for work in ["/s/upper", "/s/upper/work", "/t/work", "/"] {
-            assert_eq!(wrong("/a", "/s/upper", work), Some("workspace.overlay.work"), "{work}");
+            assert_eq!(find_layer_problem("/a", "/s/upper", work), Some("workspace.overlay.work"), "{work}");
         }
     }
 
     #[test]
     fn nothing_is_shown_that_lies_in_a_layer_of_its_own() {
         for lower in ["/s/upper", "/s/upper/a", "/s/work"] {
-            let named = wrong(lower, "/s/upper", "/s/work");
+            let named = find_layer_problem(lower, "/s/upper", "/s/work");
             assert_eq!(named, Some("workspace.overlay.lower"), "{lower}");
         }
-        assert_eq!(wrong("/s", "/s/upper", "/s/work"), None);
+        assert_eq!(find_layer_problem("/s", "/s/upper", "/s/work"), None);
     }
 }

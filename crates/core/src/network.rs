@@ -25,12 +25,12 @@ pub enum Network {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct EgressRule {
-    host: Host,
+    host: EgressHost,
     port: Option<u16>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Host {
+enum EgressHost {
     Name(String),
     Below(String),
     Range { network: IpAddr, prefix: u8 },
@@ -41,11 +41,11 @@ impl EgressRule {
     pub fn covers_name(&self, name: &str, port: u16) -> bool {
         let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
         let covered = match &self.host {
-            Host::Name(exact) => name == *exact,
-            Host::Below(parent) => name
+            EgressHost::Name(exact) => name == *exact,
+            EgressHost::Below(parent) => name
                 .strip_suffix(parent.as_str())
                 .is_some_and(|rest| rest.len() > 1 && rest.ends_with('.')),
-            Host::Range { .. } => false,
+            EgressHost::Range { .. } => false,
         };
         covered && self.port.is_none_or(|only| only == port)
     }
@@ -53,15 +53,15 @@ impl EgressRule {
     /// Whether a connection to this address and port is covered.
     pub fn covers_address(&self, address: IpAddr, port: u16) -> bool {
         let covered = match self.host {
-            Host::Range { network, prefix } => masked(address, prefix) == Some(network),
-            Host::Name(_) | Host::Below(_) => false,
+            EgressHost::Range { network, prefix } => mask_address(address, prefix) == Some(network),
+            EgressHost::Name(_) | EgressHost::Below(_) => false,
         };
         covered && self.port.is_none_or(|only| only == port)
     }
 }
 
 /// The address with everything behind the prefix cleared; nothing if the prefix is too long for it.
-fn masked(address: IpAddr, prefix: u8) -> Option<IpAddr> {
+fn mask_address(address: IpAddr, prefix: u8) -> Option<IpAddr> {
     match address {
         IpAddr::V4(v4) => {
             let drop = 32u32.checked_sub(prefix.into())?;
@@ -88,7 +88,7 @@ fn host_name(given: &str) -> Option<String> {
         .then(|| name.to_ascii_lowercase())
 }
 
-fn range(given: &str) -> Option<Host> {
+fn parse_range(given: &str) -> Option<EgressHost> {
     let (address, prefix) = match given.split_once('/') {
         Some((address, prefix)) => (address.parse().ok()?, Some(prefix.parse().ok()?)),
         None => (given.parse().ok()?, None),
@@ -96,14 +96,14 @@ fn range(given: &str) -> Option<Host> {
     let longest = if matches!(address, IpAddr::V4(_)) { 32 } else { 128 };
     let prefix = prefix.unwrap_or(longest);
     // A range with bits set behind its prefix is a slip of the pen: refuse rather than widen.
-    (masked(address, prefix) == Some(address)).then_some(Host::Range { network: address, prefix })
+    (mask_address(address, prefix) == Some(address)).then_some(EgressHost::Range { network: address, prefix })
 }
 
-fn host(given: &str) -> Option<Host> {
+fn parse_host(given: &str) -> Option<EgressHost> {
     if let Some(parent) = given.strip_prefix("*.") {
-        return host_name(parent).map(Host::Below);
+        return host_name(parent).map(EgressHost::Below);
     }
-    range(given).or_else(|| host_name(given).map(Host::Name))
+    parse_range(given).or_else(|| host_name(given).map(EgressHost::Name))
 }
 
 /// Splits an optional port off. An IPv6 address takes a port only in brackets.
@@ -127,7 +127,7 @@ impl FromStr for EgressRule {
     fn from_str(given: &str) -> Result<Self, String> {
         let parse = || {
             let (name, port) = split_port(given)?;
-            (port != Some(0)).then_some(Self { host: host(name)?, port })
+            (port != Some(0)).then_some(Self { host: parse_host(name)?, port })
         };
         parse().ok_or_else(|| {
             format!(
@@ -157,12 +157,12 @@ impl fmt::Display for EgressRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bracketed = |network: &IpAddr| network.is_ipv6() && self.port.is_some();
         match &self.host {
-            Host::Name(name) => f.write_str(name)?,
-            Host::Below(parent) => write!(f, "*.{parent}")?,
-            Host::Range { network, prefix } if bracketed(network) => {
+            EgressHost::Name(name) => f.write_str(name)?,
+            EgressHost::Below(parent) => write!(f, "*.{parent}")?,
+            EgressHost::Range { network, prefix } if bracketed(network) => {
                 write!(f, "[{network}/{prefix}]")?
             }
-            Host::Range { network, prefix } => write!(f, "{network}/{prefix}")?,
+            EgressHost::Range { network, prefix } => write!(f, "{network}/{prefix}")?,
         }
         self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
     }
@@ -172,7 +172,7 @@ impl fmt::Display for EgressRule {
 mod tests {
     use super::*;
 
-    fn rule(given: &str) -> EgressRule {
+    fn parse_rule(given: &str) -> EgressRule {
         given.parse().unwrap()
     }
 
@@ -180,7 +180,7 @@ mod tests {
     fn rules_print_in_a_form_that_parses_back() {
         for given in ["example.org", "*.example.org:443", "10.0.0.0/8", "[2001:db8::/32]:80", "::1"]
         {
-            assert_eq!(rule(&rule(given).to_string()), rule(given), "{given}");
+            assert_eq!(parse_rule(&parse_rule(given).to_string()), parse_rule(given), "{given}");
         }
     }
 
@@ -214,19 +214,19 @@ mod tests {
 
     #[test]
     fn a_wildcard_covers_what_is_below_and_not_the_name_itself() {
-        let below = rule("*.example.org");
+        let below = parse_rule("*.example.org");
         assert!(below.covers_name("a.example.org", 443));
         assert!(below.covers_name("A.B.Example.Org.", 443));
         assert!(!below.covers_name("example.org", 443));
         assert!(!below.covers_name("evilexample.org", 443));
-        assert!(!rule("example.org:443").covers_name("example.org", 80));
+        assert!(!parse_rule("example.org:443").covers_name("example.org", 80));
     }
 
     #[test]
     fn ranges_cover_addresses_of_their_own_family_only() {
-        assert!(rule("10.0.0.0/8").covers_address("10.1.2.3".parse().unwrap(), 1));
-        assert!(!rule("10.0.0.0/8").covers_address("11.0.0.0".parse().unwrap(), 1));
-        assert!(rule("0.0.0.0/0").covers_address("11.0.0.0".parse().unwrap(), 1));
-        assert!(!rule("0.0.0.0/0").covers_address("::1".parse().unwrap(), 1));
+        assert!(parse_rule("10.0.0.0/8").covers_address("10.1.2.3".parse().unwrap(), 1));
+        assert!(!parse_rule("10.0.0.0/8").covers_address("11.0.0.0".parse().unwrap(), 1));
+        assert!(parse_rule("0.0.0.0/0").covers_address("11.0.0.0".parse().unwrap(), 1));
+        assert!(!parse_rule("0.0.0.0/0").covers_address("::1".parse().unwrap(), 1));
     }
 }

@@ -7,7 +7,7 @@ use crate::{Bytes, Enforcement, LimitKind, Signal, Span};
 
 /// How an execution ended, with everything a caller or a record wants to know.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Wire", into = "Wire")]
+#[serde(try_from = "OutcomeWire", into = "OutcomeWire")]
 pub struct Outcome {
     /// What ended it.
     pub ending: Ending,
@@ -156,8 +156,8 @@ impl Outcome {
 /// The JSON form: what callers ask about stands side by side.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Wire {
-    ending: Kind,
+struct OutcomeWire {
+    ending: EndingKind,
     /// The program's own, or −1 where it has none.
     exit_code: i32,
     signal: Option<String>,
@@ -180,7 +180,7 @@ struct Wire {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Kind {
+enum EndingKind {
     Exited,
     Signalled,
     StartFailed,
@@ -192,11 +192,11 @@ enum Kind {
     Lost,
 }
 
-impl From<Outcome> for Wire {
+impl From<Outcome> for OutcomeWire {
     fn from(outcome: Outcome) -> Self {
         let truncated = outcome.truncated();
         let blank = Self {
-            ending: Kind::Cancelled,
+            ending: EndingKind::Cancelled,
             exit_code: -1,
             signal: None,
             timed_out: false,
@@ -212,43 +212,43 @@ impl From<Outcome> for Wire {
             limits_reached: outcome.limits_reached,
         };
         match outcome.ending {
-            Ending::Exited(exit_code) => Self { ending: Kind::Exited, exit_code, ..blank },
+            Ending::Exited(exit_code) => Self { ending: EndingKind::Exited, exit_code, ..blank },
             Ending::Signalled(signal) => {
-                Self { ending: Kind::Signalled, signal: Some(signal.name()), ..blank }
+                Self { ending: EndingKind::Signalled, signal: Some(signal.name()), ..blank }
             }
             Ending::StartFailed(failure) => {
-                Self { ending: Kind::StartFailed, start_failure: Some(failure), ..blank }
+                Self { ending: EndingKind::StartFailed, start_failure: Some(failure), ..blank }
             }
             Ending::LimitExceeded(limit) => {
-                Self { ending: Kind::LimitExceeded, limit_exceeded: Some(limit), ..blank }
+                Self { ending: EndingKind::LimitExceeded, limit_exceeded: Some(limit), ..blank }
             }
-            Ending::TimedOut => Self { ending: Kind::TimedOut, timed_out: true, ..blank },
+            Ending::TimedOut => Self { ending: EndingKind::TimedOut, timed_out: true, ..blank },
             Ending::Cancelled => blank,
-            Ending::Killed => Self { ending: Kind::Killed, ..blank },
+            Ending::Killed => Self { ending: EndingKind::Killed, ..blank },
             Ending::Refused(reason) => {
-                Self { ending: Kind::Refused, refused: Some(reason), ..blank }
+                Self { ending: EndingKind::Refused, refused: Some(reason), ..blank }
             }
-            Ending::Lost(reason) => Self { ending: Kind::Lost, lost: Some(reason), ..blank },
+            Ending::Lost(reason) => Self { ending: EndingKind::Lost, lost: Some(reason), ..blank },
         }
     }
 }
 
-impl TryFrom<Wire> for Outcome {
+impl TryFrom<OutcomeWire> for Outcome {
     type Error = String;
 
-    fn try_from(wire: Wire) -> Result<Self, String> {
+    fn try_from(wire: OutcomeWire) -> Result<Self, String> {
         let ending = match wire.ending {
-            Kind::Exited => Some(Ending::Exited(wire.exit_code)),
-            Kind::Signalled => {
+            EndingKind::Exited => Some(Ending::Exited(wire.exit_code)),
+            EndingKind::Signalled => {
                 wire.signal.as_deref().and_then(Signal::from_name).map(Ending::Signalled)
             }
-            Kind::StartFailed => wire.start_failure.map(Ending::StartFailed),
-            Kind::LimitExceeded => wire.limit_exceeded.map(Ending::LimitExceeded),
-            Kind::TimedOut => Some(Ending::TimedOut),
-            Kind::Cancelled => Some(Ending::Cancelled),
-            Kind::Killed => Some(Ending::Killed),
-            Kind::Refused => wire.refused.map(Ending::Refused),
-            Kind::Lost => wire.lost.map(Ending::Lost),
+            EndingKind::StartFailed => wire.start_failure.map(Ending::StartFailed),
+            EndingKind::LimitExceeded => wire.limit_exceeded.map(Ending::LimitExceeded),
+            EndingKind::TimedOut => Some(Ending::TimedOut),
+            EndingKind::Cancelled => Some(Ending::Cancelled),
+            EndingKind::Killed => Some(Ending::Killed),
+            EndingKind::Refused => wire.refused.map(Ending::Refused),
+            EndingKind::Lost => wire.lost.map(Ending::Lost),
         };
         Ok(Self {
             ending: ending.ok_or("`ending` names a detail that is not there")?,
@@ -265,7 +265,7 @@ impl TryFrom<Wire> for Outcome {
 mod tests {
     use super::*;
 
-    fn ended(ending: Ending) -> Outcome {
+    fn build_outcome(ending: Ending) -> Outcome {
         Outcome {
             ending,
             stdout: StreamReport { bytes: 5, dropped: 2 },
@@ -278,12 +278,12 @@ mod tests {
 
     #[test]
     fn the_json_form_has_the_four_answers_side_by_side() {
-        let json = serde_json::to_value(ended(Ending::TimedOut)).unwrap();
+        let json = serde_json::to_value(build_outcome(Ending::TimedOut)).unwrap();
         assert_eq!(json["exitCode"], -1);
         assert_eq!(json["timedOut"], true);
         assert_eq!(json["truncated"], true);
         assert!(json["signal"].is_null());
-        let json = serde_json::to_value(ended(Ending::Signalled(Signal(11)))).unwrap();
+        let json = serde_json::to_value(build_outcome(Ending::Signalled(Signal(11)))).unwrap();
         assert_eq!(json["signal"], "SIGSEGV");
     }
 
@@ -293,7 +293,7 @@ mod tests {
             (Ending::Killed, "killed", serde_json::Value::Null),
             (Ending::Refused("no room".into()), "refused", "no room".into()),
         ] {
-            let json = serde_json::to_value(ended(ending.clone())).unwrap();
+            let json = serde_json::to_value(build_outcome(ending.clone())).unwrap();
             assert_eq!((&json["ending"], &json["refused"]), (&name.into(), &refused));
             assert!(json["lost"].is_null());
             assert_eq!(serde_json::from_value::<Outcome>(json).unwrap().ending, ending);
@@ -318,7 +318,7 @@ mod tests {
             (Ending::Refused("no room".into()), 125),
             (Ending::Lost("gone".into()), 125),
         ] {
-            assert_eq!(ended(ending.clone()).exit_code(), code, "{ending:?}");
+            assert_eq!(build_outcome(ending.clone()).exit_code(), code, "{ending:?}");
         }
     }
 }

@@ -35,7 +35,7 @@ pub struct SandboxPath(String);
 #[serde(try_from = "String", into = "String")]
 pub struct HostPath(String);
 
-fn check(given: &str) -> Result<(), PathError> {
+fn check_path(given: &str) -> Result<(), PathError> {
     if given.is_empty() {
         return Err(PathError::new(given, "is empty"));
     }
@@ -52,7 +52,7 @@ fn check(given: &str) -> Result<(), PathError> {
 }
 
 /// Whether following the components one by one ever leaves the starting directory.
-fn escapes(path: &Path) -> bool {
+fn is_escaping(path: &Path) -> bool {
     let mut depth = 0usize;
     for component in path.components() {
         match component {
@@ -88,8 +88,8 @@ impl FromStr for SandboxPath {
     type Err = PathError;
 
     fn from_str(given: &str) -> Result<Self, PathError> {
-        check(given)?;
-        if escapes(Path::new(given)) {
+        check_path(given)?;
+        if is_escaping(Path::new(given)) {
             return Err(PathError::new(given, "leaves its root by `..`"));
         }
         Ok(Self(given.to_owned()))
@@ -100,7 +100,7 @@ impl FromStr for HostPath {
     type Err = PathError;
 
     fn from_str(given: &str) -> Result<Self, PathError> {
-        check(given)?;
+        check_path(given)?;
         if !given.starts_with('/') {
             return Err(PathError::new(given, "is not absolute"));
         }

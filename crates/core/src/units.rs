@@ -79,18 +79,18 @@ const SPAN_UNITS: [(&str, u64); 5] =
     [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
 
 /// Splits `512m` into 512 and `m`. Only plain ASCII digits count: no sign, no blanks, no fraction.
-fn split(given: &str) -> Option<(u64, &str)> {
+fn split_unit(given: &str) -> Option<(u64, &str)> {
     let digits = given.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = given.split_at(digits);
     Some((number.parse().ok()?, unit))
 }
 
-fn factor(units: &[(&str, u64)], unit: &str) -> Option<u64> {
+fn find_unit_factor(units: &[(&str, u64)], unit: &str) -> Option<u64> {
     units.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor)
 }
 
 /// Prints with the largest unit that divides the value exactly.
-fn print(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)]) -> fmt::Result {
+fn write_with_unit(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)]) -> fmt::Result {
     let exact = units.iter().find(|(_, factor)| value != 0 && value.is_multiple_of(*factor));
     let (unit, factor) = exact.or(units.last()).copied().unwrap_or(("", 1));
     write!(f, "{}{unit}", value / factor)
@@ -102,9 +102,9 @@ impl FromStr for Bytes {
     fn from_str(given: &str) -> Result<Self, UnitError> {
         let lower = given.to_ascii_lowercase();
         let parse = || {
-            let (number, unit) = split(&lower)?;
+            let (number, unit) = split_unit(&lower)?;
             let unit = unit.strip_suffix("ib").or(unit.strip_suffix('b')).unwrap_or(unit);
-            let factor = if unit.is_empty() { 1 } else { factor(&SIZE_UNITS, unit)? };
+            let factor = if unit.is_empty() { 1 } else { find_unit_factor(&SIZE_UNITS, unit)? };
             number.checked_mul(factor)
         };
         parse().map(Self).ok_or_else(|| UnitError { given: given.into(), expected: EXPECTED_SIZE })
@@ -113,7 +113,7 @@ impl FromStr for Bytes {
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        print(f, self.0, &SIZE_UNITS)
+        write_with_unit(f, self.0, &SIZE_UNITS)
     }
 }
 
@@ -137,8 +137,8 @@ impl FromStr for Span {
 
     fn from_str(given: &str) -> Result<Self, UnitError> {
         let parse = || {
-            let (number, unit) = split(given)?;
-            number.checked_mul(factor(&SPAN_UNITS, unit)?)
+            let (number, unit) = split_unit(given)?;
+            number.checked_mul(find_unit_factor(&SPAN_UNITS, unit)?)
         };
         parse().map(Self).ok_or_else(|| UnitError { given: given.into(), expected: EXPECTED_SPAN })
     }
@@ -146,7 +146,7 @@ impl FromStr for Span {
 
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        print(f, self.0, &SPAN_UNITS)
+        write_with_unit(f, self.0, &SPAN_UNITS)
     }
 }
 
@@ -163,13 +163,13 @@ impl FromStr for Millicores {
 /// `500m`, `2` or `1.5`: up to three digits after the point, since a millicore is the smallest share.
 fn parse_cpu(given: &str) -> Option<u32> {
     if let Some(milli) = given.strip_suffix('m') {
-        return split(milli).filter(|(_, rest)| rest.is_empty())?.0.try_into().ok();
+        return split_unit(milli).filter(|(_, rest)| rest.is_empty())?.0.try_into().ok();
     }
-    let (whole, rest) = split(given)?;
+    let (whole, rest) = split_unit(given)?;
     let fraction = match rest.strip_prefix('.') {
         None if rest.is_empty() => 0,
         Some(digits) if (1..=3).contains(&digits.len()) => {
-            let (number, left) = split(digits)?;
+            let (number, left) = split_unit(digits)?;
             let missing = u32::try_from(3 - digits.len()).ok()?;
             left.is_empty().then_some(number * 10u64.pow(missing))?
         }

@@ -8,11 +8,11 @@ use stockade_core::{
     SnapshotId, SnapshotKind, Workspace,
 };
 
-use crate::engine::{Engine, Inner};
+use crate::engine::{Engine, EngineInner};
 use crate::execution::Execution;
 use crate::history::Subscription;
 use crate::journal::Event;
-use crate::sandboxes::{CAPTURE_TIMEOUT, Live, Order, Origin, in_a_task, too_slow};
+use crate::sandboxes::{CAPTURE_TIMEOUT, RunningSandbox, SandboxOrder, Origin, in_a_task, too_slow};
 use crate::snapshots::{Snapshot, Snapshots};
 
 /// More at once would only wait for each other.
@@ -30,7 +30,7 @@ impl Engine {
     pub async fn snapshot(&self, id: &SandboxId, kind: SnapshotKind) -> Result<Snapshot> {
         let live = self.inner.live(id)?;
         let inner = Arc::clone(&self.inner);
-        in_a_task(async move { inner.capture(&live, kind).await }).await
+        in_a_task(async move { inner.capture_sandbox(&live, kind).await }).await
     }
 
     /// Brings a captured state back into a live sandbox of the same kind.
@@ -40,7 +40,7 @@ impl Engine {
         same_backend(&stored, live.order.admitted.backend().as_str())?;
         let inner = Arc::clone(&self.inner);
         in_a_task(async move {
-            let parts = inner.checked(&stored).await?;
+            let parts = inner.read_checked_parts(&stored).await?;
             let sandbox = live.sandbox.id().clone();
             inner.record(Event::Restored { sandbox, snapshot: stored.id }).await?;
             let restored =
@@ -55,7 +55,7 @@ impl Engine {
     pub async fn create_from(&self, snapshot: &SnapshotId, spec: SandboxSpec) -> Result<SandboxId> {
         let stored = self.inner.snapshots.get(snapshot)?;
         let order = self.order_from(&stored, spec, None).await?;
-        let origin = self.inner.origin(&stored).await?;
+        let origin = self.inner.read_origin(&stored).await?;
         self.inner.clone().create_live(order.beginning_with(origin)).await
     }
 
@@ -69,7 +69,7 @@ impl Engine {
     ) -> Result<(Execution, Subscription)> {
         let stored = self.inner.snapshots.get(snapshot)?;
         let order = self.order_from(&stored, spec, Some(&command)).await?;
-        let origin = self.inner.origin(&stored).await?;
+        let origin = self.inner.read_origin(&stored).await?;
         self.run_order(order.beginning_with(origin), command).await
     }
 
@@ -79,7 +79,7 @@ impl Engine {
         stored: &Snapshot,
         mut spec: SandboxSpec,
         command: Option<&Command>,
-    ) -> Result<Order> {
+    ) -> Result<SandboxOrder> {
         if spec.backend == BackendChoice::Auto {
             spec.backend = BackendChoice::Named(stored.backend.clone());
         }
@@ -87,7 +87,7 @@ impl Engine {
             same_backend(stored, name.as_str())?;
         }
         stored.fits_this_host()?;
-        self.inner.admit(&spec, command).await
+        self.inner.admit_order(&spec, command).await
     }
 
     /// Makes this many copies of a live sandbox, memory and all where its backend can. Each has a
@@ -101,21 +101,21 @@ impl Engine {
         let spec = spec_of_a_copy(live.order.admitted.spec());
         let (engine, of) = (self.clone(), live.order.admitted.backend().clone());
         in_a_task(async move {
-            let snapshot = engine.inner.capture(&live, engine.inner.fullest(&of).await).await?;
+            let snapshot = engine.inner.capture_sandbox(&live, engine.inner.find_fullest_kind(&of).await).await?;
             let passing = engine.inner.snapshots.passing(snapshot)?;
-            let copies = engine.copies(passing.snapshot(), &spec, count).await?;
+            let copies = engine.make_copies(passing.snapshot(), &spec, count).await?;
             passing.end().map(|()| copies)
         })
         .await
     }
 
-    async fn copies(
+    async fn make_copies(
         &self,
         snapshot: &Snapshot,
         spec: &SandboxSpec,
         count: usize,
     ) -> Result<Vec<SandboxId>> {
-        let origin = self.inner.origin(snapshot).await?;
+        let origin = self.inner.read_origin(snapshot).await?;
         let (mut made, mut failed) = (Vec::new(), None);
         let mut making = tokio::task::JoinSet::new();
         let mut begun = 0;
@@ -129,10 +129,10 @@ impl Engine {
                 });
                 begun += 1;
             }
-            note(making.join_next().await, &mut made, &mut failed);
+            record_copy_result(making.join_next().await, &mut made, &mut failed);
         }
         while let Some(last) = making.join_next().await {
-            note(Some(last), &mut made, &mut failed);
+            record_copy_result(Some(last), &mut made, &mut failed);
         }
         let Some(error) = failed else { return Ok(made) };
         for id in made {
@@ -142,9 +142,9 @@ impl Engine {
     }
 }
 
-type Made = Result<Result<SandboxId>, tokio::task::JoinError>;
+type MadeCopy = Result<Result<SandboxId>, tokio::task::JoinError>;
 
-fn note(one: Option<Made>, made: &mut Vec<SandboxId>, failed: &mut Option<Error>) {
+fn record_copy_result(one: Option<MadeCopy>, made: &mut Vec<SandboxId>, failed: &mut Option<Error>) {
     match one {
         Some(Ok(Ok(id))) => made.push(id),
         Some(Ok(Err(error))) => *failed = Some(error),
@@ -154,8 +154,8 @@ fn note(one: Option<Made>, made: &mut Vec<SandboxId>, failed: &mut Option<Error>
     }
 }
 
-impl Inner {
-    async fn capture(&self, live: &Live, kind: SnapshotKind) -> Result<Snapshot> {
+impl EngineInner {
+    async fn capture_sandbox(&self, live: &RunningSandbox, kind: SnapshotKind) -> Result<Snapshot> {
         let store = Arc::clone(&self.snapshots);
         let draft = store.draft()?;
         let captured =
@@ -165,7 +165,7 @@ impl Inner {
         let admitted = &live.order.admitted;
         let walls = (admitted.backend().clone(), admitted.boundary());
         let spec = admitted.spec().clone();
-        let stored = blocking(move || store.store(&draft, kind, walls, &spec)).await?;
+        let stored = run_blocking(move || store.store(&draft, kind, walls, &spec)).await?;
         let sandbox = live.sandbox.id().clone();
         let snapshot = stored.id.clone();
         self.record(Event::Captured { sandbox, snapshot, what: kind }).await?;
@@ -173,17 +173,17 @@ impl Inner {
     }
 
     /// The parts of a snapshot, each byte of which was found right.
-    async fn checked(&self, snapshot: &Snapshot) -> Result<Parts> {
+    async fn read_checked_parts(&self, snapshot: &Snapshot) -> Result<Parts> {
         let (store, snapshot) = (Arc::clone(&self.snapshots), snapshot.clone());
-        blocking(move || store.parts(&snapshot)).await
+        run_blocking(move || store.parts(&snapshot)).await
     }
 
-    async fn origin(&self, stored: &Snapshot) -> Result<Origin> {
-        let parts = Arc::new(self.checked(stored).await?);
+    async fn read_origin(&self, stored: &Snapshot) -> Result<Origin> {
+        let parts = Arc::new(self.read_checked_parts(stored).await?);
         Ok(Origin { snapshot: stored.id.clone(), parts })
     }
 
-    async fn fullest(&self, backend: &stockade_core::BackendName) -> SnapshotKind {
+    async fn find_fullest_kind(&self, backend: &stockade_core::BackendName) -> SnapshotKind {
         let measured = self.registry.capabilities(backend).await;
         let full = measured.is_some_and(|it| it.has(Feature::FullSnapshot));
         if full { SnapshotKind::Full } else { SnapshotKind::Files }
@@ -191,7 +191,7 @@ impl Inner {
 }
 
 /// Work on files that may take a while.
-async fn blocking<T: Send + 'static>(
+async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|join| {

@@ -11,7 +11,7 @@ use stockade_core::{
 };
 
 use crate::config::EngineConfig;
-use crate::execution::{Execution, Shared, Watcher};
+use crate::execution::{Execution, SharedExecution, Watcher};
 use crate::history::Subscription;
 use crate::host_views::behind_links;
 use crate::id;
@@ -20,9 +20,9 @@ use crate::lease::{LeaseListing, Leases};
 use crate::measured::Measurements;
 use crate::output_log::OutputLogs;
 use crate::pool::{Claim, Pools};
-use crate::presence::{Engines, Presence};
+use crate::presence::{Engines, EnginePresence};
 use crate::registry::Registry;
-use crate::sandboxes::{Live, Order};
+use crate::sandboxes::{RunningSandbox, SandboxOrder};
 use crate::select::{Selection, select};
 use crate::snapshots::Snapshots;
 use crate::state::StateDir;
@@ -30,25 +30,25 @@ use crate::state::StateDir;
 /// The engine. Clones are the same engine.
 #[derive(Clone)]
 pub struct Engine {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Arc<EngineInner>,
 }
 
-pub(crate) struct Inner {
+pub(crate) struct EngineInner {
     pub config: EngineConfig,
     pub registry: Registry,
     pub journal: Arc<Journal>,
     pub leases: Leases,
     pub engines: Engines,
     /// From the first record on that this engine opens.
-    pub presence: Mutex<Option<Presence>>,
+    pub presence: Mutex<Option<EnginePresence>>,
     pub snapshots: Arc<Snapshots>,
     pub output_logs: OutputLogs,
-    pub live: Mutex<HashMap<SandboxId, Arc<Live>>>,
-    pub running: Mutex<HashMap<JobId, Weak<Shared>>>,
+    pub live: Mutex<HashMap<SandboxId, Arc<RunningSandbox>>>,
+    pub running: Mutex<HashMap<JobId, Weak<SharedExecution>>>,
     pub pools: Pools,
 }
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -57,7 +57,7 @@ impl Engine {
     /// one directory. What dead ones left is removed first, unless the configuration says not to.
     pub async fn open(config: EngineConfig, backends: Vec<Arc<dyn Backend>>) -> Result<Self> {
         let state = StateDir::open(&config.state_dir)?;
-        let inner = Inner {
+        let inner = EngineInner {
             journal: Arc::new(Journal::open(&state, config.journal)?),
             leases: Leases::open(&state)?,
             engines: Engines::open(&state)?,
@@ -112,9 +112,9 @@ impl Engine {
     /// Runs one command in a sandbox of its own, which is destroyed before the outcome is revealed.
     /// If this future is dropped, nothing is left (C-32).
     pub async fn run(&self, spec: SandboxSpec, command: Command) -> Result<Execution> {
-        let order = self.inner.admit(&spec, Some(&command)).await?;
+        let order = self.inner.admit_order(&spec, Some(&command)).await?;
         let (claim, sandbox) = self.inner.place(&order).await?;
-        let shared = self.inner.begin(id::fresh()?, &order, sandbox, &command).await?;
+        let shared = self.inner.begin_record(id::fresh()?, &order, sandbox, &command).await?;
         self.start(order, command, shared, claim).await
     }
 
@@ -124,26 +124,26 @@ impl Engine {
         spec: SandboxSpec,
         command: Command,
     ) -> Result<(Execution, Subscription)> {
-        let order = self.inner.admit(&spec, Some(&command)).await?;
+        let order = self.inner.admit_order(&spec, Some(&command)).await?;
         self.run_order(order, command).await
     }
 
     pub(crate) async fn run_order(
         &self,
-        order: Order,
+        order: SandboxOrder,
         command: Command,
     ) -> Result<(Execution, Subscription)> {
         let (claim, sandbox) = self.inner.place(&order).await?;
-        let shared = self.inner.begin(id::fresh()?, &order, sandbox, &command).await?;
+        let shared = self.inner.begin_record(id::fresh()?, &order, sandbox, &command).await?;
         let follower = shared.history.follow();
         Ok((self.start(order, command, shared, claim).await?, follower))
     }
 
     async fn start(
         &self,
-        order: Order,
+        order: SandboxOrder,
         command: Command,
-        shared: Arc<Shared>,
+        shared: Arc<SharedExecution>,
         claim: Option<Claim>,
     ) -> Result<Execution> {
         // The handle cancels when it is dropped, so giving up half-way ends what the task has begun.
@@ -155,7 +155,7 @@ impl Engine {
     /// A sandbox that stays until it is destroyed or its engine ends: a prepared one where a pool has
     /// what is asked for, else a new one.
     pub async fn create(&self, spec: SandboxSpec) -> Result<SandboxId> {
-        let order = self.inner.admit(&spec, None).await?;
+        let order = self.inner.admit_order(&spec, None).await?;
         self.inner.clone().create_live(order).await
     }
 
@@ -214,9 +214,9 @@ impl Engine {
 
     async fn start_in(
         &self,
-        live: Arc<Live>,
+        live: Arc<RunningSandbox>,
         command: Command,
-        shared: Arc<Shared>,
+        shared: Arc<SharedExecution>,
     ) -> Result<Execution> {
         let execution = Execution::new(Arc::clone(&shared));
         self.inner.clone().start_in(live, command, shared).await?;
@@ -238,16 +238,16 @@ impl Engine {
 
     /// An execution that is still under way, by the id of its record.
     pub fn watch(&self, job: &JobId) -> Option<Watcher> {
-        let shared = lock(&self.inner.running).get(job)?.upgrade()?;
+        let shared = lock_mutex(&self.inner.running).get(job)?.upgrade()?;
         Some(Watcher { shared })
     }
 
     /// Ends a sandbox and everything in it; returns when nothing is left (C-30). Idempotent.
     pub async fn destroy(&self, id: &SandboxId) -> Result<()> {
         if let Some(ready) = self.inner.pools.withdraw(id) {
-            lock(&self.inner.live).insert(id.clone(), Arc::new(ready));
+            lock_mutex(&self.inner.live).insert(id.clone(), Arc::new(ready));
         }
-        let live = lock(&self.inner.live).get(id).cloned();
+        let live = lock_mutex(&self.inner.live).get(id).cloned();
         match live {
             Some(live) => self.inner.clone().retire(live).await,
             None => self.inner.destroy_foreign(id).await,
@@ -271,11 +271,11 @@ impl Engine {
     /// Ends every sandbox and execution of this engine. Idempotent.
     pub async fn close(&self) -> Result<()> {
         let running: Vec<_> =
-            lock(&self.inner.running).values().filter_map(Weak::upgrade).collect();
+            lock_mutex(&self.inner.running).values().filter_map(Weak::upgrade).collect();
         running.iter().for_each(|shared| shared.cancel());
         // What a pool could not take down is among the live ones afterwards, and tried again.
         self.inner.pools.close().await;
-        let ids: BTreeSet<_> = lock(&self.inner.live).keys().cloned().collect();
+        let ids: BTreeSet<_> = lock_mutex(&self.inner.live).keys().cloned().collect();
         let mut result = Ok(());
         for id in ids {
             result = result.and(self.destroy(&id).await);
@@ -297,14 +297,14 @@ impl Engine {
     }
 }
 
-impl Inner {
+impl EngineInner {
     /// Checks everything before anything is created (C-01).
-    pub(crate) async fn admit(
+    pub(crate) async fn admit_order(
         &self,
         spec: &SandboxSpec,
         command: Option<&Command>,
-    ) -> Result<Order> {
-        self.known(spec)?;
+    ) -> Result<SandboxOrder> {
+        self.check_known_backend(spec)?;
         let spec = &behind_links(spec);
         let measured = self.registry.measured(spec).await;
         let mut selection = select(spec, &measured);
@@ -314,14 +314,14 @@ impl Inner {
             refusals.extend(every_refusal(spec, &selection).0);
         }
         let Some(admitted) = admitted.filter(|_| refusals.is_empty()) else {
-            return Err(self.refused(spec, Refusals(refusals)).await);
+            return Err(self.record_refusals(spec, Refusals(refusals)).await);
         };
         let taken =
             measured.iter().find(|capabilities| capabilities.backend == *admitted.backend());
         if let (Some(command), Some(capabilities)) = (command, taken) {
             self.admit_command(command, spec, capabilities).await?;
         }
-        self.order(admitted)
+        self.build_order(admitted)
     }
 
     async fn admit_command(
@@ -332,11 +332,11 @@ impl Inner {
     ) -> Result<()> {
         match admit_command(command, spec, capabilities) {
             Ok(()) => Ok(()),
-            Err(refusals) => Err(self.refused(spec, refusals).await),
+            Err(refusals) => Err(self.record_refusals(spec, refusals).await),
         }
     }
 
-    fn known(&self, spec: &SandboxSpec) -> Result<()> {
+    fn check_known_backend(&self, spec: &SandboxSpec) -> Result<()> {
         match &spec.backend {
             BackendChoice::Named(name) if self.registry.get(name).is_none() => {
                 Err(no_such_backend(name, &self.registry.names()))
@@ -345,9 +345,9 @@ impl Inner {
         }
     }
 
-    fn order(&self, admitted: Admitted) -> Result<Order> {
+    fn build_order(&self, admitted: Admitted) -> Result<SandboxOrder> {
         match self.registry.get(admitted.backend()) {
-            Some(backend) => Ok(Order { backend: Arc::clone(backend), admitted, from: None }),
+            Some(backend) => Ok(SandboxOrder { backend: Arc::clone(backend), admitted, from: None }),
             None => Err(no_such_backend(admitted.backend(), &self.registry.names())),
         }
     }
@@ -366,7 +366,7 @@ impl Inner {
     }
 
     /// Turns refusals into the error, after recording them.
-    async fn refused(&self, spec: &SandboxSpec, refusals: Refusals) -> Error {
+    async fn record_refusals(&self, spec: &SandboxSpec, refusals: Refusals) -> Error {
         let reasons = refusals.0.iter().map(|refusal| refusal.reason.clone()).collect();
         // The refusal stands whether or not it could be recorded: nothing was run.
         let _ =
@@ -378,8 +378,8 @@ impl Inner {
         Error::refused("admit", named, refusals)
     }
 
-    pub(crate) fn live(&self, id: &SandboxId) -> Result<Arc<Live>> {
-        lock(&self.live).get(id).cloned().ok_or_else(|| {
+    pub(crate) fn live(&self, id: &SandboxId) -> Result<Arc<RunningSandbox>> {
+        lock_mutex(&self.live).get(id).cloned().ok_or_else(|| {
             Error::new(
                 ErrorCode::NotFound,
                 "find sandbox",
@@ -394,19 +394,19 @@ impl Inner {
         job: JobId,
         id: &SandboxId,
         command: &Command,
-    ) -> Result<(Arc<Live>, Arc<Shared>)> {
+    ) -> Result<(Arc<RunningSandbox>, Arc<SharedExecution>)> {
         let live = self.live(id)?;
         let spec = live.order.admitted.spec();
         let capabilities = self.registry.capabilities(live.order.admitted.backend()).await;
         if let Some(capabilities) = capabilities {
             self.admit_command(command, spec, capabilities).await?;
         }
-        let shared = self.begin(job, &live.order, id.clone(), command).await?;
+        let shared = self.begin_record(job, &live.order, id.clone(), command).await?;
         Ok((live, shared))
     }
 
     /// Where a command of its own will run: in a prepared sandbox, or in one yet to be made.
-    async fn place(&self, order: &Order) -> Result<(Option<Claim>, SandboxId)> {
+    async fn place(&self, order: &SandboxOrder) -> Result<(Option<Claim>, SandboxId)> {
         // What was prepared knows nothing of a captured state.
         let claim = if order.from.is_some() { None } else { self.claim(order).await? };
         let sandbox = claim.as_ref().map_or_else(id::fresh, |claim| Ok(claim.id().clone()))?;
@@ -414,13 +414,13 @@ impl Inner {
     }
 
     /// Opens the record of an execution: nothing runs before this has been written (C-40).
-    pub(crate) async fn begin(
+    pub(crate) async fn begin_record(
         &self,
         job: JobId,
-        order: &Order,
+        order: &SandboxOrder,
         sandbox: SandboxId,
         command: &Command,
-    ) -> Result<Arc<Shared>> {
+    ) -> Result<Arc<SharedExecution>> {
         let spec = order.admitted.spec();
         let started = Event::Started {
             job: job.clone(),
@@ -440,8 +440,8 @@ impl Inner {
         let walls = (order.admitted.backend().clone(), order.admitted.boundary());
         let limits = order.admitted.enforcement_for(command);
         let (argv, bounds) = (command.argv(), self.config.history);
-        let shared = Shared::new(job.clone(), sandbox, walls, argv, limits, bounds);
-        lock(&self.running).insert(job, Arc::downgrade(&shared));
+        let shared = SharedExecution::new(job.clone(), sandbox, walls, argv, limits, bounds);
+        lock_mutex(&self.running).insert(job, Arc::downgrade(&shared));
         Ok(shared)
     }
 }

@@ -14,7 +14,7 @@ use crate::history::{History, HistoryBounds, Subscription};
 
 /// What the pipeline and the handles of one execution share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SharedExecution {
     pub job: JobId,
     pub sandbox: SandboxId,
     pub walls: (BackendName, Boundary),
@@ -22,15 +22,15 @@ pub(crate) struct Shared {
     pub command: Vec<String>,
     pub limits: Vec<Enforcement>,
     pub history: Arc<History>,
-    pub control: OnceLock<Control>,
+    pub control: OnceLock<ControlSlot>,
     cancelled: watch::Sender<bool>,
-    finished: watch::Sender<Option<Finished>>,
+    finished: watch::Sender<Option<FinishedExecution>>,
 }
 
 /// A process's control, with a `Debug` that says nothing.
-pub(crate) struct Control(pub Arc<dyn ProcessControl>);
+pub(crate) struct ControlSlot(pub Arc<dyn ProcessControl>);
 
-impl std::fmt::Debug for Control {
+impl std::fmt::Debug for ControlSlot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Control")
     }
@@ -38,13 +38,13 @@ impl std::fmt::Debug for Control {
 
 /// The last word on an execution.
 #[derive(Debug, Clone)]
-pub(crate) struct Finished {
+pub(crate) struct FinishedExecution {
     pub outcome: Outcome,
     /// Whether everything was released, and the record written.
     pub released: Result<()>,
 }
 
-impl Shared {
+impl SharedExecution {
     pub(crate) fn new(
         job: JobId,
         sandbox: SandboxId,
@@ -74,7 +74,7 @@ impl Shared {
         self.cancelled.subscribe()
     }
 
-    pub(crate) fn finish(&self, finished: Finished) {
+    pub(crate) fn finish(&self, finished: FinishedExecution) {
         let outcome = finished.outcome.clone();
         self.finished.send_replace(Some(finished));
         self.history.finish(outcome);
@@ -84,7 +84,7 @@ impl Shared {
         self.finished.borrow().is_some()
     }
 
-    pub(crate) async fn finished(&self) -> Finished {
+    pub(crate) async fn finished(&self) -> FinishedExecution {
         let mut receiver = self.finished.subscribe();
         loop {
             if let Some(finished) = receiver.borrow_and_update().clone() {
@@ -106,11 +106,11 @@ pub struct Execution {
 /// Everything one can do with an execution; dropping it changes nothing. Clones are equals.
 #[derive(Debug, Clone)]
 pub struct Watcher {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<SharedExecution>,
 }
 
 impl Execution {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(shared: Arc<SharedExecution>) -> Self {
         Self { watcher: Watcher { shared }, armed: true }
     }
 

@@ -53,7 +53,7 @@ pub enum OutputEvent {
 /// The writing end and the keeper of the window.
 #[derive(Debug)]
 pub(crate) struct History {
-    state: Mutex<State>,
+    state: Mutex<HistoryState>,
     bounds: HistoryBounds,
     /// Something was written, or it ended.
     written: Notify,
@@ -62,19 +62,19 @@ pub(crate) struct History {
 }
 
 #[derive(Debug, Default)]
-struct State {
-    events: VecDeque<Event>,
+struct HistoryState {
+    events: VecDeque<HistoryEvent>,
     bytes: usize,
     /// Position behind the newest event.
     end: Position,
     outcome: Option<Outcome>,
     followers: BTreeMap<u64, Position>,
     next_follower: u64,
-    holding: Holding,
+    holding: HistoryHolding,
 }
 
 #[derive(Debug)]
-struct Event {
+struct HistoryEvent {
     at: Position,
     stream: StreamId,
     data: Bytes,
@@ -89,34 +89,34 @@ struct Position {
 
 /// Whether followers may hold the program back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Holding {
+enum HistoryHolding {
     #[default]
     Allowed,
     /// The program is being ended: nobody may keep it alive by not reading.
     Over,
 }
 
-impl State {
+impl HistoryState {
     fn start(&self) -> Position {
         self.events.front().map_or(self.end, |event| event.at)
     }
 
-    fn over(&self, bounds: HistoryBounds, coming: usize) -> bool {
+    fn is_over_bounds(&self, bounds: HistoryBounds, coming: usize) -> bool {
         self.events.len() >= bounds.events || self.bytes + coming > bounds.bytes
     }
 
     /// Whether a follower still needs the oldest event.
-    fn held(&self) -> bool {
+    fn is_oldest_held(&self) -> bool {
         let oldest = self.start().seq;
-        self.holding == Holding::Allowed
+        self.holding == HistoryHolding::Allowed
             && !self.events.is_empty()
             && self.followers.values().any(|follower| follower.seq <= oldest)
     }
 
     /// Lets the oldest events go until this much fits. Fails while a follower needs one of them.
     fn make_room(&mut self, bounds: HistoryBounds, coming: usize) -> bool {
-        while !self.events.is_empty() && self.over(bounds, coming) {
-            if self.held() {
+        while !self.events.is_empty() && self.is_over_bounds(bounds, coming) {
+            if self.is_oldest_held() {
                 return false;
             }
             self.bytes -= self.events.pop_front().map_or(0, |event| event.data.len());
@@ -128,7 +128,7 @@ impl State {
         let at = self.end;
         self.end = Position { seq: at.seq + 1, bytes: at.bytes + data.len() as u64 };
         self.bytes += data.len();
-        self.events.push_back(Event { at, stream, data });
+        self.events.push_back(HistoryEvent { at, stream, data });
     }
 }
 
@@ -142,7 +142,7 @@ impl History {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, HistoryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -166,7 +166,7 @@ impl History {
 
     /// From now on followers are readers like any other.
     pub(crate) fn stop_holding(&self) {
-        self.state().holding = Holding::Over;
+        self.state().holding = HistoryHolding::Over;
         self.read.notify_waiters();
     }
 
@@ -246,7 +246,7 @@ impl Subscription {
     }
 
     /// Moves on and says where it was.
-    fn move_to(&mut self, to: Position, state: &mut State) -> Position {
+    fn move_to(&mut self, to: Position, state: &mut HistoryState) -> Position {
         if let Some(follower) = self.follower {
             state.followers.insert(follower, to);
             self.history.read.notify_waiters();
@@ -276,7 +276,7 @@ mod tests {
 
     const SMALL_BOUNDS: HistoryBounds = HistoryBounds { events: 4, bytes: 100 };
 
-    fn ended() -> Outcome {
+    fn sample_outcome() -> Outcome {
         let (stdout, stderr) = (StreamReport::default(), StreamReport::default());
         Outcome {
             ending: Ending::Exited(0),
@@ -288,18 +288,18 @@ mod tests {
         }
     }
 
-    fn ready<T>(future: impl Future<Output = T>) -> Option<T> {
+    fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
         match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(value) => Some(value),
             Poll::Pending => None,
         }
     }
 
-    fn write(history: &History, bytes: usize) -> Option<()> {
-        ready(history.push(StreamId::Stdout, Bytes::from(vec![b'x'; bytes])))
+    fn write_bytes(history: &History, bytes: usize) -> Option<()> {
+        poll_once(history.push(StreamId::Stdout, Bytes::from(vec![b'x'; bytes])))
     }
 
-    fn seqs(subscription: &mut Subscription) -> Vec<u64> {
+    fn drain_sequence_numbers(subscription: &mut Subscription) -> Vec<u64> {
         std::iter::from_fn(|| subscription.try_next())
             .filter_map(|event| match event {
                 OutputEvent::Output { seq, .. } => Some(seq),
@@ -311,15 +311,15 @@ mod tests {
     #[test]
     fn a_late_reader_gets_the_history_once_and_then_the_live_stream() {
         let history = History::new(SMALL_BOUNDS);
-        write(&history, 1).unwrap();
-        write(&history, 1).unwrap();
+        write_bytes(&history, 1).unwrap();
+        write_bytes(&history, 1).unwrap();
         let mut late = history.subscribe();
-        assert_eq!(seqs(&mut late), [0, 1]);
-        write(&history, 1).unwrap();
-        assert_eq!(seqs(&mut late), [2]);
-        history.finish(ended());
-        assert_eq!(late.try_next(), Some(OutputEvent::End(ended())));
-        assert_eq!(ready(late.next()), Some(None));
+        assert_eq!(drain_sequence_numbers(&mut late), [0, 1]);
+        write_bytes(&history, 1).unwrap();
+        assert_eq!(drain_sequence_numbers(&mut late), [2]);
+        history.finish(sample_outcome());
+        assert_eq!(late.try_next(), Some(OutputEvent::End(sample_outcome())));
+        assert_eq!(poll_once(late.next()), Some(None));
     }
 
     #[test]
@@ -327,19 +327,19 @@ mod tests {
         let history = History::new(SMALL_BOUNDS);
         let mut slow = history.subscribe();
         for _ in 0..10 {
-            write(&history, 3).unwrap();
+            write_bytes(&history, 3).unwrap();
         }
         assert_eq!(slow.try_next(), Some(OutputEvent::Gap { events: 6, bytes: 18 }));
-        assert_eq!(seqs(&mut slow), [6, 7, 8, 9]);
+        assert_eq!(drain_sequence_numbers(&mut slow), [6, 7, 8, 9]);
     }
 
     #[test]
     fn the_window_is_bounded_by_bytes_too() {
         let history = History::new(SMALL_BOUNDS);
         for _ in 0..3 {
-            write(&history, 60).unwrap();
+            write_bytes(&history, 60).unwrap();
         }
-        assert_eq!(seqs(&mut history.subscribe()), [2]);
+        assert_eq!(drain_sequence_numbers(&mut history.subscribe()), [2]);
     }
 
     #[test]
@@ -347,12 +347,12 @@ mod tests {
         let history = History::new(SMALL_BOUNDS);
         let mut follower = history.follow();
         for _ in 0..4 {
-            write(&history, 1).unwrap();
+            write_bytes(&history, 1).unwrap();
         }
-        assert_eq!(write(&history, 1), None);
+        assert_eq!(write_bytes(&history, 1), None);
         assert!(follower.try_next().is_some());
-        write(&history, 1).unwrap();
-        assert_eq!(seqs(&mut follower), [1, 2, 3, 4]);
+        write_bytes(&history, 1).unwrap();
+        assert_eq!(drain_sequence_numbers(&mut follower), [1, 2, 3, 4]);
     }
 
     #[test]
@@ -360,13 +360,13 @@ mod tests {
         let history = History::new(SMALL_BOUNDS);
         let mut follower = history.follow();
         for _ in 0..4 {
-            write(&history, 25).unwrap();
+            write_bytes(&history, 25).unwrap();
         }
         assert!(follower.try_next().is_some());
-        assert_eq!(write(&history, 80), None, "three events that must go were not read yet");
-        assert_eq!(seqs(&mut follower), [1, 2, 3]);
-        write(&history, 80).unwrap();
-        assert_eq!(seqs(&mut follower), [4]);
+        assert_eq!(write_bytes(&history, 80), None, "three events that must go were not read yet");
+        assert_eq!(drain_sequence_numbers(&mut follower), [1, 2, 3]);
+        write_bytes(&history, 80).unwrap();
+        assert_eq!(drain_sequence_numbers(&mut follower), [4]);
     }
 
     #[test]
@@ -375,12 +375,12 @@ mod tests {
         let follower = history.follow();
         let another = history.follow();
         for _ in 0..4 {
-            write(&history, 1).unwrap();
+            write_bytes(&history, 1).unwrap();
         }
         drop(follower);
-        assert_eq!(write(&history, 1), None);
+        assert_eq!(write_bytes(&history, 1), None);
         history.stop_holding();
-        write(&history, 1).unwrap();
+        write_bytes(&history, 1).unwrap();
         drop(another);
     }
 }

@@ -15,7 +15,7 @@ use std::path::{Component, Path, PathBuf};
 use stockade_core::{HostPath, Image, Layers, Refusal, Refusals, SandboxSpec, Workspace};
 
 use crate::config::EngineConfig;
-use mounts::{Located, Mounts};
+use mounts::{Located, MountTable};
 
 /// Directories in which programs of the host keep sockets, or what the host itself is configured by.
 /// No view is one of them, or contains one.
@@ -64,7 +64,7 @@ impl OwnPath {
 }
 
 /// One path of the host that a spec shows to its guest.
-struct View<'s> {
+struct HostView<'s> {
     field: String,
     path: &'s HostPath,
     /// Whether it may lie among the trees that are made for guests.
@@ -80,16 +80,16 @@ impl EngineConfig {
         if spec.image == Image::Host {
             refusals.extend(own.iter().filter_map(refuse_in_host_image));
         }
-        let views = views(spec);
+        let views = list_host_views(spec);
         if views.is_empty() {
             return Refusals(refusals);
         }
-        let Ok(mounts) = Mounts::read() else {
+        let Ok(mounts) = MountTable::read() else {
             let reason = "the mounts of this host cannot be read, so nothing of it can be shown";
-            refusals.push(refusal("workspace", reason.into(), "mount /proc"));
+            refusals.push(build_refusal("workspace", reason.into(), "mount /proc"));
             return Refusals(refusals);
         };
-        let check = Check { state: real(&self.state_dir), own, config: self, mounts };
+        let check = HostViewCheck { state: real(&self.state_dir), own, config: self, mounts };
         refusals.extend(views.iter().filter_map(|view| check.refuse(view)));
         Refusals(refusals)
     }
@@ -103,8 +103,8 @@ impl EngineConfig {
 }
 
 /// Everything of the host that a spec shows, whatever the mode.
-fn views(spec: &SandboxSpec) -> Vec<View<'_>> {
-    let view = |field: &str, path, made_for_guests| View {
+fn list_host_views(spec: &SandboxSpec) -> Vec<HostView<'_>> {
+    let view = |field: &str, path, made_for_guests| HostView {
         field: field.to_owned(),
         path,
         made_for_guests,
@@ -165,32 +165,32 @@ fn refuse_in_host_image(own: &OwnPath) -> Option<Refusal> {
     let shown = HOST_IMAGE.iter().find(|shown| own.path.starts_with(real(Path::new(shown))))?;
     let (path, what) = (own.path.display(), own.what);
     let reason = format!("{what} `{path}` lies in `{shown}`, which every sandbox sees");
-    Some(refusal("image", reason, "move it elsewhere, or use another image"))
+    Some(build_refusal("image", reason, "move it elsewhere, or use another image"))
 }
 
 /// One check of all views of a spec.
-struct Check<'c> {
+struct HostViewCheck<'c> {
     state: PathBuf,
     own: Vec<OwnPath>,
     config: &'c EngineConfig,
-    mounts: Mounts,
+    mounts: MountTable,
 }
 
-impl Check<'_> {
-    fn refuse(&self, view: &View<'_>) -> Option<Refusal> {
+impl HostViewCheck<'_> {
+    fn refuse(&self, view: &HostView<'_>) -> Option<Refusal> {
         let path = real(view.path.as_path());
         let located = self.mounts.locate(&path);
         let found = self
             .own_path(view, &located)
             .or_else(|| self.private_files(&located))
-            .or_else(|| self.shared(&located))
+            .or_else(|| self.explain_shared_directory(&located))
             .or_else(|| refuse_kernel_path(&path))
             .or_else(|| no_plain_file(&path));
         let (reason, remedy) = found?;
-        Some(refusal(&view.field, format!("`{}` {reason}", path.display()), &remedy))
+        Some(build_refusal(&view.field, format!("`{}` {reason}", path.display()), &remedy))
     }
 
-    fn own_path(&self, view: &View<'_>, located: &Located) -> Option<(String, String)> {
+    fn own_path(&self, view: &HostView<'_>, located: &Located) -> Option<(String, String)> {
         self.own.iter().find_map(|own| {
             let there = self.mounts.locate(&own.path);
             let relation = if self.mounts.shows(located, &there) {
@@ -206,7 +206,7 @@ impl Check<'_> {
     }
 
     /// Whether a view is one of the trees that the state directory holds for guests.
-    fn is_view_tree(&self, view: &View<'_>, located: &Located) -> bool {
+    fn is_view_tree(&self, view: &HostView<'_>, located: &Located) -> bool {
         let Ok(rest) = located.path.strip_prefix(&self.state) else { return false };
         let parts: Vec<_> = rest.components().collect();
         let store = parts.first().and_then(|first| first.as_os_str().to_str());
@@ -227,7 +227,7 @@ impl Check<'_> {
     }
 
     /// Directories that programs of the host share with each other.
-    fn shared(&self, located: &Located) -> Option<(String, String)> {
+    fn explain_shared_directory(&self, located: &Located) -> Option<(String, String)> {
         let remedy = "choose a directory of your own, such as one below it";
         let listen = "where programs of the host listen and leave files";
         for shared in SHARED_HOST_DIRS {
@@ -274,7 +274,7 @@ fn is_private_name(name: &str) -> bool {
     user.starts_with(|first: char| first.is_ascii_digit()) || rest.starts_with("wasm-")
 }
 
-fn refusal(field: &str, reason: String, remedy: &str) -> Refusal {
+fn build_refusal(field: &str, reason: String, remedy: &str) -> Refusal {
     let (field, remedy) = (field.to_owned(), remedy.to_owned());
     Refusal { field, feature: None, reason, remedy, backend: None }
 }
@@ -303,7 +303,7 @@ mod tests {
 
     use super::*;
 
-    fn local(path: impl Into<PathBuf>) -> SandboxSpec {
+    fn build_local_spec(path: impl Into<PathBuf>) -> SandboxSpec {
         let workspace = Workspace::Local(path.into().try_into().unwrap());
         SandboxSpec { workspace, ..SandboxSpec::default() }
     }
@@ -319,8 +319,8 @@ mod tests {
         let layer = |name: &str| PathBuf::from("/srv").join(name).try_into().unwrap();
         let layers = Layers { lower: host.clone(), upper: layer("upper"), work: layer("work") };
         vec![
-            local(path),
-            SandboxSpec { read_only: true, ..local(path) },
+            build_local_spec(path),
+            SandboxSpec { read_only: true, ..build_local_spec(path) },
             SandboxSpec { workspace: Workspace::Overlay(layers), ..SandboxSpec::default() },
             mount(true),
             mount(false),
@@ -328,7 +328,7 @@ mod tests {
         ]
     }
 
-    fn reasons(config: &EngineConfig, spec: &SandboxSpec) -> String {
+    fn collect_refusal_reasons(config: &EngineConfig, spec: &SandboxSpec) -> String {
         config.refused_views(spec).to_string()
     }
 
@@ -353,12 +353,12 @@ mod tests {
             ("b/.config", "the configuration"),
         ] {
             for spec in every_way(&base.join(shown)) {
-                let told = reasons(&config, &spec);
+                let told = collect_refusal_reasons(&config, &spec);
                 assert!(told.contains(what), "{shown}: {told:?} for {spec:?}");
             }
         }
         for spec in every_way(&base.join("c")) {
-            assert_eq!(reasons(&config, &spec), "");
+            assert_eq!(collect_refusal_reasons(&config, &spec), "");
         }
     }
 
@@ -383,11 +383,11 @@ mod tests {
         for tree in ["workspaces/one/copy", "git/one/tree"] {
             std::fs::create_dir_all(state.join(tree)).unwrap();
             let mut ways = every_way(&state.join(tree)).into_iter();
-            assert!(ways.by_ref().take(3).all(|spec| reasons(&config, &spec).is_empty()), "{tree}");
-            assert!(ways.all(|spec| !reasons(&config, &spec).is_empty()), "{tree}");
+            assert!(ways.by_ref().take(3).all(|spec| collect_refusal_reasons(&config, &spec).is_empty()), "{tree}");
+            assert!(ways.all(|spec| !collect_refusal_reasons(&config, &spec).is_empty()), "{tree}");
         }
         for above in ["workspaces", "workspaces/one", "git", "git/one", "snapshots", "run"] {
-            assert!(!reasons(&config, &local(state.join(above))).is_empty(), "{above}");
+            assert!(!collect_refusal_reasons(&config, &build_local_spec(state.join(above))).is_empty(), "{above}");
         }
     }
 
@@ -404,11 +404,11 @@ mod tests {
         let named = base.join("tmpdir");
         let all = shared.iter().chain(&private).chain(&further).map(Path::new);
         for path in all.chain([named.as_path()]) {
-            let spec = local(path);
-            assert!(!reasons(&config, &spec).is_empty(), "{}", path.display());
+            let spec = build_local_spec(path);
+            assert!(!collect_refusal_reasons(&config, &spec).is_empty(), "{}", path.display());
         }
         for path in [base.join("tmpdir/own"), base, "/etc/ssl".into(), "/usr/share".into()] {
-            assert_eq!(reasons(&config, &local(path)), "");
+            assert_eq!(collect_refusal_reasons(&config, &build_local_spec(path)), "");
         }
     }
 
@@ -417,16 +417,16 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let path = base.path().canonicalize().unwrap().join("socket");
         let _listener = UnixListener::bind(&path).unwrap();
-        let told = reasons(&EngineConfig::at("/nowhere/state"), &every_way(&path)[3]);
+        let told = collect_refusal_reasons(&EngineConfig::at("/nowhere/state"), &every_way(&path)[3]);
         assert!(told.contains("mounts[0].source") && told.contains("socket"), "{told}");
     }
 
     #[test]
     fn state_among_the_hosts_programs_is_refused_with_the_hosts_image() {
         let config = EngineConfig::at("/usr/lib/stockade/state");
-        assert!(reasons(&config, &SandboxSpec::default()).contains("every sandbox sees"));
+        assert!(collect_refusal_reasons(&config, &SandboxSpec::default()).contains("every sandbox sees"));
         let image = Image::Named("debian".parse().unwrap());
-        assert_eq!(reasons(&config, &SandboxSpec { image, ..SandboxSpec::default() }), "");
+        assert_eq!(collect_refusal_reasons(&config, &SandboxSpec { image, ..SandboxSpec::default() }), "");
     }
 
     #[test]

@@ -57,11 +57,11 @@ pub struct Leases(Arc<Directory>);
 /// A lease that this process owns. Dropping it leaves the file for a reaper to find; releasing it is
 /// for a sandbox that is known to be gone.
 #[derive(Debug)]
-pub struct Lease(Holding);
+pub struct Lease(LeaseHolding);
 
 /// A dead owner's lease, held so that nobody else reaps it. Dropping it gives it back.
 #[derive(Debug)]
-pub struct StaleLease(Holding);
+pub struct StaleLease(LeaseHolding);
 
 /// A request to end a sandbox of another process, which learns by it that its sandbox is ended on purpose.
 /// It counts while it is held, so that one whose maker was killed means nothing.
@@ -103,7 +103,7 @@ pub struct LeaseListing {
 }
 
 #[derive(Debug)]
-struct Holding {
+struct LeaseHolding {
     dir: Arc<Directory>,
     body: LeaseBody,
     _lock: Locked,
@@ -137,7 +137,7 @@ impl Leases {
             }
             self.failed(ACQUIRE_OPERATION, error)
         })?;
-        Ok(Lease(Holding { dir: Arc::clone(&self.0), body, _lock: lock }))
+        Ok(Lease(LeaseHolding { dir: Arc::clone(&self.0), body, _lock: lock }))
     }
 
     fn encode(&self, operation: &'static str, body: &LeaseBody) -> Result<Vec<u8>> {
@@ -151,8 +151,8 @@ impl Leases {
     }
 
     fn within_quota(&self, tenant: &TenantName, quota: u32) -> Result<Locked> {
-        let probing = self.probing()?;
-        let listing = self.look(&probing)?;
+        let probing = self.lock_for_probing()?;
+        let listing = self.list_leases(&probing)?;
         let theirs = |info: &&LeaseInfo| info.alive && info.body.tenant == *tenant;
         let theirs: Vec<_> = listing.leases.iter().filter(theirs).collect();
         let live = theirs.len();
@@ -168,7 +168,7 @@ impl Leases {
     }
 
     /// Writes a lease under a name of its own, takes its lock, and only then gives it its place.
-    fn place(&self, id: &SandboxId, json: &[u8], put: Put) -> io::Result<Locked> {
+    fn place(&self, id: &SandboxId, json: &[u8], put: LeasePut) -> io::Result<Locked> {
         for _ in 0..MAX_LOCK_ATTEMPTS {
             match self.place_once(id, json, put) {
                 Ok(Some(lock)) => return Ok(lock),
@@ -180,7 +180,7 @@ impl Leases {
         Err(io::Error::from(io::ErrorKind::ResourceBusy))
     }
 
-    fn place_once(&self, id: &SandboxId, json: &[u8], put: Put) -> io::Result<Option<Locked>> {
+    fn place_once(&self, id: &SandboxId, json: &[u8], put: LeasePut) -> io::Result<Option<Locked>> {
         let draft = draft_name(DRAFT_PREFIX);
         let file = self.0.open(&draft, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
         let Ok(lock) = Locked::attempt(file, Sharing::Exclusive)? else { return Ok(None) };
@@ -191,14 +191,14 @@ impl Leases {
 
     /// Every lease of every engine that uses this directory.
     pub fn list(&self) -> Result<LeaseListing> {
-        let probing = self.probing()?;
-        self.look(&probing)
+        let probing = self.lock_for_probing()?;
+        self.list_leases(&probing)
     }
 
     /// Takes over the leases whose owners are dead, each for one taker only, and clears away
     /// what owners left that died while they took one.
     pub fn claim_stale(&self) -> Result<Vec<StaleLease>> {
-        let _probing = self.probing()?;
+        let _probing = self.lock_for_probing()?;
         let mut stale = Vec::new();
         for name in self.names()? {
             if name.starts_with(&format!(".{DRAFT_PREFIX}-")) || name.ends_with(KILL_SUFFIX) {
@@ -237,13 +237,13 @@ impl Leases {
             return Ok(false);
         };
         // Nobody else looks at the same time, who would be mistaken for one who asks.
-        let _probing = self.probing()?;
+        let _probing = self.lock_for_probing()?;
         Ok(Locked::attempt(file, Sharing::Exclusive).map_err(failed)?.is_err())
     }
 
     fn claim(&self, name: &str) -> Result<Option<StaleLease>> {
         let failed = |error| self.failed("claim a lease", error);
-        let Some(Seen { file, body: Ok(body) }) = self.see(name).map_err(failed)? else {
+        let Some(SeenLease { file, body: Ok(body) }) = self.read_lease(name).map_err(failed)? else {
             return Ok(None);
         };
         let Ok(lock) = Locked::attempt(file, Sharing::Exclusive).map_err(failed)? else {
@@ -254,7 +254,7 @@ impl Leases {
             return Ok(None);
         }
         let dir = Arc::clone(&self.0);
-        Ok(Some(StaleLease(Holding { dir, body, _lock: lock })))
+        Ok(Some(StaleLease(LeaseHolding { dir, body, _lock: lock })))
     }
 
     fn clear(&self, draft: &str) -> io::Result<()> {
@@ -267,7 +267,7 @@ impl Leases {
         }
     }
 
-    fn look(&self, _probing: &Locked) -> Result<LeaseListing> {
+    fn list_leases(&self, _probing: &Locked) -> Result<LeaseListing> {
         let mut listing = LeaseListing::default();
         for name in self.names()?.iter().filter(|name| name.ends_with(LEASE_SUFFIX)) {
             self.look_at(name, &mut listing)?;
@@ -278,16 +278,16 @@ impl Leases {
     fn look_at(&self, name: &str, listing: &mut LeaseListing) -> Result<()> {
         // One that is gone when it is probed was released, or has got another file under its name.
         for _ in 0..MAX_LOCK_ATTEMPTS {
-            let seen = self.see(name).map_err(|error| self.failed("read a lease", error))?;
+            let seen = self.read_lease(name).map_err(|error| self.failed("read a lease", error))?;
             match seen {
                 None => break,
-                Some(Seen { file, body: Ok(body) }) => {
+                Some(SeenLease { file, body: Ok(body) }) => {
                     if let Some(info) = self.probe(file, body)? {
                         listing.leases.push(info);
                         break;
                     }
                 }
-                Some(Seen { body: Err(problem), .. }) => {
+                Some(SeenLease { body: Err(problem), .. }) => {
                     listing.malformed.push(MalformedLease { file: self.0.path_of(name), problem });
                     break;
                 }
@@ -305,13 +305,13 @@ impl Leases {
         }
     }
 
-    fn see(&self, name: &str) -> io::Result<Option<Seen>> {
+    fn read_lease(&self, name: &str) -> io::Result<Option<SeenLease>> {
         let Some(file) = absent_is_none(self.0.open(name, OFlags::RDWR))? else {
             return Ok(None);
         };
         let mut json = Vec::new();
         (&file).take(MAX_LEASE + 1).read_to_end(&mut json)?;
-        Ok(Some(Seen { file, body: parse(name, &json) }))
+        Ok(Some(SeenLease { file, body: parse_lease(name, &json) }))
     }
 
     fn names(&self) -> Result<Vec<String>> {
@@ -320,7 +320,7 @@ impl Leases {
         Ok(names)
     }
 
-    fn probing(&self) -> Result<Locked> {
+    fn lock_for_probing(&self) -> Result<Locked> {
         const LOCK_OPERATION: &str = "lock the leases";
         let failed = |error| self.failed(LOCK_OPERATION, error);
         let file = self.0.open(PROBE_LOCK_FILE, OFlags::RDWR | OFlags::CREATE).map_err(failed)?;
@@ -342,15 +342,15 @@ impl Leases {
 }
 
 /// How a lease gets its place: beside nothing, or instead of what was there.
-type Put = fn(&Directory, &str, &str) -> io::Result<()>;
+type LeasePut = fn(&Directory, &str, &str) -> io::Result<()>;
 
 /// A lease file that was opened: what it says, or what is wrong with it.
-struct Seen {
+struct SeenLease {
     file: File,
     body: Result<LeaseBody, String>,
 }
 
-fn parse(name: &str, json: &[u8]) -> Result<LeaseBody, String> {
+fn parse_lease(name: &str, json: &[u8]) -> Result<LeaseBody, String> {
     if json.len() as u64 > MAX_LEASE {
         return Err(format!("it has more than {MAX_LEASE} bytes"));
     }
@@ -385,7 +385,7 @@ fn absent_is_none(opened: io::Result<File>) -> io::Result<Option<File>> {
     }
 }
 
-impl Holding {
+impl LeaseHolding {
     /// The name goes first and the lock after it, so that nobody finds the file unlocked.
     fn remove(self, operation: &'static str) -> Result<()> {
         let removed = self.dir.remove(&name_of(&self.body.id));

@@ -28,7 +28,7 @@ impl Measurements {
     }
 
     /// What was measured under the same fingerprint; nothing if it cannot be read.
-    pub(crate) fn recall(&self, backend: &dyn Backend) -> Option<Capabilities> {
+    pub(crate) fn read_measurement(&self, backend: &dyn Backend) -> Option<Capabilities> {
         let file = self.file(backend)?;
         let found = fs::symlink_metadata(&file).ok().filter(fs::Metadata::is_file)?;
         let text = (found.len() <= MAX_CACHE_FILE_BYTES).then(|| fs::read(&file).ok())??;
@@ -47,7 +47,7 @@ impl Measurements {
     }
 
     /// Forgets: a wall that was there when it was measured is not there any more.
-    pub(crate) fn forget(&self, backend: &dyn Backend) {
+    pub(crate) fn remove_measurement(&self, backend: &dyn Backend) {
         if let Some(file) = self.file(backend) {
             let _ = fs::remove_file(file);
         }

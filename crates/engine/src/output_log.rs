@@ -94,11 +94,11 @@ pub struct OutputLogReader {
     seq: u64,
     position: u64,
     /// A frame that follows a gap.
-    held: Option<Frame>,
+    held: Option<OutputFrame>,
 }
 
 #[derive(Debug)]
-struct Frame {
+struct OutputFrame {
     stream: StreamId,
     seq: u64,
     position: u64,
@@ -349,13 +349,13 @@ impl OutputLogReader {
             self.held = Some(frame);
             return Ok(Some(OutputEvent::Gap { events, bytes }));
         }
-        let Frame { stream, seq, data, position } = frame;
+        let OutputFrame { stream, seq, data, position } = frame;
         self.position = position.saturating_add(data.len() as u64);
         self.seq = seq.saturating_add(1);
         Ok(Some(OutputEvent::Output { seq, stream, data }))
     }
 
-    fn next_frame(&mut self) -> io::Result<Option<Frame>> {
+    fn next_frame(&mut self) -> io::Result<Option<OutputFrame>> {
         if let Some(frame) = self.held.take() {
             return Ok(Some(frame));
         }
@@ -374,9 +374,9 @@ impl OutputLogReader {
 }
 
 /// The next frame; nothing at the end, or where the writer died in the middle of one.
-fn read_frame(chunk: &mut BufReader<File>) -> io::Result<Option<Frame>> {
+fn read_frame(chunk: &mut BufReader<File>) -> io::Result<Option<OutputFrame>> {
     let mut header = [0; HEADER_BYTES];
-    if !fill(chunk, &mut header)? {
+    if !fill_buffer(chunk, &mut header)? {
         return Ok(None);
     }
     let number = |at: usize| {
@@ -394,14 +394,14 @@ fn read_frame(chunk: &mut BufReader<File>) -> io::Result<Option<Frame>> {
         return Ok(None);
     }
     let mut data = vec![0; length];
-    if !fill(chunk, &mut data)? {
+    if !fill_buffer(chunk, &mut data)? {
         return Ok(None);
     }
-    Ok(Some(Frame { stream, seq: number(1), position: number(9), data: data.into() }))
+    Ok(Some(OutputFrame { stream, seq: number(1), position: number(9), data: data.into() }))
 }
 
 /// Whether there was as much as this.
-fn fill(chunk: &mut BufReader<File>, buffer: &mut [u8]) -> io::Result<bool> {
+fn fill_buffer(chunk: &mut BufReader<File>, buffer: &mut [u8]) -> io::Result<bool> {
     match chunk.read_exact(buffer) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
         read => read.map(|()| true),
@@ -421,18 +421,18 @@ mod tests {
         age: Duration::from_secs(3600),
     };
 
-    struct Bench {
+    struct LogBench {
         dir: tempfile::TempDir,
         logs: OutputLogs,
     }
 
-    fn bench(bounds: OutputLogBounds) -> Bench {
+    fn build_bench(bounds: OutputLogBounds) -> LogBench {
         let dir = tempfile::tempdir().unwrap();
         let logs = OutputLogs::open(&StateDir::open(dir.path()).unwrap(), bounds).unwrap();
-        Bench { dir, logs }
+        LogBench { dir, logs }
     }
 
-    impl Bench {
+    impl LogBench {
         fn files(&self) -> Vec<String> {
             let entries = std::fs::read_dir(self.dir.path().join(LOG_DIR)).unwrap();
             let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -442,36 +442,36 @@ mod tests {
         }
 
         fn events(&self, job: &str) -> Vec<OutputEvent> {
-            let mut reader = self.logs.read(&id(job)).unwrap().unwrap();
+            let mut reader = self.logs.read(&parse_job_id(job)).unwrap().unwrap();
             std::iter::from_fn(|| reader.next_event().unwrap()).collect()
         }
     }
 
-    fn id(job: &str) -> JobId {
+    fn parse_job_id(job: &str) -> JobId {
         job.parse().unwrap()
     }
 
-    fn output(seq: u64, stream: StreamId, data: &'static [u8]) -> OutputEvent {
+    fn build_output_event(seq: u64, stream: StreamId, data: &'static [u8]) -> OutputEvent {
         OutputEvent::Output { seq, stream, data: Bytes::from_static(data) }
     }
 
     #[test]
     fn what_was_written_is_read_back_apart_and_in_order() {
-        let bench = bench(SMALL_BOUNDS);
-        let mut writer = bench.logs.writer(&id("a"));
+        let bench = build_bench(SMALL_BOUNDS);
+        let mut writer = bench.logs.writer(&parse_job_id("a"));
         writer.write(StreamId::Stdout, b"out");
         writer.write(StreamId::Stderr, b"\0err");
         drop(writer);
-        let expected = [output(0, StreamId::Stdout, b"out"), output(1, StreamId::Stderr, b"\0err")];
+        let expected = [build_output_event(0, StreamId::Stdout, b"out"), build_output_event(1, StreamId::Stderr, b"\0err")];
         assert_eq!(bench.events("a"), expected);
-        assert_eq!(bench.logs.reference(&id("a")).as_deref(), Some("logs/a"));
-        assert!(bench.logs.read(&id("b")).unwrap().is_none());
+        assert_eq!(bench.logs.reference(&parse_job_id("a")).as_deref(), Some("logs/a"));
+        assert!(bench.logs.read(&parse_job_id("b")).unwrap().is_none());
     }
 
     #[test]
     fn the_beginning_and_the_newest_stay_and_the_gap_is_told() {
-        let bench = bench(SMALL_BOUNDS);
-        let mut writer = bench.logs.writer(&id("a"));
+        let bench = build_bench(SMALL_BOUNDS);
+        let mut writer = bench.logs.writer(&parse_job_id("a"));
         for _ in 0..20 {
             writer.write(StreamId::Stdout, &[b'x'; 60]);
         }
@@ -490,20 +490,20 @@ mod tests {
 
     #[test]
     fn a_frame_that_was_cut_ends_its_chunk() {
-        let bench = bench(SMALL_BOUNDS);
-        let mut writer = bench.logs.writer(&id("a"));
+        let bench = build_bench(SMALL_BOUNDS);
+        let mut writer = bench.logs.writer(&parse_job_id("a"));
         writer.write(StreamId::Stdout, b"whole");
         writer.write(StreamId::Stdout, b"cut off");
         let path = bench.dir.path().join("logs/a.0");
         let length = std::fs::metadata(&path).unwrap().len();
         File::options().write(true).open(&path).unwrap().set_len(length - 3).unwrap();
-        assert_eq!(bench.events("a"), [output(0, StreamId::Stdout, b"whole")]);
+        assert_eq!(bench.events("a"), [build_output_event(0, StreamId::Stdout, b"whole")]);
     }
 
     #[test]
     fn a_log_is_its_users_alone() {
-        let bench = bench(SMALL_BOUNDS);
-        bench.logs.writer(&id("a")).write(StreamId::Stdout, b"x");
+        let bench = build_bench(SMALL_BOUNDS);
+        bench.logs.writer(&parse_job_id("a")).write(StreamId::Stdout, b"x");
         let mode = |name: &str| {
             std::fs::metadata(bench.dir.path().join(name)).unwrap().permissions().mode() & 0o777
         };
@@ -516,11 +516,11 @@ mod tests {
         let many = OutputLogBounds { logs: 1, ..SMALL_BOUNDS };
         let large = OutputLogBounds { total_bytes: 10, ..SMALL_BOUNDS };
         for (bounds, left) in [(old, 1), (many, 2), (large, 1)] {
-            let bench = bench(bounds);
-            let mut written = bench.logs.writer(&id("written"));
+            let bench = build_bench(bounds);
+            let mut written = bench.logs.writer(&parse_job_id("written"));
             written.write(StreamId::Stdout, b"x");
             for job in ["a", "b", "c"] {
-                bench.logs.writer(&id(job)).write(StreamId::Stdout, &[b'x'; 60]);
+                bench.logs.writer(&parse_job_id(job)).write(StreamId::Stdout, &[b'x'; 60]);
             }
             // Older than all others, so that only its lock keeps it.
             let past = SystemTime::UNIX_EPOCH + Duration::from_secs(1);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustix::fs::OFlags;
 use stockade_core::{EngineId, Error, ErrorCode, Result, SandboxId};
 
-use crate::engine::{Inner, lock};
+use crate::engine::{EngineInner, lock_mutex};
 use crate::id;
 use crate::journal::{Event, Filter, Journal};
 use crate::output_log::OutputLogs;
@@ -24,7 +24,7 @@ pub(crate) struct Engines(Arc<Directory>);
 
 /// The locked file of one engine: this one's, or a dead one's while its records are being closed.
 #[derive(Debug)]
-pub(crate) struct Presence {
+pub(crate) struct EnginePresence {
     dir: Arc<Directory>,
     id: EngineId,
     _lock: Locked,
@@ -36,14 +36,14 @@ impl Engines {
     }
 
     /// Makes an engine known, from now until its file is removed or its process ends.
-    pub(crate) fn enter(&self) -> Result<Presence> {
+    pub(crate) fn register_engine(&self) -> Result<EnginePresence> {
         for _ in 0..MAX_ENTER_ATTEMPTS {
             let id: EngineId = id::fresh()?;
             let entered = self.0.open(id.as_str(), OFlags::RDWR | OFlags::CREATE | OFlags::EXCL);
             let entered = entered.and_then(|file| Locked::attempt(file, Sharing::Exclusive));
             match entered.map_err(|error| self.failed(error))? {
                 Ok(lock) if !is_removed(&lock).map_err(|error| self.failed(error))? => {
-                    return Ok(Presence { dir: Arc::clone(&self.0), id, _lock: lock });
+                    return Ok(EnginePresence { dir: Arc::clone(&self.0), id, _lock: lock });
                 }
                 Ok(_) | Err(_) => {}
             }
@@ -52,7 +52,7 @@ impl Engines {
     }
 
     /// The engines that have died and left their file, each for one taker only.
-    fn claim_dead(&self) -> Result<Vec<Presence>> {
+    fn claim_dead(&self) -> Result<Vec<EnginePresence>> {
         let failed = |error| self.failed(error);
         let mut dead = Vec::new();
         for name in self.0.names().map_err(failed)? {
@@ -65,7 +65,7 @@ impl Engines {
                 continue;
             };
             if !is_removed(&lock).map_err(failed)? {
-                dead.push(Presence { dir: Arc::clone(&self.0), id, _lock: lock });
+                dead.push(EnginePresence { dir: Arc::clone(&self.0), id, _lock: lock });
             }
         }
         Ok(dead)
@@ -79,9 +79,9 @@ impl Engines {
     }
 }
 
-impl Presence {
+impl EnginePresence {
     /// Ends it: no record of this engine is open. The name goes before the lock.
-    pub(crate) fn leave(self) -> io::Result<()> {
+    pub(crate) fn end_presence(self) -> io::Result<()> {
         self.dir.remove(self.id.as_str())
     }
 }
@@ -90,13 +90,13 @@ fn is_removed(lock: &Locked) -> io::Result<bool> {
     Ok(rustix::fs::fstat(lock.file())?.st_nlink == 0)
 }
 
-impl Inner {
+impl EngineInner {
     /// The id under which this engine opens records.
     pub(crate) fn engine_id(&self) -> Result<EngineId> {
-        let mut presence = lock(&self.presence);
+        let mut presence = lock_mutex(&self.presence);
         match &*presence {
             Some(entered) => Ok(entered.id.clone()),
-            None => Ok(presence.insert(self.engines.enter()?).id.clone()),
+            None => Ok(presence.insert(self.engines.register_engine()?).id.clone()),
         }
     }
 
@@ -122,10 +122,10 @@ impl Inner {
 fn close_records(
     journal: &Journal,
     logs: &OutputLogs,
-    dead: Vec<Presence>,
+    dead: Vec<EnginePresence>,
     standing: &BTreeSet<SandboxId>,
 ) -> Result<()> {
-    let mut dead: BTreeMap<EngineId, Presence> =
+    let mut dead: BTreeMap<EngineId, EnginePresence> =
         dead.into_iter().map(|presence| (presence.id.clone(), presence)).collect();
     for job in journal.jobs(Filter::default())? {
         let job = job?;
@@ -145,18 +145,18 @@ fn close_records(
     }
     for presence in dead.into_values() {
         // One that stays is looked at again, and has nothing open then.
-        let _ = presence.leave();
+        let _ = presence.end_presence();
     }
     Ok(())
 }
 
-impl Drop for Inner {
+impl Drop for EngineInner {
     fn drop(&mut self) {
         // With a record open, it is as if this engine had died.
-        if lock(&self.running).is_empty()
-            && let Some(presence) = lock(&self.presence).take()
+        if lock_mutex(&self.running).is_empty()
+            && let Some(presence) = lock_mutex(&self.presence).take()
         {
-            let _ = presence.leave();
+            let _ = presence.end_presence();
         }
     }
 }

@@ -28,13 +28,13 @@ impl Registry {
     }
 
     /// A wall that was measured is not there any more: the next engine looks again.
-    pub(crate) fn distrust(&self, backend: &dyn Backend) {
-        self.kept.forget(backend);
+    pub(crate) fn distrust_measurement(&self, backend: &dyn Backend) {
+        self.kept.remove_measurement(backend);
     }
 
     /// What each backend has, measured now, whatever was kept.
     pub(crate) async fn measure_anew(&self) -> Vec<Capabilities> {
-        self.backends.iter().for_each(|registered| self.kept.forget(registered.backend.as_ref()));
+        self.backends.iter().for_each(|registered| self.kept.remove_measurement(registered.backend.as_ref()));
         let mut measured = Vec::new();
         for registered in &self.backends {
             measured.push(registered.measure(&self.kept, false).await.clone());
@@ -71,7 +71,7 @@ impl Registry {
         let mut measured = Vec::new();
         for registered in self.backends.iter().filter(wanted) {
             if let Some(reason) = registered.backend.only_by_name().filter(|_| !named) {
-                measured.push(unmeasured(registered.backend.name(), reason));
+                measured.push(build_unmeasured_capabilities(registered.backend.name(), reason));
                 continue;
             }
             measured.push(registered.measure(&self.kept, named).await.clone());
@@ -81,7 +81,7 @@ impl Registry {
 }
 
 /// What is said of a backend that nobody has looked at.
-fn unmeasured(backend: BackendName, reason: String) -> Capabilities {
+fn build_unmeasured_capabilities(backend: BackendName, reason: String) -> Capabilities {
     let mut said = Capabilities::none(backend, Boundary::None);
     said.only_by_name = Some(reason);
     said
@@ -90,7 +90,7 @@ fn unmeasured(backend: BackendName, reason: String) -> Capabilities {
 impl Registered {
     async fn measure(&self, kept: &Measurements, named: bool) -> &Capabilities {
         let measure = || async {
-            match kept.recall(self.backend.as_ref()) {
+            match kept.read_measurement(self.backend.as_ref()) {
                 // Who names a backend wants to know how it is now.
                 Some(known) if !(named && known.unavailable.is_some()) => return known,
                 Some(_) | None => {}

@@ -11,13 +11,13 @@ use stockade_core::{
 };
 use tokio::sync::watch;
 
-use crate::engine::{Inner, lock};
-use crate::execution::{Control, Finished, Shared};
+use crate::engine::{EngineInner, lock_mutex};
+use crate::execution::{ControlSlot, FinishedExecution, SharedExecution};
 use crate::id;
 use crate::journal::Event;
 use crate::lease::{Lease, LeaseBody};
 use crate::pool::{Claim, Seated};
-use crate::supervise::{Ended, Sink, supervise};
+use crate::supervise::{SupervisedEnd, Sink, supervise_process};
 use crate::teardown::end_executions;
 
 /// `PATH` of a clean environment.
@@ -28,7 +28,7 @@ pub(crate) const CAPTURE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// An admitted spec and the backend that will honour it.
 #[derive(Clone)]
-pub(crate) struct Order {
+pub(crate) struct SandboxOrder {
     pub backend: Arc<dyn Backend>,
     pub admitted: Admitted,
     /// The captured state that it starts with.
@@ -42,7 +42,7 @@ pub(crate) struct Origin {
     pub parts: Arc<Parts>,
 }
 
-impl Order {
+impl SandboxOrder {
     /// The same, of something that starts with a captured state.
     pub(crate) fn beginning_with(self, origin: Origin) -> Self {
         Self { from: Some(origin), ..self }
@@ -57,24 +57,24 @@ impl Order {
 }
 
 /// A sandbox that lives until it is destroyed.
-pub(crate) struct Live {
-    pub order: Order,
+pub(crate) struct RunningSandbox {
+    pub order: SandboxOrder,
     pub sandbox: Arc<dyn Sandbox>,
     /// Held while the walls are taken down, so that everybody who asks for it waits for the same end.
     pub lease: tokio::sync::Mutex<Option<Lease>>,
-    executions: Mutex<Vec<Weak<Shared>>>,
+    executions: Mutex<Vec<Weak<SharedExecution>>>,
     /// Its seat in a pool, free again when everything of it is gone.
     pub seat: Option<Seated>,
 }
 
-impl Live {
-    fn new(order: &Order, sandbox: Arc<dyn Sandbox>, lease: Lease) -> Self {
+impl RunningSandbox {
+    fn new(order: &SandboxOrder, sandbox: Arc<dyn Sandbox>, lease: Lease) -> Self {
         let lease = tokio::sync::Mutex::new(Some(lease));
         Self { order: order.clone(), sandbox, lease, executions: Mutex::default(), seat: None }
     }
 
     /// Takes it over for a caller, whose labels it has from now on.
-    pub(crate) fn dress(&mut self, order: &Order) -> Result<()> {
+    pub(crate) fn dress(&mut self, order: &SandboxOrder) -> Result<()> {
         if let Some(lease) = self.lease.get_mut() {
             lease.hand_over(&order.admitted.spec().labels)?;
         }
@@ -82,19 +82,19 @@ impl Live {
         Ok(())
     }
 
-    pub(crate) fn executions(&self) -> Vec<Arc<Shared>> {
-        lock(&self.executions).iter().filter_map(Weak::upgrade).collect()
+    pub(crate) fn executions(&self) -> Vec<Arc<SharedExecution>> {
+        lock_mutex(&self.executions).iter().filter_map(Weak::upgrade).collect()
     }
 
-    fn remember(&self, shared: &Arc<Shared>) {
-        let mut executions = lock(&self.executions);
+    fn remember_execution(&self, shared: &Arc<SharedExecution>) {
+        let mut executions = lock_mutex(&self.executions);
         executions.retain(|execution| execution.strong_count() > 0);
         executions.push(Arc::downgrade(shared));
     }
 }
 
 /// A program that was started, and what it is held to.
-struct Started {
+struct StartedCommand {
     process: Process,
     stdin: Stdin,
     limits: EffectiveLimits,
@@ -103,8 +103,8 @@ struct Started {
     one_shot: bool,
 }
 
-impl Started {
-    fn of(process: Process, command: &Command, live: &Live, one_shot: bool) -> Self {
+impl StartedCommand {
+    fn of(process: Process, command: &Command, live: &RunningSandbox, one_shot: bool) -> Self {
         let limits = live.order.admitted.limits_for(command);
         let (stdin, terminal) = (command.stdin.clone(), command.terminal.is_some());
         Self { process, stdin, limits, terminal, one_shot }
@@ -131,25 +131,25 @@ impl From<NotBuilt> for Error {
 }
 
 /// The one who waits for a sandbox. If it goes away first, so does the sandbox (C-32).
-struct Caller {
-    inner: Arc<Inner>,
+struct SandboxCaller {
+    inner: Arc<EngineInner>,
     id: SandboxId,
     wanted: Option<watch::Sender<bool>>,
 }
 
-impl Caller {
-    fn served(&mut self) {
+impl SandboxCaller {
+    fn mark_served(&mut self) {
         self.wanted = None;
     }
 }
 
-impl Drop for Caller {
+impl Drop for SandboxCaller {
     fn drop(&mut self) {
         let Some(wanted) = self.wanted.take() else {
             return;
         };
         // Under the table's lock, so that the task either sees that nobody waits or is seen here.
-        let mut table = lock(&self.inner.live);
+        let mut table = lock_mutex(&self.inner.live);
         drop(wanted);
         let live = table.remove(&self.id);
         drop(table);
@@ -159,13 +159,13 @@ impl Drop for Caller {
     }
 }
 
-impl Inner {
+impl EngineInner {
     /// One-shot: builds the walls, starts the command, and leaves the rest to a task.
     pub(crate) async fn start(
         self: Arc<Self>,
-        order: Order,
+        order: SandboxOrder,
         command: Command,
-        shared: Arc<Shared>,
+        shared: Arc<SharedExecution>,
         claim: Option<Claim>,
     ) -> Result<()> {
         in_a_task(async move {
@@ -184,7 +184,7 @@ impl Inner {
             };
             match spawned {
                 Ok(process) => {
-                    let started = Started::of(process, &command, &live, true);
+                    let started = StartedCommand::of(process, &command, &live, true);
                     tokio::spawn(self.see_through(live, shared, started));
                     Ok(())
                 }
@@ -203,15 +203,15 @@ impl Inner {
     /// Starts a command in a sandbox that lives on.
     pub(crate) async fn start_in(
         self: Arc<Self>,
-        live: Arc<Live>,
+        live: Arc<RunningSandbox>,
         command: Command,
-        shared: Arc<Shared>,
+        shared: Arc<SharedExecution>,
     ) -> Result<()> {
         in_a_task(async move {
-            live.remember(&shared);
+            live.remember_execution(&shared);
             match self.spawn(&live, &command, &shared).await {
                 Ok(process) => {
-                    let started = Started::of(process, &command, &live, false);
+                    let started = StartedCommand::of(process, &command, &live, false);
                     tokio::spawn(self.see_through(live, shared, started));
                     Ok(())
                 }
@@ -226,17 +226,17 @@ impl Inner {
     }
 
     /// Builds a sandbox that lives on.
-    pub(crate) async fn create_live(self: Arc<Self>, order: Order) -> Result<SandboxId> {
+    pub(crate) async fn create_live(self: Arc<Self>, order: SandboxOrder) -> Result<SandboxId> {
         if let Some(claim) = self.claim(&order).await? {
             return self.keep_claimed(claim, &order).await;
         }
         let id: SandboxId = id::fresh()?;
         let (wanted, cancelled) = watch::channel(false);
-        let mut caller = Caller { inner: Arc::clone(&self), id: id.clone(), wanted: Some(wanted) };
+        let mut caller = SandboxCaller { inner: Arc::clone(&self), id: id.clone(), wanted: Some(wanted) };
         in_a_task({
             let id = id.clone();
             async move {
-                self.record(created(&id, &order)).await?;
+                self.record(build_created_event(&id, &order)).await?;
                 let live = self.build(&order, &id, cancelled.clone()).await?;
                 let carried = self.supervise_carried_programs(&live).await;
                 if carried.is_ok() && self.keep(&id, &live, &cancelled) {
@@ -247,13 +247,13 @@ impl Inner {
             }
         })
         .await?;
-        caller.served();
+        caller.mark_served();
         Ok(id)
     }
 
     /// Makes the sandbox known, unless its caller has given up in the meantime.
-    fn keep(&self, id: &SandboxId, live: &Arc<Live>, cancelled: &watch::Receiver<bool>) -> bool {
-        let mut table = lock(&self.live);
+    fn keep(&self, id: &SandboxId, live: &Arc<RunningSandbox>, cancelled: &watch::Receiver<bool>) -> bool {
+        let mut table = lock_mutex(&self.live);
         let wanted = cancelled.has_changed().is_ok();
         if wanted {
             table.insert(id.clone(), Arc::clone(live));
@@ -264,24 +264,24 @@ impl Inner {
     /// Lease first, then walls: whatever happens in between can be found and reaped (C-31).
     async fn build(
         &self,
-        order: &Order,
+        order: &SandboxOrder,
         id: &SandboxId,
         cancelled: watch::Receiver<bool>,
-    ) -> Result<Arc<Live>, NotBuilt> {
+    ) -> Result<Arc<RunningSandbox>, NotBuilt> {
         let lease = loop {
             match self.lease(order, id, false) {
                 // What is ready for later makes room for what is wanted now.
                 Err(error) if error.code() == ErrorCode::QuotaExceeded => {
                     let ready = self.pools.make_room(&order.admitted.spec().tenant);
-                    self.dismiss(ready.ok_or(error)?).await?;
+                    self.dismiss_sandbox(ready.ok_or(error)?).await?;
                 }
                 lease => break lease?,
             }
         };
-        self.raise(order, id, lease, cancelled).await.map(Arc::new)
+        self.build_sandbox(order, id, lease, cancelled).await.map(Arc::new)
     }
 
-    pub(crate) fn lease(&self, order: &Order, id: &SandboxId, ready: bool) -> Result<Lease> {
+    pub(crate) fn lease(&self, order: &SandboxOrder, id: &SandboxId, ready: bool) -> Result<Lease> {
         let spec = order.admitted.spec();
         let mut body = LeaseBody::new(id.clone(), order.backend.name(), spec.tenant.clone());
         body.labels = spec.labels.clone();
@@ -289,16 +289,16 @@ impl Inner {
         self.leases.acquire(body, self.config.quota(&spec.tenant).sandboxes)
     }
 
-    pub(crate) async fn raise(
+    pub(crate) async fn build_sandbox(
         &self,
-        order: &Order,
+        order: &SandboxOrder,
         id: &SandboxId,
         lease: Lease,
         mut cancelled: watch::Receiver<bool>,
-    ) -> Result<Live, NotBuilt> {
+    ) -> Result<RunningSandbox, NotBuilt> {
         let create = order.build(id);
         let created = tokio::select! {
-            created = tokio::time::timeout(self.patience(order), create) => {
+            created = tokio::time::timeout(self.build_timeout(order), create) => {
                 created.unwrap_or_else(|_| Err(too_slow("create", order.backend.as_ref())))
             }
             _ = cancelled.wait_for(|cancelled| *cancelled) => {
@@ -306,12 +306,12 @@ impl Inner {
             }
         };
         match created {
-            Ok(sandbox) => Ok(Live::new(order, sandbox, lease)),
+            Ok(sandbox) => Ok(RunningSandbox::new(order, sandbox, lease)),
             Err(error) => {
                 // A create that failed may not leave anything, but that is checked, not assumed. If
                 // it cannot be confirmed the lease stays, and with it the duty to reap.
                 if error.code() == ErrorCode::WallMissing {
-                    self.registry.distrust(order.backend.as_ref());
+                    self.registry.distrust_measurement(order.backend.as_ref());
                 }
                 self.destroy_within(order.backend.as_ref(), id).await?;
                 // Whoever ends it waits for the lease, so that this is known before that goes.
@@ -323,32 +323,32 @@ impl Inner {
     }
 
     /// Bringing a state back takes as long as there is much of it.
-    fn patience(&self, order: &Order) -> Duration {
+    fn build_timeout(&self, order: &SandboxOrder) -> Duration {
         self.config.create_deadline
             + order.from.as_ref().map_or(Duration::ZERO, |_| CAPTURE_TIMEOUT)
     }
 
-    async fn spawn(&self, live: &Live, command: &Command, shared: &Shared) -> Result<Process> {
+    async fn spawn(&self, live: &RunningSandbox, command: &Command, shared: &SharedExecution) -> Result<Process> {
         let limits = live.order.admitted.limits_for(command);
-        let resolved = resolve(command, &live.order.admitted)?;
+        let resolved = resolve_command(command, &live.order.admitted)?;
         let spawn = live.sandbox.spawn(&resolved, &limits);
         let spawned = tokio::time::timeout(self.config.create_deadline, spawn).await;
         let process =
             spawned.unwrap_or_else(|_| Err(too_slow("spawn", live.order.backend.as_ref())))?;
-        let _ = shared.control.set(Control(Arc::clone(&process.control)));
+        let _ = shared.control.set(ControlSlot(Arc::clone(&process.control)));
         Ok(process)
     }
 
     /// Opens a record for each program that went on when the sandbox was made from a captured state: it is an
     /// execution like any other from now on. Its wall time, where one was named, begins now.
-    async fn supervise_carried_programs(self: &Arc<Self>, live: &Arc<Live>) -> Result<()> {
+    async fn supervise_carried_programs(self: &Arc<Self>, live: &Arc<RunningSandbox>) -> Result<()> {
         for CarriedProgram { command, process } in live.sandbox.take_carried() {
             let command = Command::program(command);
             let id = live.sandbox.id().clone();
-            let shared = self.begin(id::fresh()?, &live.order, id, &command).await?;
-            let _ = shared.control.set(Control(Arc::clone(&process.control)));
-            live.remember(&shared);
-            let mut started = Started::of(process, &command, live, false);
+            let shared = self.begin_record(id::fresh()?, &live.order, id, &command).await?;
+            let _ = shared.control.set(ControlSlot(Arc::clone(&process.control)));
+            live.remember_execution(&shared);
+            let mut started = StartedCommand::of(process, &command, live, false);
             started.limits.wall_time = live.order.admitted.spec().limits.wall_time;
             tokio::spawn(Arc::clone(self).see_through(Arc::clone(live), shared, started));
         }
@@ -356,13 +356,13 @@ impl Inner {
     }
 
     /// Watches a command to its end, records it, and takes the walls down if they were its own.
-    async fn see_through(self: Arc<Self>, live: Arc<Live>, shared: Arc<Shared>, started: Started) {
-        let Started { process, stdin, limits, terminal, one_shot } = started;
+    async fn see_through(self: Arc<Self>, live: Arc<RunningSandbox>, shared: Arc<SharedExecution>, started: StartedCommand) {
+        let StartedCommand { process, stdin, limits, terminal, one_shot } = started;
         // Nobody expects a transcript of a terminal on disk.
         let kept = self.config.keep_output && !terminal;
         let log = kept.then(|| self.output_logs.writer(&shared.job));
         let output = Sink { history: &shared.history, log };
-        let mut ended = supervise(process, stdin, &limits, output, shared.cancelled()).await;
+        let mut ended = supervise_process(process, stdin, &limits, output, shared.cancelled()).await;
         if self.was_killed(&ended.ending, live.sandbox.id()) {
             ended.confirmed &= ended.ending == Ending::Cancelled;
             ended.ending = Ending::Killed;
@@ -382,7 +382,7 @@ impl Inner {
     }
 
     /// Closes the record and reveals the outcome.
-    async fn finish(&self, shared: &Shared, ended: Ended, released: Result<()>) {
+    async fn finish(&self, shared: &SharedExecution, ended: SupervisedEnd, released: Result<()>) {
         let outcome = Outcome {
             ending: ended.ending,
             stdout: ended.stdout,
@@ -395,8 +395,8 @@ impl Inner {
             self.config.keep_output.then(|| self.output_logs.reference(&shared.job)).flatten();
         let event = Event::Stopped { job: shared.job.clone(), outcome: outcome.clone(), log };
         let recorded = self.record(event).await;
-        lock(&self.running).remove(&shared.job);
-        shared.finish(Finished { outcome, released: released.and(recorded) });
+        lock_mutex(&self.running).remove(&shared.job);
+        shared.finish(FinishedExecution { outcome, released: released.and(recorded) });
     }
 
     /// Whether an end that looks like a loss was meant, or a cancellation came with the end of the whole
@@ -413,11 +413,11 @@ impl Inner {
     /// Closes the record of a command that never got as far as a process.
     async fn never_ran(
         &self,
-        shared: &Shared,
+        shared: &SharedExecution,
         NotBuilt { error, killed }: NotBuilt,
         released: Result<()>,
     ) -> Error {
-        let ended = Ended {
+        let ended = SupervisedEnd {
             ending: if killed { Ending::Killed } else { ending_of_no_start(&error, shared) },
             usage: Usage::default(),
             stdout: StreamReport::default(),
@@ -431,7 +431,7 @@ impl Inner {
 }
 
 /// How a command ended that was never started: as the error says, never as lost unless its walls fell.
-fn ending_of_no_start(error: &Error, shared: &Shared) -> Ending {
+fn ending_of_no_start(error: &Error, shared: &SharedExecution) -> Ending {
     let why = error.message().to_owned();
     match error.code() {
         ErrorCode::Gone if *shared.cancelled().borrow() => Ending::Cancelled,
@@ -454,7 +454,7 @@ fn ending_of_no_start(error: &Error, shared: &Shared) -> Ending {
     }
 }
 
-pub(crate) fn created(sandbox: &SandboxId, order: &Order) -> Event {
+pub(crate) fn build_created_event(sandbox: &SandboxId, order: &SandboxOrder) -> Event {
     Event::Created {
         sandbox: sandbox.clone(),
         tenant: order.admitted.spec().tenant.clone(),
@@ -483,7 +483,7 @@ pub(crate) async fn in_a_task<T: Send + 'static>(
 }
 
 /// What the backend is given: environment, directory and user merged, and input always a stream.
-fn resolve(command: &Command, admitted: &Admitted) -> Result<Command> {
+fn resolve_command(command: &Command, admitted: &Admitted) -> Result<Command> {
     let spec = admitted.spec();
     let mut resolved = command.clone();
     resolved.env = spec.env.clone();

@@ -42,13 +42,13 @@ pub fn select(spec: &SandboxSpec, measured: &[Capabilities]) -> Selection {
     ordered.sort_by_key(|capabilities| std::cmp::Reverse(capabilities.boundary));
     let mut selection = Selection { chosen: None, choices: Vec::new(), admitted: None };
     for capabilities in ordered {
-        let verdict = judge(spec, capabilities, &mut selection);
+        let verdict = judge_backend(spec, capabilities, &mut selection);
         selection.choices.push(verdict);
     }
     selection
 }
 
-fn judge(spec: &SandboxSpec, capabilities: &Capabilities, selection: &mut Selection) -> Choice {
+fn judge_backend(spec: &SandboxSpec, capabilities: &Capabilities, selection: &mut Selection) -> Choice {
     let verdict = |taken, why: String, refusals| Choice {
         backend: capabilities.backend.clone(),
         boundary: capabilities.boundary,
@@ -88,12 +88,12 @@ fn passed_over(spec: &SandboxSpec, capabilities: &Capabilities) -> Option<String
         BackendChoice::Named(name) => Some(format!("{name} was named")),
         // Why it cannot be had says more than what it would be.
         BackendChoice::Auto if capabilities.unavailable.is_some() => None,
-        BackendChoice::Auto => reserved(capabilities),
+        BackendChoice::Auto => explain_reserved(capabilities),
     }
 }
 
 /// Why a backend that can be had is not chosen automatically.
-fn reserved(capabilities: &Capabilities) -> Option<String> {
+fn explain_reserved(capabilities: &Capabilities) -> Option<String> {
     let boundary = capabilities.boundary;
     match &capabilities.only_by_name {
         Some(reason) => Some(format!("it is taken only by its name: {reason}")),
@@ -110,23 +110,23 @@ mod tests {
 
     use super::*;
 
-    fn able(name: &'static str, boundary: Boundary) -> Capabilities {
+    fn build_able_capabilities(name: &'static str, boundary: Boundary) -> Capabilities {
         let none = Capabilities::none(BackendName::literal(name), boundary);
         Feature::ALL.iter().fold(none, |all, feature| all.with(*feature, Support::full("test")))
     }
 
-    fn chosen(spec: &SandboxSpec, measured: &[Capabilities]) -> Option<String> {
+    fn select_backend_name(spec: &SandboxSpec, measured: &[Capabilities]) -> Option<String> {
         select(spec, measured).chosen.map(String::from)
     }
 
     #[test]
     fn the_strongest_boundary_that_can_honour_the_spec_is_taken() {
-        let weak = able("weak", Boundary::SharedKernel);
-        let strong = able("strong", Boundary::Hardware);
+        let weak = build_able_capabilities("weak", Boundary::SharedKernel);
+        let strong = build_able_capabilities("strong", Boundary::Hardware);
         let spec = SandboxSpec::default();
-        assert_eq!(chosen(&spec, &[weak.clone(), strong.clone()]).as_deref(), Some("strong"));
+        assert_eq!(select_backend_name(&spec, &[weak.clone(), strong.clone()]).as_deref(), Some("strong"));
         let lacking = strong.with(Feature::EphemeralWorkspace, Support::missing("none", "none"));
-        assert_eq!(chosen(&spec, &[weak, lacking]).as_deref(), Some("weak"));
+        assert_eq!(select_backend_name(&spec, &[weak, lacking]).as_deref(), Some("weak"));
     }
 
     #[test]
@@ -135,36 +135,36 @@ mod tests {
             boundaries: Boundary::ALL.into_iter().collect(),
             ..SandboxSpec::default()
         };
-        let measured = [able("mock", Boundary::None), able("vm", Boundary::Emulated)];
-        assert_eq!(chosen(&spec, &measured), None);
+        let measured = [build_able_capabilities("mock", Boundary::None), build_able_capabilities("vm", Boundary::Emulated)];
+        assert_eq!(select_backend_name(&spec, &measured), None);
         let named = SandboxSpec { backend: "vm".parse().unwrap(), ..spec };
-        assert_eq!(chosen(&named, &measured).as_deref(), Some("vm"));
+        assert_eq!(select_backend_name(&named, &measured).as_deref(), Some("vm"));
     }
 
     #[test]
     fn what_is_to_be_had_only_by_its_name_is_not_chosen_automatically() {
-        let mut odd = able("odd", Boundary::Hardware);
+        let mut odd = build_able_capabilities("odd", Boundary::Hardware);
         odd.only_by_name = Some("`ls` fails in it".into());
-        let measured = [able("plain", Boundary::SharedKernel), odd];
+        let measured = [build_able_capabilities("plain", Boundary::SharedKernel), odd];
         let spec = SandboxSpec::default();
-        assert_eq!(chosen(&spec, &measured).as_deref(), Some("plain"));
+        assert_eq!(select_backend_name(&spec, &measured).as_deref(), Some("plain"));
         assert!(select(&spec, &measured).choices[0].why.contains("`ls` fails"));
         let named = SandboxSpec { backend: "odd".parse().unwrap(), ..spec };
-        assert_eq!(chosen(&named, &measured).as_deref(), Some("odd"));
+        assert_eq!(select_backend_name(&named, &measured).as_deref(), Some("odd"));
     }
 
     #[test]
     fn every_backend_not_taken_has_a_reason() {
         let measured = [
-            able("one", Boundary::SharedKernel),
-            able("two", Boundary::SharedKernel),
+            build_able_capabilities("one", Boundary::SharedKernel),
+            build_able_capabilities("two", Boundary::SharedKernel),
             Capabilities::unavailable(
                 BackendName::literal("gone"),
                 Boundary::Hardware,
                 "no daemon",
                 "start it",
             ),
-            able("mock", Boundary::None),
+            build_able_capabilities("mock", Boundary::None),
         ];
         let selection = select(&SandboxSpec::default(), &measured);
         let why: Vec<_> =

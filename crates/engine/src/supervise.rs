@@ -27,7 +27,7 @@ const MAX_OUTPUT_PER_SECOND: u64 = 64 << 30;
 
 /// What became of the process.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct SupervisedEnd {
     pub ending: Ending,
     pub usage: Usage,
     pub stdout: StreamReport,
@@ -89,7 +89,7 @@ impl Pump<'_> {
     }
 
     /// Reads events until the end. Cancel-safe: it may be polled again after being left half-way.
-    async fn drive(&mut self, events: &mut dyn ProcessEvents) -> Exit {
+    async fn drive_events(&mut self, events: &mut dyn ProcessEvents) -> Exit {
         for count in 1u64.. {
             // A flood is always ready: the timers beside it have to be looked at all the same.
             if count.is_multiple_of(EVENTS_AT_ONCE) {
@@ -109,13 +109,13 @@ impl Pump<'_> {
 }
 
 /// Watches the process to its end.
-pub(crate) async fn supervise(
+pub(crate) async fn supervise_process(
     process: Process,
     stdin: Stdin,
     limits: &EffectiveLimits,
     output: Sink<'_>,
     cancelled: watch::Receiver<bool>,
-) -> Ended {
+) -> SupervisedEnd {
     let started = Instant::now();
     let Process { mut events, control } = process;
     let room = limits.output.map_or(u64::MAX, |cap| cap.0);
@@ -124,31 +124,31 @@ pub(crate) async fn supervise(
     let history = output.history;
     let mut pump = Pump { output, control, room, started, hushed: false, stdout, stderr };
     let (exit, stopped) = {
-        let drive = pump.drive(events.as_mut());
+        let drive = pump.drive_events(events.as_mut());
         tokio::pin!(drive);
         tokio::select! {
             // An end that has been reported wins over a timer that fires at the same moment.
             biased;
             exit = &mut drive => (Some(exit), None),
-            ending = stop(limits, control, cancelled) => {
+            ending = wait_for_stop_reason(limits, control, cancelled) => {
                 history.stop_holding();
-                let ended = kill(control, &mut drive).await;
+                let ended = kill_process(control, &mut drive).await;
                 (ended, Some(ending))
             }
-            never = feed(stdin, control) => match never {},
+            never = feed_stdin(stdin, control) => match never {},
         }
     };
     let confirmed = exit.as_ref().is_some_and(|exit| !matches!(exit.status, ExitStatus::Lost(_)));
     let exit = exit.unwrap_or_else(|| ExitStatus::Lost("its end was not confirmed".into()).into());
-    let usage = usage(started.elapsed(), &exit);
+    let usage = build_usage(started.elapsed(), &exit);
     let ending = stopped.unwrap_or_else(|| ending_of(exit.status));
     let (stdout, stderr, limits_reached) = (pump.stdout, pump.stderr, exit.limits_reached);
-    Ended { ending, usage, stdout, stderr, limits_reached, confirmed }
+    SupervisedEnd { ending, usage, stdout, stderr, limits_reached, confirmed }
 }
 
 /// What it used, as far as that is known. A number that no host could have counted is not one: the other end
 /// of a pipe may say anything.
-fn usage(elapsed: Duration, exit: &Exit) -> Usage {
+fn build_usage(elapsed: Duration, exit: &Exit) -> Usage {
     let most_cpu = (elapsed + Duration::from_secs(1)).saturating_mul(MAX_PROCESSORS);
     let cpu = exit.cpu_time.filter(|used| Duration::from(*used) <= most_cpu);
     let memory = exit.peak_memory.filter(|peak| peak.0 <= MAX_MEMORY_BYTES);
@@ -156,7 +156,7 @@ fn usage(elapsed: Duration, exit: &Exit) -> Usage {
 }
 
 /// Resolves when the process has to be ended from outside.
-async fn stop(
+async fn wait_for_stop_reason(
     limits: &EffectiveLimits,
     control: &dyn ProcessControl,
     mut cancelled: watch::Receiver<bool>,
@@ -180,7 +180,7 @@ async fn wait_for_wall_limit(limits: &EffectiveLimits, control: &dyn ProcessCont
     std::future::pending().await
 }
 
-async fn kill(
+async fn kill_process(
     control: &dyn ProcessControl,
     drive: impl Future<Output = Exit> + Unpin,
 ) -> Option<Exit> {
@@ -199,7 +199,7 @@ async fn kill(
 }
 
 /// Feeds the bytes a command came with. Errors do not matter: a program need not read its input.
-async fn feed(stdin: Stdin, control: &dyn ProcessControl) -> Infallible {
+async fn feed_stdin(stdin: Stdin, control: &dyn ProcessControl) -> Infallible {
     if let Stdin::Bytes(bytes) = stdin {
         let _ = control.write_stdin(bytes.into()).await;
         let _ = control.close_stdin().await;
@@ -254,14 +254,14 @@ mod tests {
         }
     }
 
-    async fn ending(over: bool) -> Ending {
+    async fn supervise_hung_process(over: bool) -> Ending {
         let events = Box::new(Late(Duration::from_secs(60)));
         let process = Process { events, control: Arc::new(Over(over)) };
         let limits = EffectiveLimits { wall_time: Some(Span::secs(1)), ..Limits::default() };
         let history = History::new(HistoryBounds::default());
         let (_wanted, cancelled) = watch::channel(false);
         let output = Sink { history: &history, log: None };
-        supervise(process, Stdin::None, &limits, output, cancelled).await.ending
+        supervise_process(process, Stdin::None, &limits, output, cancelled).await.ending
     }
 
     /// A program whose output is always ready, until it is killed.
@@ -300,7 +300,7 @@ mod tests {
         let history = History::new(HistoryBounds::default());
         let (_wanted, cancelled) = watch::channel(false);
         let output = Sink { history: &history, log: None };
-        let ended = supervise(process, Stdin::None, &limits, output, cancelled).await;
+        let ended = supervise_process(process, Stdin::None, &limits, output, cancelled).await;
         assert_eq!((ended.ending, ended.confirmed), (Ending::TimedOut, true));
     }
 
@@ -329,7 +329,7 @@ mod tests {
         let (_wanted, cancelled) = watch::channel(false);
         let begun = tokio::time::Instant::now();
         let output = Sink { history: &history, log: None };
-        let ended = supervise(process, Stdin::None, &limits, output, cancelled).await;
+        let ended = supervise_process(process, Stdin::None, &limits, output, cancelled).await;
         assert_eq!((ended.ending, ended.confirmed), (Ending::TimedOut, false));
         assert_eq!(begun.elapsed(), Duration::from_secs(60) + KILL_GRACE);
     }
@@ -341,15 +341,15 @@ mod tests {
             peak_memory: Some(stockade_core::Bytes(peak)),
             ..ExitStatus::Exited(0).into()
         };
-        let told = usage(Duration::from_secs(1), &claimed(u64::MAX, u64::MAX));
+        let told = build_usage(Duration::from_secs(1), &claimed(u64::MAX, u64::MAX));
         assert_eq!((told.cpu_ms, told.peak_memory_bytes), (None, None));
-        let told = usage(Duration::from_secs(1), &claimed(1500, 4096));
+        let told = build_usage(Duration::from_secs(1), &claimed(1500, 4096));
         assert_eq!((told.cpu_ms, told.peak_memory_bytes), (Some(1500), Some(4096)));
     }
 
     #[tokio::test(start_paused = true)]
     async fn bringing_back_what_a_program_has_left_is_not_its_time() {
-        assert_eq!(ending(true).await, Ending::Exited(0));
-        assert_eq!(ending(false).await, Ending::TimedOut);
+        assert_eq!(supervise_hung_process(true).await, Ending::Exited(0));
+        assert_eq!(supervise_hung_process(false).await, Ending::TimedOut);
     }
 }

@@ -7,18 +7,18 @@ use std::time::Duration;
 
 use stockade_core::{Backend, BackendName, Error, ErrorCode, Result, SandboxId};
 
-use crate::engine::{Inner, lock};
-use crate::execution::Shared;
+use crate::engine::{EngineInner, lock_mutex};
+use crate::execution::SharedExecution;
 use crate::journal::Event;
 use crate::lease::{Lease, LeaseBody, StaleLease};
-use crate::sandboxes::{Live, in_a_task, too_slow};
+use crate::sandboxes::{RunningSandbox, in_a_task, too_slow};
 
 /// How long the commands of a sandbox may take to end before its walls come down.
 const END_GRACE: Duration = Duration::from_secs(6);
 
-impl Inner {
+impl EngineInner {
     /// Ends a live sandbox: first what runs in it, so that each outcome is its own, then the walls.
-    pub(crate) async fn retire(self: Arc<Self>, live: Arc<Live>) -> Result<()> {
+    pub(crate) async fn retire(self: Arc<Self>, live: Arc<RunningSandbox>) -> Result<()> {
         in_a_task(async move {
             let executions = end_executions(&live).await;
             self.take_down_for_good(&live).await?;
@@ -29,14 +29,14 @@ impl Inner {
     }
 
     /// Takes down and forgets. What could not be taken down stays known, so that it can be tried again.
-    pub(crate) async fn take_down_for_good(&self, live: &Live) -> Result<()> {
+    pub(crate) async fn take_down_for_good(&self, live: &RunningSandbox) -> Result<()> {
         self.take_down(live).await?;
-        lock(&self.live).remove(live.sandbox.id());
+        lock_mutex(&self.live).remove(live.sandbox.id());
         Ok(())
     }
 
     /// Destroys, checks, records, and only then gives the lease back.
-    pub(crate) async fn take_down(&self, live: &Live) -> Result<()> {
+    pub(crate) async fn take_down(&self, live: &RunningSandbox) -> Result<()> {
         let id = live.sandbox.id();
         let mut held = live.lease.lock().await;
         if held.is_none() {
@@ -115,14 +115,14 @@ fn backend_missing(id: &SandboxId, backend: &BackendName) -> Error {
 
 /// Ends what runs in a sandbox, so that each outcome is its own. What cannot be ended by itself in time ends with
 /// the walls.
-pub(crate) async fn end_executions(live: &Live) -> Vec<Arc<Shared>> {
+pub(crate) async fn end_executions(live: &RunningSandbox) -> Vec<Arc<SharedExecution>> {
     let executions = live.executions();
     executions.iter().for_each(|shared| shared.cancel());
     let _ = tokio::time::timeout(END_GRACE, all_finished(&executions)).await;
     executions
 }
 
-async fn all_finished(executions: &[Arc<Shared>]) {
+async fn all_finished(executions: &[Arc<SharedExecution>]) {
     for shared in executions {
         shared.finished().await;
     }

@@ -21,7 +21,7 @@ use crate::error::{Failure, LaunchError, Wall};
 use crate::plan::LaunchPlan;
 use crate::server::Mode;
 use crate::sys;
-use crate::wire::{self, AGENT_FD, CONTROL_FD, Launched, MESSAGE_LIMIT, Message, Proof, Reply};
+use crate::wire::{self, AGENT_FD, CONTROL_FD, Launched, MESSAGE_LIMIT, Message, Proof, LaunchReply};
 
 /// How long a launch may take.
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -58,7 +58,7 @@ impl Launcher {
     }
 
     fn start_as(mode: Mode, program: &Program<'_>, agent: BorrowedFd<'_>) -> io::Result<Launcher> {
-        let (ours, theirs) = wire::pair()?;
+        let (ours, theirs) = wire::packet_pair()?;
         // Kept until the child has executed it, under a number that the child does not overwrite.
         let (path, _kept) = match program {
             // The launcher starts in the root directory, where a relative path means another file.
@@ -113,9 +113,9 @@ impl Launcher {
         if text.len() > MESSAGE_LIMIT {
             return Err(LaunchError::TooLarge { size: text.len(), limit: MESSAGE_LIMIT });
         }
-        let (ours, theirs) = wire::pair().map_err(launcher_gone)?;
+        let (ours, theirs) = wire::packet_pair().map_err(launcher_gone)?;
         let control = self.control.as_ref().ok_or_else(|| launcher_gone(Errno::PIPE))?;
-        wire::send(control, &text, &[pipe.as_fd(), theirs.as_fd()]).map_err(launcher_gone)?;
+        wire::send_message(control, &text, &[pipe.as_fd(), theirs.as_fd()]).map_err(launcher_gone)?;
         Ok(Pending { reply: ours, pid: 0, pidfd: None, walls: None, over: false })
     }
 }
@@ -164,9 +164,9 @@ impl Pending {
     /// Takes what news there is and does not wait; nothing while the walls are still being built.
     pub fn try_finish(&mut self) -> Result<Option<Launched>, LaunchError> {
         loop {
-            match wire::receive(&self.reply, RecvFlags::DONTWAIT) {
+            match wire::receive_message(&self.reply, RecvFlags::DONTWAIT) {
                 Ok(Some(message)) => self.take(message)?,
-                Ok(None) => return self.ended().map(Some),
+                Ok(None) => return self.finish_launch().map(Some),
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(errno) => return Err(launcher_gone(errno)),
             }
@@ -175,21 +175,21 @@ impl Pending {
 
     fn take(&mut self, message: Message) -> Result<(), LaunchError> {
         match serde_json::from_slice(&message.text).map_err(LaunchError::Answer)? {
-            Reply::Begun { pid } => {
+            LaunchReply::Begun { pid } => {
                 self.pid = pid;
                 self.pidfd = message.fds.into_iter().next();
                 Ok(())
             }
-            Reply::Proved(walls) => {
+            LaunchReply::Proved(walls) => {
                 self.walls = Some(walls);
                 Ok(())
             }
-            Reply::Failed(failure) => Err(LaunchError::Failed(failure)),
+            LaunchReply::Failed(failure) => Err(LaunchError::Failed(failure)),
         }
     }
 
     /// The socket's last holder is gone: replaced by the agent if it had proved its walls.
-    fn ended(&mut self) -> Result<Launched, LaunchError> {
+    fn finish_launch(&mut self) -> Result<Launched, LaunchError> {
         let Some(walls) = self.walls.take() else { return Err(self.cut_short()) };
         let pidfd = self.pidfd.take().ok_or_else(|| launcher_gone(Errno::PIPE))?;
         self.over = true;
@@ -210,7 +210,7 @@ impl Pending {
         let deadline = Instant::now() + CANCEL_TIMEOUT;
         while self.pidfd.is_none() {
             wait_for(&self.reply, PollFlags::IN, deadline)?;
-            match wire::receive(&self.reply, RecvFlags::DONTWAIT).map_err(launcher_gone)? {
+            match wire::receive_message(&self.reply, RecvFlags::DONTWAIT).map_err(launcher_gone)? {
                 Some(message) => self.take(message)?,
                 None => return Ok(()),
             }

@@ -44,10 +44,10 @@ pub fn start_in(
     views: &[ReadOnlyView],
 ) -> io::Result<Child> {
     let lists = cgroup.map_or_else(|| Ok(Vec::new()), member_lists)?;
-    let (mounts, parent) = (Mounts::new(views)?, getpid());
+    let (mounts, parent) = (ViewMounts::new(views)?, getpid());
     // SAFETY: the closure only makes system calls on what was opened and written before; it neither allocates
     // nor takes a lock, so it may run between fork and exec of a process with many threads.
-    unsafe { command.pre_exec(move || Ok(mounts.lay().and_then(|()| settle(&lists, parent))?)) };
+    unsafe { command.pre_exec(move || Ok(mounts.mount_views().and_then(|()| set_up_child(&lists, parent))?)) };
     command.spawn()
 }
 
@@ -62,7 +62,7 @@ fn member_lists(cgroup: &Cgroup) -> io::Result<Vec<File>> {
     cgroup.directories().iter().map(open).collect()
 }
 
-fn settle(lists: &[File], parent: Pid) -> Result<(), Errno> {
+fn set_up_child(lists: &[File], parent: Pid) -> Result<(), Errno> {
     setsid()?;
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // It may have gone before the asking.
@@ -76,14 +76,14 @@ fn settle(lists: &[File], parent: Pid) -> Result<(), Errno> {
 }
 
 /// The mounts of a command, with everything written that laying them takes.
-struct Mounts {
+struct ViewMounts {
     /// Source and target.
     views: Vec<(CString, CString)>,
     /// The kernel's files that give this user its own identity in a user namespace.
     identity: [(&'static str, String); 3],
 }
 
-impl Mounts {
+impl ViewMounts {
     fn new(views: &[ReadOnlyView]) -> io::Result<Self> {
         let text = |path: &Path| CString::new(path.as_os_str().as_bytes());
         let views = views.iter().map(|view| Ok((text(&view.source)?, text(&view.target)?)));
@@ -97,13 +97,13 @@ impl Mounts {
     }
 
     /// A copy of the host's mounts that follows the host's changes and sends none back, and the views in it.
-    fn lay(&self) -> Result<(), Errno> {
+    fn mount_views(&self) -> Result<(), Errno> {
         if geteuid().is_root() {
-            sys::unshare(UnshareFlags::NEWNS)?;
+            sys::unshare_namespaces(UnshareFlags::NEWNS)?;
         } else if self.views.is_empty() {
             return Ok(());
         } else {
-            sys::unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)?;
+            sys::unshare_namespaces(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)?;
             for (file, text) in &self.identity {
                 ground::write_file(file, text)?;
             }
@@ -114,7 +114,7 @@ impl Mounts {
             // It was checked by this path: a link that leads elsewhere was not.
             let source = openat2(CWD, source.as_c_str(), flags, Mode::empty(), NO_LINK_FLAGS)?;
             let target = openat(CWD, target.as_c_str(), flags, Mode::empty())?;
-            fs::attach(copy_of(&source)?, target)?;
+            fs::attach_mount(copy_of(&source)?, target)?;
         }
         Ok(())
     }

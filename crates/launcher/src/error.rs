@@ -73,7 +73,7 @@ impl fmt::Display for Wall {
 
 /// A launch that did not happen: nothing of it is left (C-32).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[error("{wall}: {detail}{}", describe(*.errno))]
+#[error("{wall}: {detail}{}", describe_errno(*.errno))]
 #[serde(rename_all = "camelCase")]
 pub struct Failure {
     /// The step that failed.
@@ -87,7 +87,7 @@ pub struct Failure {
     pub remedy: Option<String>,
 }
 
-fn describe(errno: i32) -> String {
+fn describe_errno(errno: i32) -> String {
     match errno {
         0 => String::new(),
         n => format!(": {}", io::Error::from_raw_os_error(n)),
@@ -97,7 +97,7 @@ fn describe(errno: i32) -> String {
 impl Failure {
     pub(crate) fn new(wall: Wall, errno: Errno, detail: impl Into<String>) -> Self {
         let errno = errno.raw_os_error();
-        let remedy = remedy(wall, errno).map(str::to_owned);
+        let remedy = find_remedy(wall, errno).map(str::to_owned);
         Failure { wall, errno, detail: detail.into(), remedy }
     }
 
@@ -111,7 +111,7 @@ impl Failure {
     }
 }
 
-fn remedy(wall: Wall, errno: i32) -> Option<&'static str> {
+fn find_remedy(wall: Wall, errno: i32) -> Option<&'static str> {
     match (wall, errno) {
         (Wall::Ground | Wall::Namespaces, libc::EPERM | libc::EACCES) if is_container() => Some(
             "this is a container: start it with `--security-opt seccomp=unconfined`, or with Podman, \

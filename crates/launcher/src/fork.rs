@@ -24,7 +24,7 @@ impl Launcher {
         if std::fs::read_dir("/proc/self/task")?.count() != 1 {
             return Err(io::Error::other("a process with several threads cannot be copied"));
         }
-        let (ours, theirs) = wire::pair()?;
+        let (ours, theirs) = wire::packet_pair()?;
         // SAFETY: there is one thread, so that the copy is a whole process; it never returns from here.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),

@@ -30,7 +30,7 @@ pub(crate) const NOEXEC_MOUNT: MountAttrFlags =
     READ_ONLY_MOUNT.union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
 
 /// A detached file system. An option without a value is a flag.
-pub(crate) fn make(
+pub(crate) fn make_detached_fs(
     kind: &str,
     options: &[(&str, &str)],
     attributes: MountAttrFlags,
@@ -47,12 +47,12 @@ pub(crate) fn make(
 }
 
 /// A detached tmpfs of at most `bytes`, with as many inodes as that could sensibly hold.
-pub(crate) fn tmpfs(bytes: u64, mode: &str, attributes: MountAttrFlags) -> Result<OwnedFd, Errno> {
+pub(crate) fn make_tmpfs(bytes: u64, mode: &str, attributes: MountAttrFlags) -> Result<OwnedFd, Errno> {
     // Each inode costs kernel memory that the size does not count, so it is bounded as well.
     let inodes = (bytes / 4096).clamp(64, 1 << 20).to_string();
     let size = bytes.max(4096).to_string();
     let options = [("size", size.as_str()), ("nr_inodes", inodes.as_str()), ("mode", mode)];
-    make("tmpfs", &options, attributes)
+    make_detached_fs("tmpfs", &options, attributes)
 }
 
 /// A detached copy of the mounts at and below `path`.
@@ -87,14 +87,14 @@ pub(crate) fn clone_with(
 }
 
 /// Attaches a detached tree to a place that is open.
-pub(crate) fn attach(tree: impl AsFd, place: impl AsFd) -> Result<(), Errno> {
+pub(crate) fn attach_mount(tree: impl AsFd, place: impl AsFd) -> Result<(), Errno> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     move_mount(tree, "", place, "", flags)
 }
 
 /// Attaches a detached tree at a path below an open root, which the resolution cannot leave.
 pub(crate) fn attach_in(tree: impl AsFd, root: impl AsFd, path: &Path) -> Result<(), Errno> {
-    attach(tree, place(root, path)?)
+    attach_mount(tree, open_mount_point(root, path)?)
 }
 
 /// Attaches a detached tree at a name directly in a directory nobody else can change.
@@ -103,7 +103,7 @@ pub(crate) fn attach_at(tree: impl AsFd, directory: impl AsFd, name: &str) -> Re
 }
 
 /// Opens a place below a root. Symbolic links are refused: a mount goes where its name says.
-pub(crate) fn place(root: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
+pub(crate) fn open_mount_point(root: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     rustix::fs::openat2(root, path, flags, Mode::empty(), resolve)
@@ -112,7 +112,7 @@ pub(crate) fn place(root: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
 /// Makes `path` below `root`, and what leads to it, as directories, or its end as an empty file.
 pub(crate) fn make_place(root: impl AsFd, path: &Path, directory: bool) -> Result<(), Errno> {
     let root = root.as_fd();
-    let mut parent = place(root, Path::new("/"))?;
+    let mut parent = open_mount_point(root, Path::new("/"))?;
     let parts: Vec<_> = path.components().skip(1).collect();
     for (index, part) in parts.iter().enumerate() {
         let last = index + 1 == parts.len();
@@ -124,9 +124,9 @@ pub(crate) fn make_place(root: impl AsFd, path: &Path, directory: bool) -> Resul
         match made {
             // A place that is there already need not be on a file system one may write to.
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => place(&parent, name).map(drop).map_err(|_| errno)?,
+            Err(errno) => open_mount_point(&parent, name).map(drop).map_err(|_| errno)?,
         }
-        parent = place(&parent, name)?;
+        parent = open_mount_point(&parent, name)?;
     }
     Ok(())
 }

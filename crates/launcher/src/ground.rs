@@ -62,14 +62,14 @@ impl Ground {
         &self,
         work: impl FnOnce() -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        enter(&self.host).at(Wall::Ground, "back to the host's mounts")?;
+        enter_namespace(&self.host).at(Wall::Ground, "back to the host's mounts")?;
         let done = work();
-        enter(&self.roots).at(Wall::Ground, "back to the prepared roots")?;
+        enter_namespace(&self.roots).at(Wall::Ground, "back to the prepared roots")?;
         done
     }
 }
 
-fn enter(namespace: &OwnedFd) -> Result<(), Errno> {
+fn enter_namespace(namespace: &OwnedFd) -> Result<(), Errno> {
     move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))
 }
 
@@ -80,10 +80,10 @@ fn this_mount_namespace() -> Result<OwnedFd, Errno> {
 /// A copy of the host's mounts that follows the host's changes and sends none back. Where the
 /// process may not have one outright, a user namespace of its own gives it the right.
 fn own_mounts(uid: u32, gid: u32) -> Result<bool, Failure> {
-    let privileged = match sys::unshare(UnshareFlags::NEWNS) {
+    let privileged = match sys::unshare_namespaces(UnshareFlags::NEWNS) {
         Ok(()) => true,
         Err(Errno::PERM) => {
-            sys::unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)
+            sys::unshare_namespaces(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)
                 .at(Wall::Ground, "a user namespace for the launcher")?;
             map_self(uid, gid).at(Wall::Ground, "the launcher's own identity")?;
             false
@@ -121,28 +121,28 @@ pub(crate) fn change_all(kind: MountPropagationFlags) -> Result<(), Errno> {
 /// A second mount namespace whose only content is an empty tmpfs with a `/proc` in it: the kernel
 /// lets a sandbox mount a fresh one only where an unmasked one can be seen.
 fn bare_namespace() -> Result<(), Errno> {
-    sys::unshare(UnshareFlags::NEWNS)?;
+    sys::unshare_namespaces(UnshareFlags::NEWNS)?;
     change_all(MountPropagationFlags::PRIVATE)?;
     let proc_tree = fs::clone_with(CWD, "/proc", fs::WRITABLE_MOUNT)?;
-    let root = fs::tmpfs(1 << 20, "0755", fs::WRITABLE_MOUNT)?;
+    let root = fs::make_tmpfs(1 << 20, "0755", fs::WRITABLE_MOUNT)?;
     for name in [ROOTS_DIR, STAGE_DIR, SCRATCH_DIR, LAYER_DIR, LOWER_DIR, CHANGES_DIR, "/proc"] {
         rustix::fs::mkdirat(&root, name.trim_start_matches('/'), Mode::from_raw_mode(0o755))?;
     }
     // Any directory that is surely there will do to stand on; this one is about to be left behind.
-    fs::attach(&root, fs::open_path("/proc")?)?;
+    fs::attach_mount(&root, fs::open_path("/proc")?)?;
     rustix::process::fchdir(&root)?;
     fs::enter_root()?;
-    fs::attach(&proc_tree, fs::open_path("/proc")?)
+    fs::attach_mount(&proc_tree, fs::open_path("/proc")?)
 }
 
 fn own_namespaces() -> Result<Vec<(&'static str, String)>, Errno> {
     let process = fs::open_path("/proc/self")?;
-    let own = NAMESPACE_KINDS.iter().filter_map(|name| Some((*name, namespace(&process, name)?)));
+    let own = NAMESPACE_KINDS.iter().filter_map(|name| Some((*name, read_namespace_id(&process, name)?)));
     Ok(own.collect())
 }
 
 /// The identity of one of a process's namespaces; none where the kernel has no such kind.
-pub(crate) fn namespace(process: &OwnedFd, name: &str) -> Option<String> {
+pub(crate) fn read_namespace_id(process: &OwnedFd, name: &str) -> Option<String> {
     let link = rustix::fs::readlinkat(process, format!("ns/{name}"), Vec::new()).ok()?;
     link.into_string().ok()
 }

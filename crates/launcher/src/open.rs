@@ -13,13 +13,13 @@ use crate::fs;
 use crate::plan::{LaunchPlan, Mount, Workspace};
 
 /// A detached copy of a source's mounts, with its attributes set.
-pub(crate) struct Source {
+pub(crate) struct OpenSource {
     pub tree: OwnedFd,
     pub directory: bool,
 }
 
 /// The layers of a copy-on-write view: detached copies of single mounts, without what is mounted below.
-pub(crate) struct Layers {
+pub(crate) struct OpenLayers {
     pub lower: OwnedFd,
     /// The directory in which the other two lie: the kernel wants to see both in one mount.
     pub beside: OwnedFd,
@@ -31,9 +31,9 @@ pub(crate) struct Layers {
 
 /// Everything of the host that one plan mounts, in the plan's order.
 pub(crate) struct Sources {
-    pub workspace: Option<Source>,
-    pub layers: Option<Layers>,
-    pub mounts: Vec<Source>,
+    pub workspace: Option<OpenSource>,
+    pub layers: Option<OpenLayers>,
+    pub mounts: Vec<OpenSource>,
 }
 
 impl Sources {
@@ -43,10 +43,10 @@ impl Sources {
             Workspace::Ephemeral { .. } | Workspace::Trial => (None, None),
             Workspace::Local { path } => (Some(local_workspace(path, plan.read_only)?), None),
             Workspace::Overlay { lower, upper, work } => {
-                (None, Some(layers(lower, upper, work, plan.read_only)?))
+                (None, Some(open_layers(lower, upper, work, plan.read_only)?))
             }
         };
-        let mounts = plan.mounts.iter().map(extra).collect::<Result<_, _>>()?;
+        let mounts = plan.mounts.iter().map(open_extra_mount).collect::<Result<_, _>>()?;
         Ok(Sources { workspace, layers, mounts })
     }
 
@@ -60,42 +60,42 @@ impl Sources {
     }
 }
 
-fn local_workspace(path: &Path, read_only: bool) -> Result<Source, Failure> {
-    let source = open(path, read_only)?;
+fn local_workspace(path: &Path, read_only: bool) -> Result<OpenSource, Failure> {
+    let source = open_source(path, read_only)?;
     match source.directory {
         true => Ok(source),
-        false => Err(Failure::new(Wall::Source, Errno::NOTDIR, name(path))),
+        false => Err(Failure::new(Wall::Source, Errno::NOTDIR, format_path(path))),
     }
 }
 
-fn layers(lower: &Path, upper: &Path, work: &Path, read_only: bool) -> Result<Layers, Failure> {
+fn open_layers(lower: &Path, upper: &Path, work: &Path, read_only: bool) -> Result<OpenLayers, Failure> {
     let parent = upper.parent().filter(|parent| work.parent() == Some(*parent));
     let Some(parent) = parent else {
-        let detail = format!("{} does not lie beside {}", name(work), name(upper));
+        let detail = format!("{} does not lie beside {}", format_path(work), format_path(upper));
         return Err(Failure::without_errno(Wall::Source, detail));
     };
     let attributes = if read_only { fs::READ_ONLY_MOUNT } else { fs::WRITABLE_MOUNT };
-    let beside = single(parent, attributes)?;
-    Ok(Layers {
-        lower: single(lower, fs::READ_ONLY_MOUNT)?,
-        upper: layer(&beside, upper)?,
-        work: layer(&beside, work)?,
+    let beside = clone_single_mount(parent, attributes)?;
+    Ok(OpenLayers {
+        lower: clone_single_mount(lower, fs::READ_ONLY_MOUNT)?,
+        upper: open_layer(&beside, upper)?,
+        work: open_layer(&beside, work)?,
         beside,
     })
 }
 
-fn layer(beside: &OwnedFd, path: &Path) -> Result<OwnedFd, Failure> {
+fn open_layer(beside: &OwnedFd, path: &Path) -> Result<OwnedFd, Failure> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let last = path.file_name().unwrap_or_default();
     let opened = rustix::fs::openat2(beside, last, flags, Mode::empty(), resolve);
-    opened.at(Wall::Source, &name(path))
+    opened.at(Wall::Source, &format_path(path))
 }
 
-fn single(path: &Path, attributes: MountAttrFlags) -> Result<OwnedFd, Failure> {
-    let place = directory(path)?;
+fn clone_single_mount(path: &Path, attributes: MountAttrFlags) -> Result<OwnedFd, Failure> {
+    let place = open_directory(path)?;
     fs::clone_single(&place, attributes).map_err(|errno| {
-        let failure = Failure::new(Wall::Source, errno, name(path));
+        let failure = Failure::new(Wall::Source, errno, format_path(path));
         match errno {
             // An ordinary user may not look beneath a mount.
             Errno::INVAL => failure.remedy("choose a directory without other file systems below"),
@@ -104,22 +104,22 @@ fn single(path: &Path, attributes: MountAttrFlags) -> Result<OwnedFd, Failure> {
     })
 }
 
-fn directory(path: &Path) -> Result<OwnedFd, Failure> {
-    let place = resolved(path).at(Wall::Source, &name(path))?;
-    let mode = fstat(&place).at(Wall::Source, &name(path))?.st_mode;
+fn open_directory(path: &Path) -> Result<OwnedFd, Failure> {
+    let place = open_without_symlinks(path).at(Wall::Source, &format_path(path))?;
+    let mode = fstat(&place).at(Wall::Source, &format_path(path))?.st_mode;
     match FileType::from_raw_mode(mode) == FileType::Directory {
         true => Ok(place),
-        false => Err(Failure::new(Wall::Source, Errno::NOTDIR, name(path))),
+        false => Err(Failure::new(Wall::Source, Errno::NOTDIR, format_path(path))),
     }
 }
 
-fn extra(mount: &Mount) -> Result<Source, Failure> {
-    open(&mount.source, mount.read_only)
+fn open_extra_mount(mount: &Mount) -> Result<OpenSource, Failure> {
+    open_source(&mount.source, mount.read_only)
 }
 
-fn open(path: &Path, read_only: bool) -> Result<Source, Failure> {
-    let place = resolved(path).at(Wall::Source, &name(path))?;
-    let kind = fstat(&place).at(Wall::Source, &name(path))?.st_mode;
+fn open_source(path: &Path, read_only: bool) -> Result<OpenSource, Failure> {
+    let place = open_without_symlinks(path).at(Wall::Source, &format_path(path))?;
+    let kind = fstat(&place).at(Wall::Source, &format_path(path))?.st_mode;
     let directory = match FileType::from_raw_mode(kind) {
         FileType::Directory => true,
         FileType::RegularFile | FileType::Socket => false,
@@ -128,17 +128,17 @@ fn open(path: &Path, read_only: bool) -> Result<Source, Failure> {
         | FileType::CharacterDevice
         | FileType::BlockDevice
         | FileType::Unknown => {
-            let detail = format!("{} is neither a file nor a directory", name(path));
+            let detail = format!("{} is neither a file nor a directory", format_path(path));
             return Err(Failure::without_errno(Wall::Source, detail));
         }
     };
     let attributes = if read_only { fs::READ_ONLY_MOUNT } else { fs::WRITABLE_MOUNT };
-    let tree = fs::clone_with(&place, "", attributes).at(Wall::Source, &name(path))?;
-    Ok(Source { tree, directory })
+    let tree = fs::clone_with(&place, "", attributes).at(Wall::Source, &format_path(path))?;
+    Ok(OpenSource { tree, directory })
 }
 
 /// Opens an absolute path none of whose components is a symbolic link.
-pub(crate) fn resolved(path: &Path) -> Result<OwnedFd, Errno> {
+pub(crate) fn open_without_symlinks(path: &Path) -> Result<OwnedFd, Errno> {
     if !path.is_absolute() {
         return Err(Errno::INVAL);
     }
@@ -173,6 +173,6 @@ pub(crate) fn is_normal(target: &Path) -> bool {
     rooted && !rest.is_empty() && rest.iter().all(|part| matches!(part, Component::Normal(_)))
 }
 
-pub(crate) fn name(path: &Path) -> String {
+pub(crate) fn format_path(path: &Path) -> String {
     path.display().to_string()
 }

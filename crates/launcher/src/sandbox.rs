@@ -14,27 +14,27 @@ use crate::error::{At, Failure, Wall};
 use crate::ground::Ground;
 use crate::open::Sources;
 use crate::plan::LaunchPlan;
-use crate::template::Template;
-use crate::walls::inotify::Bounds;
-use crate::walls::proc::Mask;
-use crate::walls::sources::When;
+use crate::template::RootTemplate;
+use crate::walls::inotify::InotifyBounds;
+use crate::walls::proc::ProcMask;
+use crate::walls::sources::MountWhen;
 use crate::walls::verify::{Expected, read_back};
 use crate::walls::{
     caps, cgroup, fds, identity, landlock, parent, proc, rlimits, root, scratch, sources, uts,
 };
-use crate::wire::{self, Proof, Reply};
+use crate::wire::{self, Proof, LaunchReply};
 use crate::{sys, walls};
 
 /// Everything one sandbox is built from, made ready before its process exists.
-pub(crate) struct Blueprint<'a> {
+pub(crate) struct SandboxBlueprint<'a> {
     pub plan: &'a LaunchPlan,
     pub ground: &'a Ground,
-    pub template: &'a Template,
+    pub template: &'a RootTemplate,
     pub sources: &'a Sources,
     pub membership: &'a walls::cgroup::Membership,
-    pub masks: &'a [Mask],
+    pub masks: &'a [ProcMask],
     pub filter: &'a [libc::sock_filter],
-    pub inotify: Bounds,
+    pub inotify: InotifyBounds,
     pub landlock: Option<u32>,
     pub launcher: BorrowedFd<'a>,
     pub agent: BorrowedFd<'a>,
@@ -46,22 +46,22 @@ pub(crate) struct Blueprint<'a> {
 }
 
 /// Builds the walls around this process and becomes the agent; or reports why not, and ends.
-pub(crate) fn enter(b: &Blueprint<'_>) -> ! {
+pub(crate) fn enter_sandbox(b: &SandboxBlueprint<'_>) -> ! {
     // The old root's directories stay open until the outer walls stand.
-    let outer = raise(b).and_then(|private| {
+    let outer = build_walls(b).and_then(|private| {
         let remaining = fds::close_all(b.pipe, b.agent, b.report, b.hand)?;
         Ok((private, remaining))
     });
     match outer {
-        Err(failure) => report(b.report, Reply::Failed(failure)),
+        Err(failure) => send_report(b.report, LaunchReply::Failed(failure)),
         Ok((private, mut remaining)) => {
             let hand = remaining.hand.take();
             let to = remaining.report.as_fd();
             match close_in(b, &private, hand) {
-                Err(failure) => report(to, Reply::Failed(failure)),
+                Err(failure) => send_report(to, LaunchReply::Failed(failure)),
                 Ok(proofs) => {
-                    report(to, Reply::Proved(proofs));
-                    report(to, Reply::Failed(start_agent(b.plan, &remaining.agent)));
+                    send_report(to, LaunchReply::Proved(proofs));
+                    send_report(to, LaunchReply::Failed(start_agent(b.plan, &remaining.agent)));
                 }
             }
         }
@@ -71,18 +71,18 @@ pub(crate) fn enter(b: &Blueprint<'_>) -> ! {
 
 /// The outer walls: what the sandbox is made of. The namespaces, the network's among them, are there
 /// from birth.
-fn raise(b: &Blueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
+fn build_walls(b: &SandboxBlueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
     // At once: until then, whoever signals its own group signals the launcher.
     parent::leave_group()?;
     // Before the first wait: a launcher that is killed now would leave it waiting for ever.
     parent::die_with(b.launcher)?;
     // The limits on what building itself may use.
-    cgroup::join(b.membership)?;
+    cgroup::join_cgroups(b.membership)?;
     // Nothing can be owned before there is somebody to own it.
     identity::become_mapped(b.go, b.plan)?;
     // Once more after the change of identity, which clears the signal.
     parent::die_with(b.launcher)?;
-    uts::set(&b.plan.hostname)?;
+    uts::set_hostname(&b.plan.hostname)?;
     // While /proc of the host can be written to.
     b.inotify.set()?;
     // While the capabilities last.
@@ -91,37 +91,37 @@ fn raise(b: &Blueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
 
 /// The inner walls: what this process itself gives up, and the proof of all walls.
 fn close_in(
-    b: &Blueprint<'_>,
+    b: &SandboxBlueprint<'_>,
     private: &[PathBuf],
     hand: Option<OwnedFd>,
 ) -> Result<Vec<Proof>, Failure> {
     // After the closing of descriptors: a small limit on them is for the guest, not for the builder.
-    rlimits::set(&b.plan.rlimits)?;
+    rlimits::set_rlimits(&b.plan.rlimits)?;
     // Nothing below needs a capability.
     caps::drop_all()?;
     // Needs no_new_privs, and no more mounts to come.
     if let Some(abi) = b.landlock {
-        landlock::restrict(abi, b.plan.network, &writable(b.plan, private))?;
+        landlock::restrict_process(abi, b.plan.network, &list_writable_paths(b.plan, private))?;
     }
     // Last of the walls: most steps above would be refused behind it.
     install_filter(b.filter, hand)?;
     // From behind all walls, so that what is proved is what the agent gets.
-    read_back(&expected(b, private))
+    read_back(&build_expected(b, private))
 }
 
 /// The file system, from the root outward; then the old root is left behind. Says where the private
 /// writable places are.
-fn mount_all(b: &Blueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
-    let staged = root::stage(b.plan, b.template)?;
+fn mount_all(b: &SandboxBlueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
+    let staged = root::stage_root(b.plan, b.template)?;
     let private = scratch::set_up(&staged, b.plan.tmp_bytes)?;
-    sources::workspace(&staged, b.plan, b.sources)?;
-    sources::mounts(&staged, b.plan, b.sources, When::BeforeProc)?;
+    sources::mount_workspace(&staged, b.plan, b.sources)?;
+    sources::mount_extras(&staged, b.plan, b.sources, MountWhen::BeforeProc)?;
     // After the mounts, which may lie in it.
     sources::workspace_alias(&staged, b.plan)?;
-    proc::terminals(&staged)?;
+    proc::mount_terminals(&staged)?;
     proc::set_up(&staged, b.masks)?;
-    sources::mounts(&staged, b.plan, b.sources, When::InProc)?;
-    root::enter(&staged)?;
+    sources::mount_extras(&staged, b.plan, b.sources, MountWhen::InProc)?;
+    root::switch_root(&staged)?;
     Ok(private)
 }
 
@@ -130,10 +130,10 @@ fn install_filter(filter: &[libc::sock_filter], hand: Option<OwnedFd>) -> Result
     let wall = Wall::Seccomp;
     let Some(hand) = hand else { return sys::seccomp_filter(filter).at(wall, "the filter") };
     let listener = calls::filter_with_listener(filter).at(wall, "the filter")?;
-    wire::send(&hand, b"listener", &[listener.as_fd()]).at(wall, "handing over the listener")
+    wire::send_message(&hand, b"listener", &[listener.as_fd()]).at(wall, "handing over the listener")
 }
 
-fn writable(plan: &LaunchPlan, private: &[PathBuf]) -> Vec<PathBuf> {
+fn list_writable_paths(plan: &LaunchPlan, private: &[PathBuf]) -> Vec<PathBuf> {
     let mut places = private.to_vec();
     if plan.copy_on_write.is_some() {
         places.push(PathBuf::from("/"));
@@ -146,7 +146,7 @@ fn writable(plan: &LaunchPlan, private: &[PathBuf]) -> Vec<PathBuf> {
     places
 }
 
-fn expected<'a>(b: &Blueprint<'a>, private: &'a [PathBuf]) -> Expected<'a> {
+fn build_expected<'a>(b: &SandboxBlueprint<'a>, private: &'a [PathBuf]) -> Expected<'a> {
     let mut deep: Vec<&Path> = b.plan.workspace_paths().map(PathBuf::as_path).collect();
     deep.extend(b.plan.mounts.iter().map(|mount| mount.target.as_path()));
     deep.extend(b.template.mounts.iter().map(PathBuf::as_path));
@@ -170,13 +170,13 @@ fn start_agent(plan: &LaunchPlan, agent: &OwnedFd) -> Failure {
     };
     // The name comes last, where whoever looks for a sandbox on the host finds it.
     let arguments = [c"stockade-agent", c"3", &workspace, &id];
-    let errno = sys::execute(agent.as_fd(), &arguments, &AGENT_ENVIRONMENT);
+    let errno = sys::execute_program(agent.as_fd(), &arguments, &AGENT_ENVIRONMENT);
     Failure::new(Wall::Agent, errno, "executing the agent")
 }
 
 /// Tells the owner. One that has given up has nothing left to be built for.
-fn report(to: BorrowedFd<'_>, what: Reply) {
-    if wire::reply(to, &what, None).is_err() {
+fn send_report(to: BorrowedFd<'_>, what: LaunchReply) {
+    if wire::send_reply(to, &what, None).is_err() {
         sys::exit_now(1);
     }
 }

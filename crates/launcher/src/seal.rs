@@ -44,7 +44,7 @@ pub fn add_seals(file: impl AsFd) -> rustix::io::Result<()> {
 }
 
 /// Refuses an agent that somebody could still change.
-pub(crate) fn check(agent: impl AsFd) -> Result<(), Failure> {
+pub(crate) fn check_seals(agent: impl AsFd) -> Result<(), Failure> {
     match fcntl_get_seals(agent) {
         Ok(seals) if seals.contains(all_seals()) => Ok(()),
         Ok(_) | Err(_) => {

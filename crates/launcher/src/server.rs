@@ -14,10 +14,10 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait, waitpid};
 use crate::bare::{BarePlan, Shop};
 use crate::error::{Failure, Wall};
 use crate::plan::{Cgroup, LaunchPlan};
-use crate::sockets::Watch;
-use crate::spawn::{Begun, Stock, Workshop};
+use crate::sockets::SocketWatch;
+use crate::spawn::{BegunLaunch, Stock, LaunchWorkshop};
 use crate::sys;
-use crate::wire::{self, AGENT_FD, CONTROL_FD, Message, Reply};
+use crate::wire::{self, AGENT_FD, CONTROL_FD, Message, LaunchReply};
 
 /// How many control groups are remembered before those that are gone are looked for.
 const CGROUP_PRUNE_THRESHOLD: usize = 1024;
@@ -27,29 +27,29 @@ const CGROUP_DRAIN_TIMEOUT: Duration = Duration::from_secs(4);
 /// Serves over the inherited control socket until its other end is closed; then ends every sandbox
 /// it has launched, and removes the control groups their plans named.
 pub fn serve(mode: Mode) -> Result<(), Failure> {
-    let inherited = |fd| sys::inherited(fd).map_err(|errno| failed(errno, "inherited descriptors"));
+    let inherited = |fd| sys::take_inherited_fd(fd).map_err(|errno| build_server_failure(errno, "inherited descriptors"));
     let (control, agent) = (inherited(CONTROL_FD)?, inherited(AGENT_FD)?);
-    sys::close_from(AGENT_FD as u32 + 1, true).map_err(|errno| failed(errno, "closing"))?;
+    sys::close_from(AGENT_FD as u32 + 1, true).map_err(|errno| build_server_failure(errno, "closing"))?;
     serve_over(control, agent, mode)
 }
 
 /// The same over a control socket and with an agent that are at hand.
 pub(crate) fn serve_over(control: OwnedFd, agent: OwnedFd, mode: Mode) -> Result<(), Failure> {
-    let signals = sys::child_signals().map_err(|errno| failed(errno, "signals"))?;
+    let signals = sys::child_signals().map_err(|errno| build_server_failure(errno, "signals"))?;
     let works = match mode {
-        Mode::Namespaces => Works::Namespaces(Workshop::open(agent, Stock::Always)),
-        Mode::Once => Works::Namespaces(Workshop::open(agent, Stock::Once)),
+        Mode::Namespaces => Works::Namespaces(LaunchWorkshop::open(agent, Stock::Always)),
+        Mode::Once => Works::Namespaces(LaunchWorkshop::open(agent, Stock::Once)),
         Mode::Bare => Works::Bare(Shop::open(agent)),
     };
     let (live, left) = (Vec::new(), Vec::new());
-    let sockets = Watch::new().map_err(|errno| failed(errno, "an epoll descriptor"))?;
-    let mut server = Server { control, signals, works, sockets, live, left };
+    let sockets = SocketWatch::new().map_err(|errno| build_server_failure(errno, "an epoll descriptor"))?;
+    let mut server = LaunchServer { control, signals, works, sockets, live, left };
     server.run();
     server.end_all();
     Ok(())
 }
 
-fn failed(errno: Errno, detail: &str) -> Failure {
+fn build_server_failure(errno: Errno, detail: &str) -> Failure {
     Failure::new(Wall::Request, errno, detail)
 }
 
@@ -71,7 +71,7 @@ impl Mode {
 
 /// What launches are made with, or why none can be.
 enum Works {
-    Namespaces(Result<Workshop, Failure>),
+    Namespaces(Result<LaunchWorkshop, Failure>),
     Bare(Result<Shop, Failure>),
 }
 
@@ -82,7 +82,7 @@ impl Works {
         text: &[u8],
         pipe: &OwnedFd,
         reply: &OwnedFd,
-    ) -> Result<(Begun, Option<Cgroup>), Failure> {
+    ) -> Result<(BegunLaunch, Option<Cgroup>), Failure> {
         let wrong =
             |error: serde_json::Error| Failure::without_errno(Wall::Request, error.to_string());
         match self {
@@ -95,7 +95,7 @@ impl Works {
                 let plan: BarePlan = serde_json::from_slice(text).map_err(wrong)?;
                 let shop = shop.as_ref().map_err(|failure| failure.clone())?;
                 let pid = shop.begin(&plan, pipe, reply)?;
-                Ok((Begun { pid, asking: None }, plan.cgroup))
+                Ok((BegunLaunch { pid, asking: None }, plan.cgroup))
             }
         }
     }
@@ -115,7 +115,7 @@ impl Works {
     }
 
     /// What can be done ahead of time, if anything.
-    fn unprepared(&mut self) -> Option<&mut Workshop> {
+    fn unprepared_workshop(&mut self) -> Option<&mut LaunchWorkshop> {
         match self {
             Works::Namespaces(Ok(workshop)) if !workshop.is_prepared() => Some(workshop),
             Works::Namespaces(_) | Works::Bare(_) => None,
@@ -123,7 +123,7 @@ impl Works {
     }
 
     /// The signal at which a child ends with everything in it: a warden has something to do first.
-    fn ending(&self) -> Signal {
+    fn ending_signal(&self) -> Signal {
         match self {
             Works::Namespaces(_) => Signal::KILL,
             Works::Bare(_) => Signal::TERM,
@@ -132,35 +132,35 @@ impl Works {
 }
 
 /// A child, from its birth to its burial.
-struct Live {
+struct LiveChild {
     pid: Pid,
     cgroups: Vec<PathBuf>,
 }
 
-struct Server {
+struct LaunchServer {
     control: OwnedFd,
     signals: OwnedFd,
     works: Works,
     /// Sandboxes that connect by asking.
-    sockets: Watch,
-    live: Vec<Live>,
+    sockets: SocketWatch,
+    live: Vec<LiveChild>,
     /// Control groups of sandboxes that have ended.
     left: Vec<PathBuf>,
 }
 
 /// What one round of waiting found.
-struct Ready {
+struct ReadyEvents {
     control: bool,
     children: bool,
     sockets: bool,
 }
 
-impl Server {
+impl LaunchServer {
     fn run(&mut self) {
         loop {
             let Ok(ready) = self.next() else { return };
             if ready.children {
-                self.reap();
+                self.reap_children();
             }
             if ready.sockets {
                 self.sockets.serve();
@@ -172,20 +172,20 @@ impl Server {
     }
 
     /// What there is to do; and while there is nothing, what can be done ahead.
-    fn next(&mut self) -> Result<Ready, Errno> {
-        if self.works.unprepared().is_some() {
+    fn next(&mut self) -> Result<ReadyEvents, Errno> {
+        if self.works.unprepared_workshop().is_some() {
             let ready = self.wait(Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
             if ready.control || ready.children || ready.sockets {
                 return Ok(ready);
             }
-            if let Some(workshop) = self.works.unprepared() {
+            if let Some(workshop) = self.works.unprepared_workshop() {
                 workshop.prepare();
             }
         }
         self.wait(None)
     }
 
-    fn wait(&self, timeout: Option<&Timespec>) -> Result<Ready, Errno> {
+    fn wait(&self, timeout: Option<&Timespec>) -> Result<ReadyEvents, Errno> {
         let mut watched = [
             PollFd::new(&self.control, PollFlags::IN),
             PollFd::new(&self.signals, PollFlags::IN),
@@ -196,12 +196,12 @@ impl Server {
             Err(errno) => return Err(errno),
         }
         let [control, children, sockets] = watched.map(|fd| !fd.revents().is_empty());
-        Ok(Ready { control, children, sockets })
+        Ok(ReadyEvents { control, children, sockets })
     }
 
     /// Takes one plan. False when the owner is gone.
     fn accept(&mut self) -> bool {
-        match wire::receive(&self.control, RecvFlags::empty()) {
+        match wire::receive_message(&self.control, RecvFlags::empty()) {
             Ok(Some(message)) => self.take(message),
             Ok(None) | Err(Errno::CONNRESET) => return false,
             // A message that breaks the bounds is dropped with its descriptors, which tells its
@@ -215,28 +215,28 @@ impl Server {
         let Ok([pipe, reply]) = <[OwnedFd; 2]>::try_from(message.fds) else { return };
         if let Err(failure) = self.begin(&message.text, &pipe, &reply) {
             // Nobody is left to tell if this fails.
-            let _ = wire::reply(&reply, &Reply::Failed(failure), None);
+            let _ = wire::send_reply(&reply, &LaunchReply::Failed(failure), None);
         }
     }
 
     fn begin(&mut self, text: &[u8], pipe: &OwnedFd, reply: &OwnedFd) -> Result<(), Failure> {
-        let (Begun { pid, asking }, cgroup) = self.works.begin(text, pipe, reply)?;
+        let (BegunLaunch { pid, asking }, cgroup) = self.works.begin(text, pipe, reply)?;
         if let Some((hand, guest)) = asking {
             // Without it nobody answers, and connecting fails.
-            let _ = self.sockets.expect(pid, hand, guest);
+            let _ = self.sockets.expect_listener(pid, hand, guest);
         }
         let cgroups = cgroup.iter().flat_map(|group| group.directories().to_vec()).collect();
-        self.live.push(Live { pid, cgroups });
+        self.live.push(LiveChild { pid, cgroups });
         Ok(())
     }
 
     /// Buries every child that has ended, so that none stays behind as a zombie.
-    fn reap(&mut self) {
+    fn reap_children(&mut self) {
         let mut record = [0; 128];
         while rustix::io::read(&self.signals, &mut record).is_ok_and(|count| count > 0) {}
         while let Ok(Some((pid, _))) = wait(WaitOptions::NOHANG) {
-            self.sockets.forget(pid);
-            self.sockets.buried(pid);
+            self.sockets.forget_sandbox(pid);
+            self.sockets.forget_child(pid);
             let ended = self.live.extract_if(.., |live| live.pid == pid);
             self.left.extend(ended.flat_map(|live| live.cgroups));
         }
@@ -254,9 +254,9 @@ impl Server {
     /// The owner is gone: so is everything it had.
     fn end_all(&mut self) {
         for live in &self.live {
-            let _ = kill_process(live.pid, self.works.ending());
+            let _ = kill_process(live.pid, self.works.ending_signal());
         }
-        self.thaw();
+        self.thaw_cgroups();
         self.sockets.end_all();
         for live in std::mem::take(&mut self.live) {
             let _ = waitpid(Some(live.pid), WaitOptions::empty());
@@ -266,7 +266,7 @@ impl Server {
     }
 
     /// What stands still does not end. In the unified hierarchy it does.
-    fn thaw(&self) {
+    fn thaw_cgroups(&self) {
         let groups = self.live.iter().flat_map(|live| &live.cgroups);
         self.works.on_host(|| {
             for directory in groups {

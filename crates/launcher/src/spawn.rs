@@ -12,30 +12,30 @@ use rustix::process::{
 
 use crate::error::{At, Failure, Wall};
 use crate::ground::Ground;
-use crate::open::{Sources, is_normal, name};
+use crate::open::{Sources, is_normal, format_path};
 use crate::plan::LaunchPlan;
-use crate::sandbox::{Blueprint, enter};
-use crate::seccomp::{self, Kind};
-use crate::sockets::Guest;
+use crate::sandbox::{SandboxBlueprint, enter_sandbox};
+use crate::seccomp::{self, FilterKind};
+use crate::sockets::SocketGuest;
 use crate::sys::{self, Cloned};
 use crate::template::Templates;
-use crate::walls::inotify::Bounds;
+use crate::walls::inotify::InotifyBounds;
 use crate::walls::landlock::SOCKETS_SINCE;
 use crate::walls::net::Spare;
-use crate::walls::proc::{Mask, masks};
+use crate::walls::proc::{ProcMask, list_masks};
 use crate::walls::{cgroup, identity};
-use crate::wire::{self, Reply};
+use crate::wire::{self, LaunchReply};
 use crate::{seal, walls};
 
 /// What is made once and used for every sandbox.
-pub(crate) struct Workshop {
+pub(crate) struct LaunchWorkshop {
     ground: Ground,
     templates: Templates,
-    masks: Vec<Mask>,
+    masks: Vec<ProcMask>,
     filter: Vec<libc::sock_filter>,
     /// Whether the filter asks this process about connecting.
     asks: bool,
-    inotify: Bounds,
+    inotify: InotifyBounds,
     landlock: Option<u32>,
     network: Spare,
     stock: Stock,
@@ -44,10 +44,10 @@ pub(crate) struct Workshop {
 }
 
 /// A sandbox in the making.
-pub(crate) struct Begun {
+pub(crate) struct BegunLaunch {
     pub pid: Pid,
     /// Where the listener of its filter will come from, and whom its guest is, if the filter asks.
-    pub asking: Option<(OwnedFd, Guest)>,
+    pub asking: Option<(OwnedFd, SocketGuest)>,
 }
 
 /// For how many sandboxes things are made ready ahead of time.
@@ -61,20 +61,20 @@ pub(crate) enum Stock {
     Never,
 }
 
-impl Workshop {
+impl LaunchWorkshop {
     /// Prepares everything that does not depend on a plan.
-    pub(crate) fn open(agent: OwnedFd, stock: Stock) -> Result<Workshop, Failure> {
-        seal::check(&agent)?;
+    pub(crate) fn open(agent: OwnedFd, stock: Stock) -> Result<LaunchWorkshop, Failure> {
+        seal::check_seals(&agent)?;
         rustix::process::umask(rustix::fs::Mode::empty());
         let itself = pidfd_open(getpid(), PidfdFlags::empty()).at(Wall::Ground, "own pidfd")?;
         let ground = Ground::prepare()?;
         let landlock = sys::landlock_abi().ok();
         let asks = landlock.is_none_or(|abi| abi < SOCKETS_SINCE);
-        let filter = seccomp::program(if asks { Kind::Asking } else { Kind::Namespaces });
+        let filter = seccomp::compile_filter(if asks { FilterKind::Asking } else { FilterKind::Namespaces });
         set_dumpable_behavior(DumpableBehavior::NotDumpable).at(Wall::Ground, "dumpable")?;
-        let (templates, inotify) = (Templates::default(), Bounds::of_host());
-        let (masks, network) = (masks(), Spare::default());
-        Ok(Workshop {
+        let (templates, inotify) = (Templates::default(), InotifyBounds::of_host());
+        let (masks, network) = (list_masks(), Spare::default());
+        Ok(LaunchWorkshop {
             ground,
             templates,
             masks,
@@ -110,19 +110,19 @@ impl Workshop {
         plan: &LaunchPlan,
         pipe: &OwnedFd,
         reply: &OwnedFd,
-    ) -> Result<Begun, Failure> {
+    ) -> Result<BegunLaunch, Failure> {
         if self.stock == Stock::Once {
             self.stock = Stock::Never;
         }
-        check(plan, &self.ground)?;
+        check_plan(plan, &self.ground)?;
         let landlock = self.second_wall(plan)?;
         let (sources, membership) = self.open_sources(plan)?;
         let template = self.templates.get(&self.ground, plan, &sources.mounts)?;
         self.network.take(plan.network)?;
         let go = eventfd(0, EventfdFlags::CLOEXEC).at(Wall::Request, "an eventfd")?;
-        let hand = self.asks.then(wire::pair).transpose();
+        let hand = self.asks.then(wire::packet_pair).transpose();
         let (hand, theirs) = hand.at(Wall::Seccomp, "a way for the listener")?.unzip();
-        let blueprint = Blueprint {
+        let blueprint = SandboxBlueprint {
             plan,
             ground: &self.ground,
             template,
@@ -140,15 +140,15 @@ impl Workshop {
             report: reply.as_fd(),
         };
         let (pid, pidfd) = clone_child(&blueprint, &self.ground)?;
-        if let Err(failure) = release(&self.ground, plan, pid, &pidfd, reply, &go) {
+        if let Err(failure) = release_child(&self.ground, plan, pid, &pidfd, reply, &go) {
             let _ = pidfd_send_signal(&pidfd, Signal::KILL);
             return Err(failure);
         }
-        let guest = Guest {
+        let guest = SocketGuest {
             uid: plan.host_uid.unwrap_or(self.ground.uid),
             gid: plan.host_gid.unwrap_or(self.ground.gid),
         };
-        Ok(Begun { pid, asking: hand.map(|hand| (hand, guest)) })
+        Ok(BegunLaunch { pid, asking: hand.map(|hand| (hand, guest)) })
     }
 
     /// Does something where the host's paths can be seen.
@@ -176,16 +176,16 @@ impl Workshop {
             let none = Sources { workspace: None, layers: None, mounts: Vec::new() };
             return Ok((none, walls::cgroup::Membership::default()));
         }
-        self.ground.on_host(|| Ok((Sources::open(plan)?, cgroup::open(plan.cgroup.as_ref())?)))
+        self.ground.on_host(|| Ok((Sources::open(plan)?, cgroup::open_cgroups(plan.cgroup.as_ref())?)))
     }
 }
 
 /// What of a plan can be refused without looking at the host.
-fn check(plan: &LaunchPlan, ground: &Ground) -> Result<(), Failure> {
+fn check_plan(plan: &LaunchPlan, ground: &Ground) -> Result<(), Failure> {
     let targets = plan.mounts.iter().map(|mount| &mount.target);
     for target in targets.chain(plan.workspace_paths()) {
         if !is_normal(target) {
-            let detail = format!("{} is not a plain absolute path", name(target));
+            let detail = format!("{} is not a plain absolute path", format_path(target));
             return Err(Failure::without_errno(Wall::Request, detail));
         }
     }
@@ -199,13 +199,13 @@ fn check(plan: &LaunchPlan, ground: &Ground) -> Result<(), Failure> {
 }
 
 /// Clones into all new namespaces at once. In the child this does not come back.
-fn clone_child(blueprint: &Blueprint<'_>, ground: &Ground) -> Result<(Pid, OwnedFd), Failure> {
+fn clone_child(blueprint: &SandboxBlueprint<'_>, ground: &Ground) -> Result<(Pid, OwnedFd), Failure> {
     // A process that cannot be dumped belongs to root under /proc, where its maps must be written.
     set_dumpable_behavior(DumpableBehavior::Dumpable).at(Wall::Namespaces, "dumpable")?;
     let cgroup = blueprint.membership.unified.as_ref().map(AsFd::as_fd);
-    let cloned = sys::clone_into(namespaces(ground), cgroup);
+    let cloned = sys::clone_into(namespace_flags(ground), cgroup);
     match cloned {
-        Ok(Cloned::Child) => enter(blueprint),
+        Ok(Cloned::Child) => enter_sandbox(blueprint),
         Ok(Cloned::Parent { pid, pidfd }) => {
             set_dumpable_behavior(DumpableBehavior::NotDumpable)
                 .at(Wall::Namespaces, "dumpable")?;
@@ -217,7 +217,7 @@ fn clone_child(blueprint: &Blueprint<'_>, ground: &Ground) -> Result<(Pid, Owned
 
 /// Every namespace but two: the network's, in which the launcher stands already, and the cgroup one,
 /// which is made after the groups were joined.
-fn namespaces(ground: &Ground) -> u64 {
+fn namespace_flags(ground: &Ground) -> u64 {
     let flags = libc::CLONE_NEWUSER
         | libc::CLONE_NEWNS
         | libc::CLONE_NEWPID
@@ -232,7 +232,7 @@ fn namespaces(ground: &Ground) -> u64 {
 
 /// Maps the child, tells the owner of it, and lets it go: in this order, so that the owner knows of the
 /// child before it hears from it, and a child whose owner has given up never starts.
-fn release(
+fn release_child(
     ground: &Ground,
     plan: &LaunchPlan,
     pid: Pid,
@@ -240,9 +240,9 @@ fn release(
     reply: &OwnedFd,
     go: &OwnedFd,
 ) -> Result<(), Failure> {
-    identity::map(ground, plan, pid)?;
-    let begun = Reply::Begun { pid: pid.as_raw_nonzero().get().unsigned_abs() };
-    wire::reply(reply, &begun, Some(pidfd.as_fd())).at(Wall::Request, "the owner is gone")?;
+    identity::write_id_maps(ground, plan, pid)?;
+    let begun = LaunchReply::Begun { pid: pid.as_raw_nonzero().get().unsigned_abs() };
+    wire::send_reply(reply, &begun, Some(pidfd.as_fd())).at(Wall::Request, "the owner is gone")?;
     rustix::io::write(go, &1_u64.to_ne_bytes()).at(Wall::Identity, "letting it go")?;
     Ok(())
 }

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::mount::MountAttrFlags;
 use rustix::process::Pid;
 
-fn answer(ret: c_long) -> Result<c_long, Errno> {
+fn check_return(ret: c_long) -> Result<c_long, Errno> {
     if ret >= 0 {
         return Ok(ret);
     }
@@ -18,7 +18,7 @@ fn answer(ret: c_long) -> Result<c_long, Errno> {
     Err(Errno::from_raw_os_error(code.unwrap_or(libc::EIO)))
 }
 
-fn owned(fd: c_long) -> Result<OwnedFd, Errno> {
+fn own_descriptor(fd: c_long) -> Result<OwnedFd, Errno> {
     let raw = RawFd::try_from(fd).map_err(|_| Errno::BADF)?;
     // SAFETY: the kernel has just made this descriptor for us; nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
@@ -69,14 +69,14 @@ pub(crate) fn clone_into(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> Result<C
     // SAFETY: no CLONE_VM and no stack: the child goes on in a copy of this memory. The process is
     // single-threaded, so that no lock can be left taken in the copy.
     let ret = unsafe { libc::syscall(libc::SYS_clone3, &args, size_of::<CloneArgs>()) };
-    let pid = match answer(ret) {
+    let pid = match check_return(ret) {
         // Filters of containers refuse it, because they cannot read its flags, and allow its elder.
         Err(Errno::NOSYS) if cgroup.is_none() => older_clone(args.flags, &mut pidfd)?,
         answered => answered?,
     };
     match i32::try_from(pid).ok().and_then(Pid::from_raw) {
         None => Ok(Cloned::Child),
-        Some(pid) => Ok(Cloned::Parent { pid, pidfd: owned(c_long::from(pidfd))? }),
+        Some(pid) => Ok(Cloned::Parent { pid, pidfd: own_descriptor(c_long::from(pidfd))? }),
     }
 }
 
@@ -88,22 +88,22 @@ fn older_clone(flags: u64, pidfd: &mut RawFd) -> Result<c_long, Errno> {
     }
     let (flags, zero) = (flags | libc::SIGCHLD as u64, 0_u64);
     // SAFETY: as above; the descriptor's place outlives the call.
-    answer(unsafe { libc::syscall(libc::SYS_clone, flags, zero, ptr::from_mut(pidfd), zero, zero) })
+    check_return(unsafe { libc::syscall(libc::SYS_clone, flags, zero, ptr::from_mut(pidfd), zero, zero) })
 }
 
 /// New namespaces for this process itself.
-pub(crate) fn unshare(flags: rustix::thread::UnshareFlags) -> Result<(), Errno> {
+pub(crate) fn unshare_namespaces(flags: rustix::thread::UnshareFlags) -> Result<(), Errno> {
     // SAFETY: the unsafety is about CLONE_FILES, whose descriptors Rust believes to own alone;
     // no caller here passes that flag.
     unsafe { rustix::thread::unshare_unsafe(flags) }
 }
 
 /// Connects a socket to an address of any kind, as it was given.
-pub(crate) fn connect(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
+pub(crate) fn connect_socket(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
     let length = libc::socklen_t::try_from(address.len()).map_err(|_| Errno::INVAL)?;
     // SAFETY: the kernel copies as many bytes as the slice has, wherever they lie.
     let ret = unsafe { libc::connect(socket.as_raw_fd(), address.as_ptr().cast(), length) };
-    answer(c_long::from(ret)).map(drop)
+    check_return(c_long::from(ret)).map(drop)
 }
 
 #[repr(C)]
@@ -131,7 +131,7 @@ pub(crate) fn mount_setattr(
         flags |= libc::AT_RECURSIVE;
     }
     // SAFETY: the path is a C string, and the struct outlives the call and has the size given.
-    answer(unsafe {
+    check_return(unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
             tree.as_raw_fd(),
@@ -160,14 +160,14 @@ pub(crate) fn landlock_abi() -> Result<u32, Errno> {
     let ret = unsafe {
         libc::syscall(libc::SYS_landlock_create_ruleset, none, 0_usize, CREATE_RULESET_VERSION)
     };
-    answer(ret).map(|abi| u32::try_from(abi).unwrap_or(0))
+    check_return(ret).map(|abi| u32::try_from(abi).unwrap_or(0))
 }
 
 /// A rule set handling what `attr` says. `size` is how much of the struct this kernel knows.
 pub(crate) fn landlock_ruleset(attr: &RulesetAttr, size: usize) -> Result<OwnedFd, Errno> {
     let size = size.min(size_of::<RulesetAttr>());
     // SAFETY: the struct outlives the call and is at least `size` long.
-    owned(answer(unsafe {
+    own_descriptor(check_return(unsafe {
         libc::syscall(libc::SYS_landlock_create_ruleset, ptr::from_ref(attr), size, 0)
     })?)
 }
@@ -186,7 +186,7 @@ pub(crate) fn landlock_allow(
     const RULE_PATH_BENEATH: c_long = 1;
     let rule = PathBeneath { allowed_access: access, parent_fd: parent.as_raw_fd() };
     // SAFETY: the struct has the kernel's packed layout and outlives the call.
-    answer(unsafe {
+    check_return(unsafe {
         let fd = ruleset.as_raw_fd();
         libc::syscall(libc::SYS_landlock_add_rule, fd, RULE_PATH_BENEATH, &rule, 0)
     })?;
@@ -196,7 +196,7 @@ pub(crate) fn landlock_allow(
 /// Puts this process under the rule set for good.
 pub(crate) fn landlock_restrict(ruleset: BorrowedFd<'_>) -> Result<(), Errno> {
     // SAFETY: no pointers are passed.
-    answer(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0) })?;
+    check_return(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0) })?;
     Ok(())
 }
 
@@ -206,14 +206,14 @@ pub(crate) fn seccomp_filter(program: &[libc::sock_filter]) -> Result<(), Errno>
     let prog = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
     // SAFETY: the kernel copies `len` instructions from a slice that outlives the call and does not
     // write to it.
-    answer(unsafe {
+    check_return(unsafe {
         libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, ptr::from_ref(&prog))
     })?;
     Ok(())
 }
 
 /// Executes the program behind a descriptor. Comes back only with the reason why it did not.
-pub(crate) fn execute(program: BorrowedFd<'_>, args: &[&CStr], env: &[&CStr]) -> Errno {
+pub(crate) fn execute_program(program: BorrowedFd<'_>, args: &[&CStr], env: &[&CStr]) -> Errno {
     let list = |strings: &[&CStr]| -> Vec<*const c_char> {
         strings.iter().map(|s| s.as_ptr()).chain([ptr::null()]).collect()
     };
@@ -229,14 +229,14 @@ pub(crate) fn execute(program: BorrowedFd<'_>, args: &[&CStr], env: &[&CStr]) ->
             libc::AT_EMPTY_PATH,
         )
     };
-    answer(ret).err().unwrap_or(Errno::IO)
+    check_return(ret).err().unwrap_or(Errno::IO)
 }
 
 /// Marks every descriptor from `first` on as closed on execution, or closes it now.
 pub(crate) fn close_from(first: c_uint, now: bool) -> Result<(), Errno> {
     let flags = if now { 0 } else { libc::CLOSE_RANGE_CLOEXEC };
     // SAFETY: no pointers are passed. Callers that close now own nothing they use beyond `first`.
-    answer(unsafe { libc::syscall(libc::SYS_close_range, first, c_uint::MAX, flags) })?;
+    check_return(unsafe { libc::syscall(libc::SYS_close_range, first, c_uint::MAX, flags) })?;
     Ok(())
 }
 
@@ -248,7 +248,7 @@ pub(crate) fn keep_only<const N: usize>(kept: [OwnedFd; N]) -> Result<[OwnedFd; 
     for number in numbers {
         if number > first {
             // SAFETY: no pointers are passed. Callers use nothing they hold but what is kept.
-            answer(unsafe { libc::syscall(libc::SYS_close_range, first, number - 1, 0) })?;
+            check_return(unsafe { libc::syscall(libc::SYS_close_range, first, number - 1, 0) })?;
         }
         first = number + 1;
     }
@@ -269,15 +269,15 @@ pub(crate) fn duplicate_onto(from: RawFd, target: RawFd, cloexec: bool) -> Resul
     }
     let flags = if cloexec { libc::O_CLOEXEC } else { 0 };
     // SAFETY: no pointers are passed; whatever `target` named is replaced, which callers mean.
-    answer(c_long::from(unsafe { libc::dup3(from, target, flags) }))?;
+    check_return(c_long::from(unsafe { libc::dup3(from, target, flags) }))?;
     Ok(())
 }
 
 /// Takes a descriptor this process inherited under a number agreed upon.
-pub(crate) fn inherited(number: RawFd) -> Result<OwnedFd, Errno> {
+pub(crate) fn take_inherited_fd(number: RawFd) -> Result<OwnedFd, Errno> {
     // SAFETY: only asks for flags; a number that is not open answers EBADF.
-    answer(c_long::from(unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) }))?;
-    owned(c_long::from(number))
+    check_return(c_long::from(unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) }))?;
+    own_descriptor(c_long::from(number))
 }
 
 /// Blocks SIGCHLD and the signals a terminal sends, and gives a descriptor that tells of SIGCHLD.
@@ -290,8 +290,8 @@ pub(crate) fn child_signals() -> Result<OwnedFd, Errno> {
             libc::signal(signal, libc::SIG_IGN);
         }
         libc::sigaddset(&mut set, libc::SIGCHLD);
-        answer(c_long::from(libc::sigprocmask(libc::SIG_BLOCK, &set, ptr::null_mut())))?;
-        owned(c_long::from(libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)))
+        check_return(c_long::from(libc::sigprocmask(libc::SIG_BLOCK, &set, ptr::null_mut())))?;
+        own_descriptor(c_long::from(libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)))
     }
 }
 
@@ -317,7 +317,7 @@ pub(crate) fn raise_loopback(socket: BorrowedFd<'_>) -> Result<(), Errno> {
     }
     request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as i16;
     // SAFETY: the request outlives the call and has the layout SIOCSIFFLAGS reads.
-    answer(c_long::from(unsafe {
+    check_return(c_long::from(unsafe {
         libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, ptr::from_ref(&request))
     }))?;
     Ok(())

@@ -15,7 +15,7 @@ pub fn make_private() {
 /// Gives the calling thread a umask of its own, which no other thread of this process has: for what it makes
 /// in a guest's stead.
 pub fn take_own_umask(umask: Mode) -> Result<(), Errno> {
-    sys::unshare(UnshareFlags::FS)?;
+    sys::unshare_namespaces(UnshareFlags::FS)?;
     rustix::process::umask(umask);
     Ok(())
 }

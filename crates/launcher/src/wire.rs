@@ -37,7 +37,7 @@ pub struct Proof {
 /// been replaced by the agent.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) enum Reply {
+pub(crate) enum LaunchReply {
     Begun { pid: u32 },
     Proved(Vec<Proof>),
     Failed(Failure),
@@ -55,12 +55,12 @@ pub struct Launched {
 }
 
 /// A packet pair: what is sent arrives whole or not at all.
-pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+pub(crate) fn packet_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
 /// Sends one message with its descriptors.
-pub(crate) fn send(socket: impl AsFd, text: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+pub(crate) fn send_message(socket: impl AsFd, text: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_LIMIT))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
@@ -71,14 +71,14 @@ pub(crate) fn send(socket: impl AsFd, text: &[u8], fds: &[BorrowedFd<'_>]) -> Re
 }
 
 /// Sends one reply. An error means that nobody listens any more.
-pub(crate) fn reply(
+pub(crate) fn send_reply(
     socket: impl AsFd,
-    what: &Reply,
+    what: &LaunchReply,
     pidfd: Option<BorrowedFd<'_>>,
 ) -> Result<(), Errno> {
     let text = serde_json::to_vec(what).map_err(|_| Errno::INVAL)?;
     let fds: Vec<BorrowedFd<'_>> = pidfd.into_iter().collect();
-    send(socket, &text, &fds)
+    send_message(socket, &text, &fds)
 }
 
 /// One message received: nothing when the other side is gone.
@@ -88,7 +88,7 @@ pub(crate) struct Message {
 }
 
 /// Receives one message. A longer one than allowed is an error, not a shorter message.
-pub(crate) fn receive(socket: impl AsFd, flags: RecvFlags) -> Result<Option<Message>, Errno> {
+pub(crate) fn receive_message(socket: impl AsFd, flags: RecvFlags) -> Result<Option<Message>, Errno> {
     let socket = socket.as_fd();
     // Asked for first: a buffer of the largest size would cost more than the question.
     let peek = flags | RecvFlags::PEEK | RecvFlags::TRUNC;
@@ -103,7 +103,7 @@ pub(crate) fn receive(socket: impl AsFd, flags: RecvFlags) -> Result<Option<Mess
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(&mut text)];
     let got = recvmsg(socket, &mut parts, &mut control, flags | RecvFlags::CMSG_CLOEXEC)?;
-    let fds = descriptors(&mut control);
+    let fds = take_descriptors(&mut control);
     if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Err(Errno::MSGSIZE);
     }
@@ -111,7 +111,7 @@ pub(crate) fn receive(socket: impl AsFd, flags: RecvFlags) -> Result<Option<Mess
     Ok((got.bytes > 0).then_some(Message { text, fds }))
 }
 
-fn descriptors(control: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
+fn take_descriptors(control: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(received) = message {

@@ -9,9 +9,9 @@ use crate::Verdict;
 
 /// Writes an image that holds the probe at `/probe`, under these names.
 pub fn write_image(file: &Path, probe: &[u8], names: &[&str]) -> Verdict {
-    let layer = packed(&[("probe", 0o755, probe)])?;
+    let layer = build_tar(&[("probe", 0o755, probe)])?;
     let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
-    let digest = hex(&layer);
+    let digest = hash_sha256(&layer);
     let config = serde_json::to_vec(&json!({
         "architecture": architecture,
         "os": "linux",
@@ -19,11 +19,11 @@ pub fn write_image(file: &Path, probe: &[u8], names: &[&str]) -> Verdict {
         "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{digest}")] },
     }))?;
     let (config_name, layer_name) =
-        (format!("{}.json", hex(&config)), format!("{digest}/layer.tar"));
+        (format!("{}.json", hash_sha256(&config)), format!("{digest}/layer.tar"));
     let manifest = serde_json::to_vec(&json!([
         { "Config": config_name, "RepoTags": names, "Layers": [layer_name] }
     ]))?;
-    let image = packed(&[
+    let image = build_tar(&[
         (&layer_name, 0o644, &layer),
         (&config_name, 0o644, &config),
         ("manifest.json", 0o644, &manifest),
@@ -31,7 +31,7 @@ pub fn write_image(file: &Path, probe: &[u8], names: &[&str]) -> Verdict {
     Ok(std::fs::write(file, image)?)
 }
 
-fn packed(entries: &[(&str, u32, &[u8])]) -> std::io::Result<Vec<u8>> {
+fn build_tar(entries: &[(&str, u32, &[u8])]) -> std::io::Result<Vec<u8>> {
     let mut to = tar::Builder::new(Vec::new());
     for (name, mode, bytes) in entries {
         let mut header = tar::Header::new_gnu();
@@ -42,6 +42,6 @@ fn packed(entries: &[(&str, u32, &[u8])]) -> std::io::Result<Vec<u8>> {
     to.into_inner()
 }
 
-fn hex(bytes: &[u8]) -> String {
+fn hash_sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -13,7 +13,7 @@ use crate::Kit;
 pub type Verdict<T = ()> = Result<T, Stop>;
 
 /// How a case is run: with a kit of its own.
-pub type Body = fn(Kit) -> Pin<Box<dyn Future<Output = Verdict> + Send>>;
+pub type CaseBody = fn(Kit) -> Pin<Box<dyn Future<Output = Verdict> + Send>>;
 
 /// Timeout of a case that sets none of its own: short enough to find a hang, long enough for a slow host.
 const DEFAULT_CASE_TIMEOUT: Duration = Duration::from_secs(180);
@@ -32,12 +32,12 @@ pub struct Case {
     /// A case that takes longer has failed.
     pub limit: Duration,
     /// Finds out.
-    pub run: Body,
+    pub run: CaseBody,
 }
 
 impl Case {
     /// A case that needs nothing and is not about walls.
-    pub const fn new(name: &'static str, clause: &'static str, run: Body) -> Self {
+    pub const fn new(name: &'static str, clause: &'static str, run: CaseBody) -> Self {
         Self { name, clause, needs: &[], isolation: false, limit: DEFAULT_CASE_TIMEOUT, run }
     }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::coverage::coverage;
-use crate::report::table::wrap;
+use crate::report::table::wrap_text;
 
 /// One clause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,7 +109,7 @@ pub fn page() -> String {
             part = clause.part;
             let _ = write!(page, "\n## {part}\n");
         }
-        let text = wrap(&format!("**{}** {}", clause.id, clause.text), 100).join("\n");
+        let text = wrap_text(&format!("**{}** {}", clause.id, clause.text), 100).join("\n");
         let _ = write!(page, "\n{text}\n\n");
         for case in cases {
             let walls = if case.isolation { " *(walls)*" } else { "" };

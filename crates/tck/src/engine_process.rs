@@ -11,14 +11,14 @@ use stockade_engine::{Engine, EngineConfig, OutputEvent};
 use crate::{ENGINE_STATE, ENGINE_WORKSPACE, MARK_VARIABLE, Subject};
 
 /// Why it could not get as far as waiting.
-pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+pub type EngineFailure = Box<dyn std::error::Error + Send + Sync>;
 
-fn path_from_env(name: &str) -> Result<PathBuf, Failure> {
+fn path_from_env(name: &str) -> Result<PathBuf, EngineFailure> {
     Ok(std::env::var_os(name).ok_or(format!("{name} is not set"))?.into())
 }
 
 /// An engine as the variables ask for it, and a spec with the mark in it.
-async fn open_engine(subject: &dyn Subject) -> Result<(Engine, SandboxSpec), Failure> {
+async fn open_engine(subject: &dyn Subject) -> Result<(Engine, SandboxSpec), EngineFailure> {
     let backend = subject.backend();
     let mut spec = subject.spec();
     if backend.probe().await.has(Feature::LocalWorkspace) {
@@ -34,7 +34,7 @@ async fn open_engine(subject: &dyn Subject) -> Result<(Engine, SandboxSpec), Fai
 /// Builds sandboxes, runs something in each and takes them down, on and on, and says a line when it
 /// begins: wherever it is killed, it is in the middle of something. Ends by itself after a minute, in
 /// case whoever was to kill it is gone.
-pub async fn churn_engine(subject: &dyn Subject) -> Result<(), Failure> {
+pub async fn churn_engine(subject: &dyn Subject) -> Result<(), EngineFailure> {
     let (engine, spec) = open_engine(subject).await?;
     writeln!(std::io::stdout(), "begun")?;
     std::io::stdout().flush()?;
@@ -51,7 +51,7 @@ pub async fn churn_engine(subject: &dyn Subject) -> Result<(), Failure> {
 }
 
 /// Does what [`Subject::engine_process`] describes; returns only if it fails.
-pub async fn serve_engine(subject: &dyn Subject) -> Result<(), Failure> {
+pub async fn serve_engine(subject: &dyn Subject) -> Result<(), EngineFailure> {
     let (engine, spec) = open_engine(subject).await?;
     let id = engine.create(spec).await?;
     let command = Command::program(["./probe", "ignore-signals-then-sleep", "60000"]);

@@ -29,7 +29,7 @@ mod witness;
 pub use archive::write_image;
 pub use case::{Case, Stop, Verdict};
 pub use coverage::{Coverage, FeatureCoverage, NOT_JUDGED, coverage};
-pub use engine_process::{Failure as EngineFailure, churn_engine, serve_engine};
+pub use engine_process::{EngineFailure, churn_engine, serve_engine};
 pub use host::OnHost;
 pub use kit::{Kit, Ran, Room};
 pub use observer::{HostObserver, Observer};

@@ -34,9 +34,9 @@ impl HostObserver {
 
     /// What carries any of these texts, found in one pass.
     pub fn search(&self, needles: &[&str]) -> Vec<String> {
-        let mut found = processes(needles);
-        found.extend(mounts(needles));
-        found.extend(sockets(needles));
+        let mut found = find_processes(needles);
+        found.extend(find_mounts(needles));
+        found.extend(find_sockets(needles));
         find_names(Path::new("/sys/fs/cgroup"), needles, MAX_SEARCH_DEPTH, &mut found);
         for directory in self.directories.iter().cloned().chain(private_places()) {
             find_names(&directory, needles, MAX_SEARCH_DEPTH, &mut found);
@@ -75,26 +75,26 @@ fn contains_any(haystack: &[u8], needles: &[&str]) -> bool {
     needles.iter().any(holds)
 }
 
-fn pids() -> impl Iterator<Item = u32> {
+fn list_pids() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-fn processes(needles: &[&str]) -> Vec<String> {
+fn find_processes(needles: &[&str]) -> Vec<String> {
     let told = |pid: u32| {
         let from = ["cmdline", "environ", "cgroup"].into_iter().find(|file| {
             fs::read(format!("/proc/{pid}/{file}")).is_ok_and(|held| contains_any(&held, needles))
         });
         from.map(|file| format!("process {pid} (by its {file})"))
     };
-    pids().filter(|pid| *pid != std::process::id()).filter_map(told).collect()
+    list_pids().filter(|pid| *pid != std::process::id()).filter_map(told).collect()
 }
 
 /// Mounts of every mount namespace there is, each looked at once.
-fn mounts(needles: &[&str]) -> Vec<String> {
+fn find_mounts(needles: &[&str]) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let mut found = Vec::new();
-    for pid in pids() {
+    for pid in list_pids() {
         let Ok(namespace) = fs::read_link(format!("/proc/{pid}/ns/mnt")) else { continue };
         if !seen.insert(namespace) {
             continue;
@@ -106,7 +106,7 @@ fn mounts(needles: &[&str]) -> Vec<String> {
     found
 }
 
-fn sockets(needles: &[&str]) -> Vec<String> {
+fn find_sockets(needles: &[&str]) -> Vec<String> {
     let table = fs::read_to_string("/proc/net/unix").unwrap_or_default();
     let lines = table.lines().filter(|line| contains_any(line.as_bytes(), needles));
     lines.map(|line| format!("socket: {line}")).collect()

@@ -30,7 +30,7 @@ impl Default for Options {
 }
 
 impl Options {
-    fn takes(&self, case: &Case) -> bool {
+    fn is_selected(&self, case: &Case) -> bool {
         let named = |text: &String| case.name.contains(text.as_str()) || case.clause == *text;
         self.only.is_empty() || self.only.iter().any(named)
     }
@@ -57,12 +57,12 @@ pub(crate) async fn run_cases(
     let turns = Arc::new(Semaphore::new(options.jobs.max(1)));
     let mut running = JoinSet::new();
     let mut reports = Vec::new();
-    for (at, case) in cases.into_iter().filter(|case| options.takes(case)).enumerate() {
+    for (at, case) in cases.into_iter().filter(|case| options.is_selected(case)).enumerate() {
         let (subject, capabilities) = (Arc::clone(&subject), capabilities.clone());
         let (turns, shelf) = (Arc::clone(&turns), shelf.clone());
         running.spawn(async move {
             let _turn = turns.acquire_owned().await;
-            (at, judge(case, subject, capabilities, shelf).await)
+            (at, judge_case(case, subject, capabilities, shelf).await)
         });
     }
     while let Some(judged) = running.join_next().await {
@@ -74,7 +74,7 @@ pub(crate) async fn run_cases(
     Report { subject: subject.name(), boundary: capabilities.boundary, cases }
 }
 
-async fn judge(
+async fn judge_case(
     case: Case,
     subject: Arc<dyn Subject>,
     capabilities: Capabilities,
@@ -138,44 +138,44 @@ mod tests {
     use super::*;
     use crate::simulated::Simulated;
 
-    async fn judged(case: Case) -> Status {
+    async fn judge_on_mock(case: Case) -> Status {
         let subject = Arc::new(Simulated::default());
         let capabilities = subject.backend().probe().await;
         let shelf = Shelf::new(subject.probe()).map(Arc::new);
-        judge(case, subject, capabilities, shelf).await.status
+        judge_case(case, subject, capabilities, shelf).await.status
     }
 
-    const fn case(run: crate::case::Body) -> Case {
+    const fn new_case(run: crate::case::CaseBody) -> Case {
         Case::new("a case", "C-01", run)
     }
 
     #[tokio::test]
     async fn a_case_that_panics_has_failed() {
-        let status = judged(case(|_| Box::pin(async { panic!("on purpose") }))).await;
+        let status = judge_on_mock(new_case(|_| Box::pin(async { panic!("on purpose") }))).await;
         assert!(matches!(status, Status::Failed(why) if why.contains("panicked")));
     }
 
     #[tokio::test]
     async fn a_case_that_hangs_has_failed() {
-        let hangs = case(|_| Box::pin(std::future::pending())).within(1);
-        let status = judged(hangs).await;
+        let hangs = new_case(|_| Box::pin(std::future::pending())).within(1);
+        let status = judge_on_mock(hangs).await;
         assert!(matches!(status, Status::Failed(why) if why.contains("took longer")));
     }
 
     #[tokio::test]
     async fn a_skip_of_something_declared_has_failed() {
-        let skips = case(|_| Box::pin(async { Err(Stop::Lacking(Feature::Stdin)) }));
-        assert!(matches!(judged(skips).await, Status::Failed(why) if why.contains("stdin")));
-        let requires = case(|kit| Box::pin(async move { kit.require(Feature::OciImage) }));
+        let skips = new_case(|_| Box::pin(async { Err(Stop::Lacking(Feature::Stdin)) }));
+        assert!(matches!(judge_on_mock(skips).await, Status::Failed(why) if why.contains("stdin")));
+        let requires = new_case(|kit| Box::pin(async move { kit.require(Feature::OciImage) }));
         assert!(
-            matches!(judged(requires).await, Status::Skipped(why) if why.contains("oci-image"))
+            matches!(judge_on_mock(requires).await, Status::Skipped(why) if why.contains("oci-image"))
         );
     }
 
     #[tokio::test]
     async fn a_case_that_needs_what_is_missing_is_skipped_with_the_backends_own_reason() {
-        let needs = case(|_| Box::pin(async { Ok(()) })).needs(&[Feature::LocalWorkspace]);
-        let status = judged(needs).await;
+        let needs = new_case(|_| Box::pin(async { Ok(()) })).needs(&[Feature::LocalWorkspace]);
+        let status = judge_on_mock(needs).await;
         assert_eq!(
             status,
             Status::Skipped("needs local-workspace: its files are in memory only".into())
@@ -188,7 +188,7 @@ mod tests {
         let name = subject.backend().name();
         let gone = Capabilities::unavailable(name, Boundary::None, "no daemon", "start it");
         let shelf = Shelf::new(subject.probe()).map(Arc::new);
-        let status = judge(case(|_| Box::pin(async { Ok(()) })), subject, gone, shelf).await.status;
+        let status = judge_case(new_case(|_| Box::pin(async { Ok(()) })), subject, gone, shelf).await.status;
         assert!(matches!(status, Status::Skipped(why) if why.contains("no daemon")));
     }
 }

@@ -28,7 +28,7 @@ impl Witness {
         Self { backend, capabilities, created: Mutex::default(), hidden }
     }
 
-    fn show(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn Sandbox> {
+    fn hide_feature(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn Sandbox> {
         match self.hidden {
             Some(hidden) => Arc::new(Lacking { sandbox, hidden }),
             None => sandbox,
@@ -53,7 +53,7 @@ impl Backend for Witness {
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
         self.created.lock().unwrap_or_else(PoisonError::into_inner).push(id.clone());
-        self.backend.create(id, admitted).await.map(|sandbox| self.show(sandbox))
+        self.backend.create(id, admitted).await.map(|sandbox| self.hide_feature(sandbox))
     }
 
     async fn create_from(
@@ -63,7 +63,7 @@ impl Backend for Witness {
         from: &Parts,
     ) -> Result<Arc<dyn Sandbox>> {
         self.created.lock().unwrap_or_else(PoisonError::into_inner).push(id.clone());
-        self.backend.create_from(id, admitted, from).await.map(|sandbox| self.show(sandbox))
+        self.backend.create_from(id, admitted, from).await.map(|sandbox| self.hide_feature(sandbox))
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
@@ -82,7 +82,7 @@ struct Lacking {
 }
 
 impl Lacking {
-    fn offer(&self, operation: &'static str, feature: Feature) -> Result<&dyn Sandbox> {
+    fn require_feature(&self, operation: &'static str, feature: Feature) -> Result<&dyn Sandbox> {
         if self.hidden == feature {
             return Err(Error::unsupported(operation, feature));
         }
@@ -109,23 +109,23 @@ impl Sandbox for Lacking {
     }
 
     fn files(&self) -> Result<&dyn Files> {
-        self.offer("files", Feature::FileTransfer)?.files()
+        self.require_feature("files", Feature::FileTransfer)?.files()
     }
 
     async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
-        self.offer("snapshot", kind.feature())?.snapshot(kind, into).await
+        self.require_feature("snapshot", kind.feature())?.snapshot(kind, into).await
     }
 
     async fn restore(&self, from: &Parts) -> Result<()> {
-        self.offer("restore", from.kind.feature())?.restore(from).await
+        self.require_feature("restore", from.kind.feature())?.restore(from).await
     }
 
     async fn pause(&self) -> Result<()> {
-        self.offer("pause", Feature::Pause)?.pause().await
+        self.require_feature("pause", Feature::Pause)?.pause().await
     }
 
     async fn resume(&self) -> Result<()> {
-        self.offer("resume", Feature::Pause)?.resume().await
+        self.require_feature("resume", Feature::Pause)?.resume().await
     }
 }
 

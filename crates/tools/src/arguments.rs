@@ -12,7 +12,7 @@ use stockade_core::{EnvName, JobId, Limits, Network, SandboxId, SandboxPath};
 use crate::ToolError;
 
 /// Reads arguments, naming the field that is wrong.
-pub(crate) fn parse<T: DeserializeOwned>(arguments: Value) -> Result<T, ToolError> {
+pub(crate) fn parse_arguments<T: DeserializeOwned>(arguments: Value) -> Result<T, ToolError> {
     let arguments = if arguments.is_null() { Value::Object(Default::default()) } else { arguments };
     serde_path_to_error::deserialize(arguments).map_err(|error| {
         let field = error.path().to_string();
@@ -25,7 +25,7 @@ pub(crate) fn parse<T: DeserializeOwned>(arguments: Value) -> Result<T, ToolErro
 }
 
 /// The schema of a tool's arguments.
-pub(crate) fn schema<T: JsonSchema>() -> Value {
+pub(crate) fn build_arguments_schema<T: JsonSchema>() -> Value {
     schemars::SchemaGenerator::default().into_root_schema_for::<T>().to_value()
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use stockade_core::{Image, Workspace};
 
-use crate::place::Place;
+use crate::place::ToolPlace;
 
 /// What a session is bound to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -27,7 +27,7 @@ pub struct Binding {
 }
 
 impl Binding {
-    pub(crate) fn of(place: &Place) -> Self {
+    pub(crate) fn of(place: &ToolPlace) -> Self {
         let spec = &place.spec;
         Self {
             provider: place.backend.to_string(),
@@ -45,7 +45,7 @@ impl Binding {
                 Image::Named(name) => format!("named:{name}"),
                 Image::Wasm(path) => format!("wasm:{path}"),
             },
-            labels: harmless(&spec.labels),
+            labels: filter_secret_labels(&spec.labels),
         }
     }
 }
@@ -71,13 +71,13 @@ const SECRET_WORDS: &[&str] = &[
 ];
 
 /// The labels that smell of no secret, by their name or by their value.
-fn harmless(labels: &BTreeMap<String, String>) -> BTreeMap<String, String> {
-    let kept = labels.iter().filter(|(name, value)| !smells(name) && !smells_of_value(value));
+fn filter_secret_labels(labels: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let kept = labels.iter().filter(|(name, value)| !is_secret_name(name) && !smells_of_value(value));
     kept.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 /// Whether a name smells of a secret: one of the words anywhere in it, once joints and case are gone.
-pub(crate) fn smells(name: &str) -> bool {
+pub(crate) fn is_secret_name(name: &str) -> bool {
     let plain: String =
         name.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect();
     SECRET_WORDS.iter().any(|word| plain.contains(word))
@@ -86,7 +86,7 @@ pub(crate) fn smells(name: &str) -> bool {
 /// Values that carry their own name along, such as `Bearer …` or `password=…`.
 fn smells_of_value(value: &str) -> bool {
     let start = value.trim_start().to_ascii_lowercase();
-    let named = value.split_once(['=', ':']).is_some_and(|(name, _)| smells(name));
+    let named = value.split_once(['=', ':']).is_some_and(|(name, _)| is_secret_name(name));
     start.starts_with("bearer ") || start.starts_with("basic ") || named
 }
 
@@ -112,10 +112,10 @@ mod tests {
             "clientSecret",
             "aws credential",
         ] {
-            assert!(smells(name), "{name}");
+            assert!(is_secret_name(name), "{name}");
         }
         for name in ["team", "purpose", "branch", "run", "owner"] {
-            assert!(!smells(name), "{name}");
+            assert!(!is_secret_name(name), "{name}");
         }
     }
 
@@ -135,7 +135,7 @@ mod tests {
             }
             name.push_str(&after);
             let labels = BTreeMap::from([(name.clone(), "x".to_owned()), ("team".into(), "a".into())]);
-            let kept = harmless(&labels);
+            let kept = filter_secret_labels(&labels);
             prop_assert!(!kept.contains_key(&name), "{}", name);
             prop_assert_eq!(kept.len(), 1);
         }

@@ -4,14 +4,14 @@
 use serde::Serialize;
 use stockade_core::{Boundary, LimitKind, Limits, Network, SandboxSpec, Workspace};
 
-use crate::approval::{self, Detail, Facts, NetworkFact, Programs, Subject};
+use crate::approval::{self, Detail, Facts, NetworkFact, Programs, ApprovalSubject};
 use crate::arguments::{SandboxCreate, SandboxDestroy, SandboxList};
 use crate::binding::Binding;
-use crate::toolbox::Session;
+use crate::toolbox::ToolSession;
 use crate::{Call, ToolAnswer, ToolError};
 
-pub(crate) async fn create(
-    session: &Session,
+pub(crate) async fn create_sandbox(
+    session: &ToolSession,
     args: SandboxCreate,
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
@@ -26,13 +26,13 @@ pub(crate) async fn create(
         backend: None,
         // Walls are about to stand; which ones is the user's choice, not the agent's.
         boundary: Boundary::SharedKernel,
-        widens: widens(template, &spec),
+        widens: is_wider_than_template(template, &spec),
         person_only: false,
         details: requested_details(&args),
     };
     let subject =
-        Subject { engine: &session.engine, tenant: &spec.tenant, sandbox: None, job: None, facts };
-    approval::pass(&session.options.approval, subject, call).await?;
+        ApprovalSubject { engine: &session.engine, tenant: &spec.tenant, sandbox: None, job: None, facts };
+    approval::approve_call(&session.options.approval, subject, call).await?;
     let place = session.places.create(spec).await?;
     ToolAnswer::data(&Binding::of(&place))
 }
@@ -80,7 +80,7 @@ fn requested_spec(template: &SandboxSpec, args: &SandboxCreate) -> SandboxSpec {
 }
 
 /// Whether a spec asks for more than its template.
-fn widens(template: &SandboxSpec, spec: &SandboxSpec) -> bool {
+fn is_wider_than_template(template: &SandboxSpec, spec: &SandboxSpec) -> bool {
     let reach = |network: &Network| match network {
         Network::None => 0,
         Network::Auto | Network::Loopback => 1,
@@ -94,10 +94,10 @@ fn widens(template: &SandboxSpec, spec: &SandboxSpec) -> bool {
         (allowed, asked) => reach(asked) > reach(allowed).max(1),
     };
     let allowed = template.limits.or(Limits::defaults());
-    network || LimitKind::ALL.into_iter().any(|kind| exceeds(kind, &spec.limits, &allowed))
+    network || LimitKind::ALL.into_iter().any(|kind| is_limit_exceeded(kind, &spec.limits, &allowed))
 }
 
-fn exceeds(kind: LimitKind, asked: &Limits, allowed: &Limits) -> bool {
+fn is_limit_exceeded(kind: LimitKind, asked: &Limits, allowed: &Limits) -> bool {
     fn more<T: PartialOrd>(asked: Option<T>, allowed: Option<T>) -> bool {
         matches!((asked, allowed), (Some(asked), Some(allowed)) if asked > allowed)
     }
@@ -115,18 +115,18 @@ fn exceeds(kind: LimitKind, asked: &Limits, allowed: &Limits) -> bool {
 }
 
 #[derive(Debug, Serialize)]
-struct Listing {
+struct SandboxListing {
     sandboxes: Vec<Binding>,
 }
 
-pub(crate) async fn list(session: &Session, _args: SandboxList) -> Result<ToolAnswer, ToolError> {
+pub(crate) async fn list_sandboxes(session: &ToolSession, _args: SandboxList) -> Result<ToolAnswer, ToolError> {
     let places = session.places.all().await;
     let sandboxes = places.iter().filter(|place| place.lives()).map(|place| Binding::of(place));
-    ToolAnswer::data(&Listing { sandboxes: sandboxes.collect() })
+    ToolAnswer::data(&SandboxListing { sandboxes: sandboxes.collect() })
 }
 
-pub(crate) async fn destroy(
-    session: &Session,
+pub(crate) async fn destroy_sandbox(
+    session: &ToolSession,
     args: SandboxDestroy,
 ) -> Result<ToolAnswer, ToolError> {
     session.places.destroy(&args.sandbox_id).await?;
@@ -145,7 +145,7 @@ mod tests {
     }
 
     fn asks_for_more(template: &SandboxSpec, json: serde_json::Value) -> bool {
-        widens(template, &requested_spec(template, &args(json)))
+        is_wider_than_template(template, &requested_spec(template, &args(json)))
     }
 
     #[test]

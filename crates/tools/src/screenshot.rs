@@ -12,11 +12,11 @@ use stockade_core::{
     Command, Ending, ErrorCode, FilesExt, Network, Outcome, SandboxId, SandboxPath, Span, StreamId,
 };
 
-use self::page::Page;
+use self::page::PageAddress;
 use crate::answer::Image;
 use crate::approval::Programs;
-use crate::place::{Job, Place};
-use crate::toolbox::Session;
+use crate::place::{ToolJob, ToolPlace};
+use crate::toolbox::ToolSession;
 use crate::{Call, ToolAnswer, ToolError};
 
 /// Paths of browsers: the programs themselves, as the scripts in front of them read files of the host that
@@ -98,26 +98,26 @@ pub(crate) struct Screenshot {
     pub wait_ms: Option<u64>,
 }
 
-pub(crate) async fn screenshot(
-    session: &Session,
+pub(crate) async fn take_screenshot(
+    session: &ToolSession,
     args: Screenshot,
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
-    let page = Page::parse(&args.url)?;
+    let page = PageAddress::parse(&args.url)?;
     let size =
-        (side("width", args.width, USUAL_SIZE.0)?, side("height", args.height, USUAL_SIZE.1)?);
+        (check_side_length("width", args.width, USUAL_SIZE.0)?, check_side_length("height", args.height, USUAL_SIZE.1)?);
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
-    let url = reachable(&place, &page).await?;
-    let browser = browser(&place).await?;
+    let url = resolve_page_url(&place, &page).await?;
+    let browser = find_browser(&place).await?;
     let job = place.engine.fresh_job()?;
     let programs = Programs::Known(vec![vec![browser.to_owned(), url.clone()]]);
     let paths: Vec<_> = page.path().into_iter().collect();
     place.refuse_outside(&paths).await?;
     session.pass(&place, Some(&job), place.facts("screenshot", programs, &paths), call).await?;
 
-    let room = Room::new(&place, job.as_str())?;
+    let room = ScreenshotDir::new(&place, job.as_str())?;
     let wait = args.wait_ms.unwrap_or(USUAL_WAIT).min(LONGEST_WAIT);
-    let argv = guard_argv(&place, &page, argv(browser, &room, &url, size, wait)).await?;
+    let argv = guard_argv(&place, &page, build_browser_argv(browser, &room, &url, size, wait)).await?;
     let command = Command { wall_time: Some(BROWSER_TIMEOUT), ..Command::program(argv) };
     let line = format!("{browser} {url}");
     let (execution, job) = place.start(job, command, line).await?;
@@ -128,8 +128,8 @@ pub(crate) async fn screenshot(
             return Err(ToolError::cancelled());
         }
     };
-    let picture = room.picture(&place).await;
-    room.clear(&place).await;
+    let picture = room.read_picture(&place).await;
+    room.remove_room(&place).await;
     picture_answer(
         &url,
         size,
@@ -137,7 +137,7 @@ pub(crate) async fn screenshot(
     )
 }
 
-fn side(name: &str, given: Option<u32>, usual: u32) -> Result<u32, ToolError> {
+fn check_side_length(name: &str, given: Option<u32>, usual: u32) -> Result<u32, ToolError> {
     let side = given.unwrap_or(usual);
     if SIDE_PIXELS_RANGE.contains(&side) {
         return Ok(side);
@@ -148,28 +148,28 @@ fn side(name: &str, given: Option<u32>, usual: u32) -> Result<u32, ToolError> {
 }
 
 /// The page's address, if anything can be there.
-async fn reachable(place: &Place, page: &Page) -> Result<String, ToolError> {
+async fn resolve_page_url(place: &ToolPlace, page: &PageAddress) -> Result<String, ToolError> {
     match page {
-        Page::Served(url) if !place.local && place.spec.network == Network::None => {
+        PageAddress::Served(url) if !place.local && place.spec.network == Network::None => {
             let message = format!("`{url}`: this sandbox has no network, not even to itself");
             Err(ToolError::new(ErrorCode::Refused, message)
                 .remedy("use a sandbox whose network is `loopback` (`sandbox_create`)"))
         }
-        Page::Served(url) => Ok(url.clone()),
-        Page::File(path) if place.local => {
+        PageAddress::Served(url) => Ok(url.clone()),
+        PageAddress::File(path) if place.local => {
             // A browser follows links, and nothing here would stop it.
             let message = format!("`{path}`: without walls, files are not opened in a browser");
             Err(ToolError::new(ErrorCode::Refused, message)
                 .remedy("serve the directory on localhost and give that address"))
         }
-        Page::File(path) => {
+        PageAddress::File(path) => {
             place.files()?.stat(path).await?;
             Ok(page::file_url(&place.directory(Some(path))))
         }
     }
 }
 
-async fn browser(place: &Place) -> Result<&'static str, ToolError> {
+async fn find_browser(place: &ToolPlace) -> Result<&'static str, ToolError> {
     for browser in BROWSER_PATHS {
         let there = match browser.parse::<SandboxPath>() {
             Ok(_) if place.local => std::path::Path::new(browser).exists(),
@@ -184,7 +184,7 @@ async fn browser(place: &Place) -> Result<&'static str, ToolError> {
         .remedy("install Chromium on the host, or use an image that has it"))
 }
 
-fn argv(browser: &str, room: &Room, url: &str, size: (u32, u32), wait: u64) -> Vec<String> {
+fn build_browser_argv(browser: &str, room: &ScreenshotDir, url: &str, size: (u32, u32), wait: u64) -> Vec<String> {
     let mut argv = vec![browser.to_owned()];
     argv.extend(BROWSER_FLAGS.map(str::to_owned));
     argv.push(format!("--user-data-dir={}/profile", room.seen));
@@ -198,8 +198,8 @@ fn argv(browser: &str, room: &Room, url: &str, size: (u32, u32), wait: u64) -> V
 /// The browser shows a page of its own where nobody serves one. So it is started only if somebody listens
 /// there, as far as that can be seen.
 async fn guard_argv(
-    place: &Place,
-    page: &Page,
+    place: &ToolPlace,
+    page: &PageAddress,
     argv: Vec<String>,
 ) -> Result<Vec<String>, ToolError> {
     let Some(port) = page.port() else { return Ok(argv) };
@@ -215,26 +215,26 @@ async fn guard_argv(
 }
 
 /// A directory for the browser's own things and the picture.
-struct Room {
+struct ScreenshotDir {
     path: SandboxPath,
     /// The same as the browser sees it.
     seen: String,
 }
 
-impl Room {
-    fn new(place: &Place, job: &str) -> Result<Self, ToolError> {
+impl ScreenshotDir {
+    fn new(place: &ToolPlace, job: &str) -> Result<Self, ToolError> {
         let under = if place.local { "." } else { "/tmp/" };
         let path: SandboxPath = format!("{under}stockade-screenshot-{job}").parse()?;
         let seen = place.directory(Some(&path));
         Ok(Self { path, seen })
     }
 
-    async fn picture(&self, place: &Place) -> Result<Vec<u8>, ToolError> {
+    async fn read_picture(&self, place: &ToolPlace) -> Result<Vec<u8>, ToolError> {
         let path: SandboxPath = format!("{}/page.png", self.path).parse()?;
         Ok(place.files()?.read_all(&path, MAX_PICTURE_BYTES).await?)
     }
 
-    async fn clear(&self, place: &Place) {
+    async fn remove_room(&self, place: &ToolPlace) {
         if let Ok(files) = place.files() {
             // What cannot be removed is gone with the sandbox.
             let _ = files.remove(&self.path).await;
@@ -257,13 +257,13 @@ fn picture_answer(url: &str, size: (u32, u32), bytes: Vec<u8>) -> Result<ToolAns
 }
 
 /// Why there is no picture, from how the browser ended.
-fn no_picture_error(job: &Job, page: &Page, outcome: &Outcome, error: ToolError) -> ToolError {
+fn no_picture_error(job: &ToolJob, page: &PageAddress, outcome: &Outcome, error: ToolError) -> ToolError {
     if error.code != ErrorCode::NotFound {
         return error;
     }
     let failed = |why: String| ToolError::new(ErrorCode::Unavailable, format!("no picture: {why}"));
     match (&outcome.ending, page) {
-        (Ending::Exited(UNSERVED_EXIT_CODE), Page::Served(url)) => failed(format!(
+        (Ending::Exited(UNSERVED_EXIT_CODE), PageAddress::Served(url)) => failed(format!(
             "nobody listens at {url}"
         ))
         .remedy("start the server with `bash` and the action `start`, and wait until it listens"),
@@ -287,7 +287,7 @@ fn no_picture_error(job: &Job, page: &Page, outcome: &Outcome, error: ToolError)
     }
 }
 
-fn last_words(job: &Job) -> String {
+fn last_words(job: &ToolJob) -> String {
     const STDERR_TAIL_BYTES: u64 = 400;
     let from = job.kept(StreamId::Stderr).saturating_sub(STDERR_TAIL_BYTES);
     let said = job

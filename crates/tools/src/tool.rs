@@ -46,7 +46,7 @@ macro_rules! tools {
                         name: $name,
                         title: $title,
                         description: $description,
-                        input_schema: arguments::schema::<$args>(),
+                        input_schema: arguments::build_arguments_schema::<$args>(),
                         read_only: matches!($effect, Effect::Reads),
                         destructive: matches!($effect, Effect::Changes),
                     },)*

@@ -6,9 +6,9 @@ use serde_json::Value;
 use stockade_core::{ErrorCode, JobId};
 use stockade_engine::Engine;
 
-use crate::approval::{self, Facts, Subject};
-use crate::arguments::parse;
-use crate::place::{Place, Places};
+use crate::approval::{self, Facts, ApprovalSubject};
+use crate::arguments::parse_arguments;
+use crate::place::{ToolPlace, ToolPlaces};
 use crate::tool::Tool;
 use crate::{Binding, Call, ToolAnswer, ToolError, ToolInfo, ToolboxOptions};
 use crate::{bash, files, patch, sandboxes, screenshot, search, workspace};
@@ -16,41 +16,41 @@ use crate::{bash, files, patch, sandboxes, screenshot, search, workspace};
 /// The tools, bound to an engine, its sandboxes and the user's rules. One for each session of a front
 /// end: what one session makes, another cannot name.
 pub struct Toolbox {
-    session: Session,
+    session: ToolSession,
 }
 
 /// What tools share.
-pub(crate) struct Session {
+pub(crate) struct ToolSession {
     pub engine: Arc<Engine>,
     pub options: ToolboxOptions,
-    pub places: Places,
+    pub places: ToolPlaces,
 }
 
-impl Session {
+impl ToolSession {
     /// Asks the rules, and a person where they say so; returns once the decision is recorded.
     pub(crate) async fn pass(
         &self,
-        place: &Place,
+        place: &ToolPlace,
         job: Option<&JobId>,
         facts: Facts,
         call: &Call,
     ) -> Result<(), ToolError> {
-        let subject = Subject {
+        let subject = ApprovalSubject {
             engine: &place.engine,
             tenant: &place.spec.tenant,
             sandbox: (!place.local).then_some(&place.id),
             job,
             facts,
         };
-        approval::pass(&self.options.approval, subject, call).await
+        approval::approve_call(&self.options.approval, subject, call).await
     }
 }
 
 impl Toolbox {
     /// A toolbox that has not built anything yet.
     pub fn new(engine: Arc<Engine>, options: ToolboxOptions) -> Self {
-        let places = Places::new(Arc::clone(&engine), &options);
-        Self { session: Session { engine, options, places } }
+        let places = ToolPlaces::new(Arc::clone(&engine), &options);
+        Self { session: ToolSession { engine, options, places } }
     }
 
     /// Every tool, always the same and in the same order.
@@ -75,11 +75,11 @@ impl Toolbox {
             return Err(ToolError::new(ErrorCode::NotFound, message)
                 .remedy(format!("call one of: {}", known.join(", "))));
         };
-        let done = self.dispatch(tool, arguments, call).await;
+        let done = self.dispatch_tool(tool, arguments, call).await;
         with_notices(done, &self.session.places.take_notices())
     }
 
-    async fn dispatch(
+    async fn dispatch_tool(
         &self,
         tool: Tool,
         given: Value,
@@ -87,21 +87,21 @@ impl Toolbox {
     ) -> Result<ToolAnswer, ToolError> {
         let session = &self.session;
         match tool {
-            Tool::Bash => bash::bash(session, parse(given)?, call).await,
-            Tool::ReadFile => files::read(session, parse(given)?, call).await,
-            Tool::WriteFile => files::write(session, parse(given)?, call).await,
-            Tool::EditFile => files::edit(session, parse(given)?, call).await,
-            Tool::ApplyPatch => patch::apply_patch(session, parse(given)?, call).await,
-            Tool::Glob => search::glob(session, parse(given)?, call).await,
-            Tool::Grep => search::grep(session, parse(given)?, call).await,
-            Tool::ListDir => files::list(session, parse(given)?, call).await,
-            Tool::Artifacts => files::artifacts(session, parse(given)?, call).await,
-            Tool::Screenshot => screenshot::screenshot(session, parse(given)?, call).await,
-            Tool::SandboxCreate => sandboxes::create(session, parse(given)?, call).await,
-            Tool::SandboxList => sandboxes::list(session, parse(given)?).await,
-            Tool::SandboxDestroy => sandboxes::destroy(session, parse(given)?).await,
-            Tool::WorkspaceDiff => workspace::diff(session, parse(given)?, call).await,
-            Tool::WorkspaceApply => workspace::apply(session, parse(given)?, call).await,
+            Tool::Bash => bash::run_bash(session, parse_arguments(given)?, call).await,
+            Tool::ReadFile => files::read_file(session, parse_arguments(given)?, call).await,
+            Tool::WriteFile => files::write_file(session, parse_arguments(given)?, call).await,
+            Tool::EditFile => files::edit_file(session, parse_arguments(given)?, call).await,
+            Tool::ApplyPatch => patch::apply_patch(session, parse_arguments(given)?, call).await,
+            Tool::Glob => search::find_files(session, parse_arguments(given)?, call).await,
+            Tool::Grep => search::search_text(session, parse_arguments(given)?, call).await,
+            Tool::ListDir => files::list_directory(session, parse_arguments(given)?, call).await,
+            Tool::Artifacts => files::fetch_artifacts(session, parse_arguments(given)?, call).await,
+            Tool::Screenshot => screenshot::take_screenshot(session, parse_arguments(given)?, call).await,
+            Tool::SandboxCreate => sandboxes::create_sandbox(session, parse_arguments(given)?, call).await,
+            Tool::SandboxList => sandboxes::list_sandboxes(session, parse_arguments(given)?).await,
+            Tool::SandboxDestroy => sandboxes::destroy_sandbox(session, parse_arguments(given)?).await,
+            Tool::WorkspaceDiff => workspace::show_diff(session, parse_arguments(given)?, call).await,
+            Tool::WorkspaceApply => workspace::apply_changes(session, parse_arguments(given)?, call).await,
         }
     }
 

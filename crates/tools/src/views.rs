@@ -29,7 +29,7 @@ pub enum ViewSource {
 
 /// The view that a sandbox has.
 #[derive(Debug)]
-pub(crate) struct View {
+pub(crate) struct WorkspaceView {
     workspaces: Workspaces,
     pub id: WorkspaceId,
     /// Where the backend does not say for itself that it is in use.
@@ -49,26 +49,26 @@ impl Views {
     }
 
     /// Takes one and puts it into the spec. Nothing for a spec that wants no view.
-    pub(crate) async fn take(&self, spec: &mut SandboxSpec) -> Result<Option<View>> {
+    pub(crate) async fn take(&self, spec: &mut SandboxSpec) -> Result<Option<WorkspaceView>> {
         match &spec.workspace {
             Workspace::Overlay(_) => {}
             Workspace::Local(_) | Workspace::Ephemeral => return Ok(None),
         }
-        let taken = self.acquired().await?;
-        self.note(&taken.id);
+        let taken = self.acquire_view().await?;
+        self.note_taken(&taken.id);
         spec.workspace = taken.spec();
         let hold = Mutex::new(self.workspaces.hold(&taken.id)?);
-        Ok(Some(View { workspaces: self.workspaces.clone(), id: taken.id, hold }))
+        Ok(Some(WorkspaceView { workspaces: self.workspaces.clone(), id: taken.id, hold }))
     }
 
     /// Those that went again, having no changes, are forgotten.
-    fn note(&self, id: &WorkspaceId) {
+    fn note_taken(&self, id: &WorkspaceId) {
         let left = self.left();
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         *taken = left.into_iter().chain([id.clone()]).collect();
     }
 
-    async fn acquired(&self) -> Result<Taken> {
+    async fn acquire_view(&self) -> Result<Taken> {
         match &self.source {
             ViewSource::Fresh(request) => self.workspaces.acquire(request.clone()).await,
             ViewSource::Kept(id) => {
@@ -83,7 +83,7 @@ impl Views {
     }
 }
 
-impl View {
+impl WorkspaceView {
     /// Gives it back. Idempotent.
     pub(crate) async fn give_back(&self) -> Result<()> {
         self.hold.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -17,9 +17,9 @@ use stockade_workspaces::{
 use crate::approval::{Detail, Facts, Programs};
 use crate::arguments::{WorkspaceApply, WorkspaceDiff};
 use crate::files::unless_cancelled;
-use crate::place::Place;
-use crate::toolbox::Session;
-use crate::views::View;
+use crate::place::ToolPlace;
+use crate::toolbox::ToolSession;
+use crate::views::WorkspaceView;
 use crate::{Call, ToolAnswer, ToolError};
 
 /// How many changes one answer lists, and how much of a patch.
@@ -40,13 +40,13 @@ struct Changes {
     truncated: bool,
 }
 
-pub(crate) async fn diff(
-    session: &Session,
+pub(crate) async fn show_diff(
+    session: &ToolSession,
     args: WorkspaceDiff,
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
-    let view = view(&place)?;
+    let view = require_view(&place)?;
     let facts = place.facts("workspace_diff", Programs::NONE, &[]);
     session.pass(&place, None, facts, call).await?;
     let look = async {
@@ -55,10 +55,10 @@ pub(crate) async fn diff(
         Ok((diff, patch))
     };
     let (diff, patch) = unless_cancelled(call, look).await?;
-    shown(&view.id, diff, patch)
+    build_diff_answer(&view.id, diff, patch)
 }
 
-fn shown(id: &WorkspaceId, diff: Diff, patch: Option<String>) -> Result<ToolAnswer, ToolError> {
+fn build_diff_answer(id: &WorkspaceId, diff: Diff, patch: Option<String>) -> Result<ToolAnswer, ToolError> {
     let (total, held) = (diff.changes.len(), diff.held().count());
     let whole = patch.as_ref().map_or(0, String::len);
     let patch = patch.map(|mut patch| {
@@ -84,15 +84,15 @@ fn shown(id: &WorkspaceId, diff: Diff, patch: Option<String>) -> Result<ToolAnsw
     ToolAnswer::told(&data, text)
 }
 
-pub(crate) async fn apply(
-    session: &Session,
+pub(crate) async fn apply_changes(
+    session: &ToolSession,
     args: WorkspaceApply,
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
-    let view = view(&place)?;
+    let view = require_view(&place)?;
     refuse_while_running(&place)?;
-    let include: Vec<_> = args.include.iter().map(|path| named(path)).collect::<Result<_, _>>()?;
+    let include: Vec<_> = args.include.iter().map(|path| parse_tree_path(path)).collect::<Result<_, _>>()?;
     let paused = Paused::pause(&place).await?;
     let applied = approve_and_apply(session, &place, view, include, call).await;
     // Before the answer: the next call finds it going on.
@@ -109,20 +109,20 @@ pub(crate) async fn apply(
 
 /// Applies nothing but what was asked about: a program could have gone on writing meanwhile.
 async fn approve_and_apply(
-    session: &Session,
-    place: &Place,
-    view: &View,
+    session: &ToolSession,
+    place: &ToolPlace,
+    view: &WorkspaceView,
     include: Vec<TreePath>,
     call: &Call,
 ) -> Result<Application, ToolError> {
     let diff = view.diff().await?;
-    session.pass(place, None, facts(place, &diff, &include), call).await?;
+    session.pass(place, None, collect_facts(place, &diff, &include), call).await?;
     // Not stopped half-way: it would only have to be undone.
     let options = ApplyOptions { include, seen: Some(diff), to: None };
     Ok(view.apply(options).await?)
 }
 
-fn view(place: &Arc<Place>) -> Result<&View, ToolError> {
+fn require_view(place: &Arc<ToolPlace>) -> Result<&WorkspaceView, ToolError> {
     place.view.as_ref().ok_or_else(|| {
         let message = "this workspace keeps no changes apart: they are in the user's files already";
         ToolError::new(ErrorCode::Unsupported, message)
@@ -131,7 +131,7 @@ fn view(place: &Arc<Place>) -> Result<&View, ToolError> {
 }
 
 /// Files that are being written to would be applied half-written.
-fn refuse_while_running(place: &Place) -> Result<(), ToolError> {
+fn refuse_while_running(place: &ToolPlace) -> Result<(), ToolError> {
     let jobs = place.jobs.all();
     let running = jobs.iter().find(|job| job.state().outcome.is_none());
     running.map_or(Ok(()), |job| {
@@ -141,7 +141,7 @@ fn refuse_while_running(place: &Place) -> Result<(), ToolError> {
     })
 }
 
-fn named(path: &str) -> Result<TreePath, ToolError> {
+fn parse_tree_path(path: &str) -> Result<TreePath, ToolError> {
     let from_the_root = path.strip_prefix("/workspace/").unwrap_or(path);
     TreePath::from_bytes(from_the_root.as_bytes())
         .map_err(|error| ToolError::field("include", error))
@@ -149,7 +149,7 @@ fn named(path: &str) -> Result<TreePath, ToolError> {
 
 /// Without walls, and with every path that would change; what was named although it is held back first,
 /// and for that only a person can speak (C-24).
-fn facts(place: &Place, diff: &Diff, include: &[TreePath]) -> Facts {
+fn collect_facts(place: &ToolPlace, diff: &Diff, include: &[TreePath]) -> Facts {
     let (held, free): (Vec<_>, Vec<_>) =
         diff.chosen(include).partition(|change| change.held.is_some());
     let lines: Vec<_> = held.iter().map(|change| change.to_string()).collect();
@@ -164,11 +164,11 @@ fn facts(place: &Place, diff: &Diff, include: &[TreePath]) -> Facts {
 }
 
 /// A sandbox in which nothing runs. It goes on when this is dropped, whatever happens.
-struct Paused(Option<Arc<Place>>);
+struct Paused(Option<Arc<ToolPlace>>);
 
 impl Paused {
     /// Pauses a sandbox, where its walls can do that. Elsewhere the digests alone hold.
-    async fn pause(place: &Arc<Place>) -> Result<Self, ToolError> {
+    async fn pause(place: &Arc<ToolPlace>) -> Result<Self, ToolError> {
         let measured = place.engine.detect_one(&place.backend).await;
         if !measured.is_some_and(|all| all.has(Feature::Pause)) {
             return Ok(Self(None));
@@ -188,7 +188,7 @@ impl Paused {
 }
 
 /// Lets a sandbox go on. One that does not is about to be destroyed, or is lost: both are told elsewhere.
-async fn go_on(place: &Place) {
+async fn go_on(place: &ToolPlace) {
     if let Ok(sandbox) = place.engine.sandbox(&place.id) {
         let _ = sandbox.resume().await;
     }
@@ -207,7 +207,7 @@ impl Drop for Paused {
 /// What was done.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Done<'a> {
+struct AppliedReport<'a> {
     workspace: &'a WorkspaceId,
     #[serde(flatten)]
     applied: &'a Applied,
@@ -215,7 +215,7 @@ struct Done<'a> {
     ended_sandbox: &'a str,
 }
 
-fn told(view: &View, place: &Place, applied: &Applied) -> Result<ToolAnswer, ToolError> {
+fn told(view: &WorkspaceView, place: &ToolPlace, applied: &Applied) -> Result<ToolAnswer, ToolError> {
     let mut text = format!(
         "applied {} changes to the user's files; sandbox {} has ended with everything in it, and the \
          next call begins anew\n",
@@ -229,7 +229,7 @@ fn told(view: &View, place: &Place, applied: &Applied) -> Result<ToolAnswer, Too
         ));
         applied.held.iter().for_each(|path| text.push_str(&format!("  {path}\n")));
     }
-    let data = Done { workspace: &view.id, applied, ended_sandbox: place.id.as_str() };
+    let data = AppliedReport { workspace: &view.id, applied, ended_sandbox: place.id.as_str() };
     ToolAnswer::told(&data, text)
 }
 

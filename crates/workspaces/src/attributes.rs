@@ -15,7 +15,7 @@ const LAYER_MARKS: &str = "user.overlay.";
 const MAX_XATTR_BYTES: usize = 64 << 10;
 
 /// Gives a new file what the old one has of them.
-pub(crate) fn keep(old: &File, new: &File) -> rustix::io::Result<()> {
+pub(crate) fn copy_attributes(old: &File, new: &File) -> rustix::io::Result<()> {
     let mut names = vec![0; MAX_XATTR_BYTES];
     let length = match flistxattr(old, &mut names[..]) {
         Err(Errno::OPNOTSUPP) => return Ok(()),

@@ -9,9 +9,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::diff::Change;
-use crate::held::{HeldReason, folded, in_git};
+use crate::held::{HeldReason, fold_name, in_git};
 use crate::path::TreePath;
-use crate::tree::Tree;
+use crate::tree::OpenTree;
 
 const GIT_HEAD_FILE: &[u8] = b"HEAD";
 /// Files and directories of a repository beside `HEAD`, in lower case.
@@ -31,7 +31,7 @@ const BARE_REPOSITORY_REASON: &str =
 
 /// How much of a repository a directory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shape {
+enum RepositoryShape {
     /// None.
     Plain,
     /// `HEAD` and something else of one.
@@ -42,8 +42,8 @@ enum Shape {
 
 /// Holds back changes in directories that are repositories by their shape, with the changes. `.git`
 /// itself has rules of its own. The changes are sorted by path.
-pub(crate) fn hold(changes: &mut [Change], lower: &Tree) {
-    let shapes = shapes(changes, lower);
+pub(crate) fn hold_repository_changes(changes: &mut [Change], lower: &OpenTree) {
+    let shapes = find_repository_shapes(changes, lower);
     if shapes.is_empty() {
         return;
     }
@@ -51,11 +51,11 @@ pub(crate) fn hold(changes: &mut [Change], lower: &Tree) {
         let mut path = change.path.clone();
         while let Some((parent, name)) = path.split() {
             let held = match shapes.get(&parent) {
-                Some(Shape::Whole) => true,
-                Some(Shape::Begun) => is_part(name),
-                Some(Shape::Plain) | None => false,
+                Some(RepositoryShape::Whole) => true,
+                Some(RepositoryShape::Begun) => is_part(name),
+                Some(RepositoryShape::Plain) | None => false,
             };
-            if held || shapes.get(&change.path) == Some(&Shape::Whole) {
+            if held || shapes.get(&change.path) == Some(&RepositoryShape::Whole) {
                 change.held.get_or_insert(HeldReason::RunsCode(BARE_REPOSITORY_REASON));
                 break;
             }
@@ -65,11 +65,11 @@ pub(crate) fn hold(changes: &mut [Change], lower: &Tree) {
 }
 
 fn is_part(name: &[u8]) -> bool {
-    name == GIT_HEAD_FILE || GIT_REPOSITORY_FILES.contains(&folded(name).as_slice())
+    name == GIT_HEAD_FILE || GIT_REPOSITORY_FILES.contains(&fold_name(name).as_slice())
 }
 
 /// Every directory above a change that is or could become a repository.
-fn shapes(changes: &[Change], lower: &Tree) -> BTreeMap<TreePath, Shape> {
+fn find_repository_shapes(changes: &[Change], lower: &OpenTree) -> BTreeMap<TreePath, RepositoryShape> {
     let mut names: BTreeMap<TreePath, BTreeSet<Vec<u8>>> = BTreeMap::new();
     for change in changes {
         let mut path = change.path.clone();
@@ -88,32 +88,32 @@ fn shapes(changes: &[Change], lower: &Tree) -> BTreeMap<TreePath, Shape> {
         }
     }
     let shaped = names.into_iter().map(|(dir, made)| {
-        let shape = shape(&dir, &made, lower);
+        let shape = read_repository_shape(&dir, &made, lower);
         (dir, shape)
     });
-    shaped.filter(|(_, shape)| *shape != Shape::Plain).collect()
+    shaped.filter(|(_, shape)| *shape != RepositoryShape::Plain).collect()
 }
 
-fn shape(dir: &TreePath, made: &BTreeSet<Vec<u8>>, lower: &Tree) -> Shape {
-    if dir.split().is_some_and(|(_, name)| folded(name) == b".git") {
-        return Shape::Plain;
+fn read_repository_shape(dir: &TreePath, made: &BTreeSet<Vec<u8>>, lower: &OpenTree) -> RepositoryShape {
+    if dir.split().is_some_and(|(_, name)| fold_name(name) == b".git") {
+        return RepositoryShape::Plain;
     }
     // Asked of the file system itself, which may not regard case.
     let below = |name: &[u8]| lower.stat(&dir.join(name)).is_ok_and(|stat| stat.is_some());
     let head = made.contains(GIT_HEAD_FILE) || below(GIT_HEAD_FILE);
-    let head_in_any_case = head || made.iter().any(|name| folded(name) == b"head");
+    let head_in_any_case = head || made.iter().any(|name| fold_name(name) == b"head");
     if !head_in_any_case {
-        return Shape::Plain;
+        return RepositoryShape::Plain;
     }
-    let has = |mark: &[u8]| made.iter().any(|name| folded(name) == mark) || below(mark);
+    let has = |mark: &[u8]| made.iter().any(|name| fold_name(name) == mark) || below(mark);
     if has(b"commondir") || (has(b"objects") && has(b"refs")) {
-        return Shape::Whole;
+        return RepositoryShape::Whole;
     }
     // In lower case the name is a word like others, and such a directory may be anything. A repository's
     // own directories have a `HEAD` too: that of the reflog, those of remotes.
     if head && !in_git(dir) && GIT_REPOSITORY_FILES.iter().any(|mark| has(mark)) {
-        Shape::Begun
+        RepositoryShape::Begun
     } else {
-        Shape::Plain
+        RepositoryShape::Plain
     }
 }

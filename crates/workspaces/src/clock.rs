@@ -12,12 +12,12 @@ const TICK_TIMEOUT: Duration = Duration::from_millis(200);
 /// An instant of the clock that the kernel stamps files with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Stamp {
+pub(crate) struct ClockStamp {
     sec: i64,
     nsec: i64,
 }
 
-impl Stamp {
+impl ClockStamp {
     /// Instant before all others.
     pub(crate) const DISTANT_PAST: Self = Self { sec: i64::MIN, nsec: 0 };
 
@@ -63,11 +63,11 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let changed = |name: &str| {
             std::fs::write(place.path().join(name), name).unwrap();
-            Stamp::changed(&rustix::fs::stat(place.path().join(name)).unwrap())
+            ClockStamp::changed(&rustix::fs::stat(place.path().join(name)).unwrap())
         };
         for _ in 0..20 {
             let before = changed("before");
-            let start = Stamp::start();
+            let start = ClockStamp::start();
             assert!(before < start && start <= changed("after"));
         }
     }

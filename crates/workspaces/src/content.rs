@@ -13,7 +13,7 @@ const CHUNK_BYTES: usize = 1 << 20;
 const TEXT_PROBE_BYTES: usize = 8 << 10;
 
 /// Whether two files hold the same bytes.
-pub(crate) fn same(one: &File, other: &File) -> io::Result<bool> {
+pub(crate) fn has_same_content(one: &File, other: &File) -> io::Result<bool> {
     let size = one.metadata()?.len();
     if size != other.metadata()?.len() {
         return Ok(false);
@@ -21,8 +21,8 @@ pub(crate) fn same(one: &File, other: &File) -> io::Result<bool> {
     let (mut left, mut right) = (vec![0; CHUNK_BYTES], vec![0; CHUNK_BYTES]);
     let mut at = 0;
     while let Some(data) = next_data(one, other, at)? {
-        let read = fill(one, &mut left, data)?;
-        if fill(other, &mut right, data)? != read || left[..read] != right[..read] {
+        let read = read_full_at(one, &mut left, data)?;
+        if read_full_at(other, &mut right, data)? != read || left[..read] != right[..read] {
             return Ok(false);
         }
         if read == 0 {
@@ -57,7 +57,7 @@ fn hole_from(file: &File, at: u64) -> io::Result<u64> {
     }
 }
 
-pub(crate) fn fill(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
+pub(crate) fn read_full_at(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {
         match file.read_at(&mut buffer[filled..], at + filled as u64) {
@@ -73,20 +73,20 @@ pub(crate) fn fill(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize>
 /// Whether a file is not text: a zero byte near its beginning.
 pub(crate) fn is_binary(file: &File) -> io::Result<bool> {
     let mut head = vec![0; TEXT_PROBE_BYTES];
-    let read = fill(file, &mut head, 0)?;
+    let read = read_full_at(file, &mut head, 0)?;
     Ok(head[..read].contains(&0))
 }
 
 /// The whole of a file, unless it is longer than a bound.
-pub(crate) fn whole(file: &File, most: usize) -> io::Result<Option<Vec<u8>>> {
+pub(crate) fn read_bounded(file: &File, most: usize) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = vec![0; most + 1];
-    let read = fill(file, &mut bytes, 0)?;
+    let read = read_full_at(file, &mut bytes, 0)?;
     bytes.truncate(read);
     Ok((read <= most).then_some(bytes))
 }
 
 /// Copies a file's content into an empty one: shared where the file system can, holes kept as holes.
-pub(crate) fn copy(from: &File, to: &File) -> io::Result<()> {
+pub(crate) fn copy_content(from: &File, to: &File) -> io::Result<()> {
     if rustix::fs::ioctl_ficlone(to, from).is_ok() {
         return Ok(());
     }
@@ -119,7 +119,7 @@ fn copy_by_hand(from: &File, to: &File, mut at: u64, end: u64) -> io::Result<()>
     let mut buffer = vec![0; CHUNK_BYTES];
     while at < end {
         let most = usize::try_from(end - at).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
-        let read = fill(from, &mut buffer[..most], at)?;
+        let read = read_full_at(from, &mut buffer[..most], at)?;
         if read == 0 {
             return Ok(());
         }
@@ -135,7 +135,7 @@ mod tests {
 
     use super::*;
 
-    fn sparse(size: u64, at: u64, text: &[u8]) -> File {
+    fn write_sparse_file(size: u64, at: u64, text: &[u8]) -> File {
         let file = tempfile::tempfile().unwrap();
         file.set_len(size).unwrap();
         file.write_all_at(text, at).unwrap();
@@ -145,11 +145,11 @@ mod tests {
     #[test]
     fn sparse_terabytes_are_compared_and_copied_by_what_is_in_them() {
         let size = 1 << 40;
-        let (one, other) = (sparse(size, 1 << 39, b"x"), sparse(size, 1 << 39, b"y"));
-        assert!(!same(&one, &other).unwrap() && same(&one, &one).unwrap());
+        let (one, other) = (write_sparse_file(size, 1 << 39, b"x"), write_sparse_file(size, 1 << 39, b"y"));
+        assert!(!has_same_content(&one, &other).unwrap() && has_same_content(&one, &one).unwrap());
         let copied = tempfile::tempfile().unwrap();
-        copy(&one, &copied).unwrap();
-        assert!(same(&one, &copied).unwrap());
+        copy_content(&one, &copied).unwrap();
+        assert!(has_same_content(&one, &copied).unwrap());
         assert!(copied.metadata().is_ok_and(|data| {
             use std::os::unix::fs::MetadataExt;
             data.len() == size && data.blocks() < 64
@@ -165,14 +165,14 @@ mod tests {
             file
         };
         let one = file(&long);
-        assert!(same(&one, &file(&long)).unwrap());
+        assert!(has_same_content(&one, &file(&long)).unwrap());
         *long.last_mut().unwrap() = 8;
-        assert!(!same(&one, &file(&long)).unwrap());
+        assert!(!has_same_content(&one, &file(&long)).unwrap());
     }
 
     #[test]
     fn a_zero_byte_makes_a_file_binary() {
-        assert!(is_binary(&sparse(10, 0, b"ab")).unwrap());
-        assert!(!is_binary(&sparse(2, 0, b"ab")).unwrap());
+        assert!(is_binary(&write_sparse_file(10, 0, b"ab")).unwrap());
+        assert!(!is_binary(&write_sparse_file(2, 0, b"ab")).unwrap());
     }
 }

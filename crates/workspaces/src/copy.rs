@@ -8,11 +8,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid, XattrFlags};
 
 use crate::content;
-use crate::fault::{Outcome, Step};
-use crate::layer::{Copied, Index, OVERLAY_XATTRS, is_whiteout, value};
+use crate::fault::{FaultResult, FaultStep};
+use crate::layer::{CopiedStat, Index, OVERLAY_XATTRS, is_whiteout, read_attribute};
 use crate::path::TreePath;
-use crate::tree::{NodeKind, Tree};
-use crate::walk::visit;
+use crate::tree::{NodeKind, OpenTree};
+use crate::walk::visit_tree;
 
 /// What kind of tree is copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,42 +24,42 @@ pub(crate) enum Copying {
 }
 
 /// Copies what is in one tree into another, which is empty.
-pub(crate) fn copy_tree(from: &Tree, to: &Tree, copying: Copying) -> Outcome<Index> {
+pub(crate) fn copy_tree(from: &OpenTree, to: &OpenTree, copying: Copying) -> FaultResult<Index> {
     let mut index = Index::default();
     let mut directories = Vec::new();
     let root = rustix::process::geteuid().is_root();
-    visit(from, &TreePath::root(), |path, stat| {
+    visit_tree(from, &TreePath::root(), |path, stat| {
         match NodeKind::of(stat) {
-            NodeKind::File => file(from, to, path, stat, root, copying)?,
-            NodeKind::Symlink => link(from, to, path, stat, root)?,
+            NodeKind::File => copy_file(from, to, path, stat, root, copying)?,
+            NodeKind::Symlink => copy_link(from, to, path, stat, root)?,
             NodeKind::Directory => {
-                directory(from, to, path, copying)?;
+                copy_directory(from, to, path, copying)?;
                 directories.push((path.clone(), *stat));
                 return Ok(());
             }
             NodeKind::Special if copying == Copying::Layer && is_whiteout(stat) => {
-                whiteout(to, path)?;
+                create_whiteout(to, path)?;
             }
             NodeKind::Special => return Ok(()),
         }
-        record(&mut index, to, path)
+        record_copy(&mut index, to, path)
     })?;
     // Only now: a directory that may not be written to could not have been filled.
     for (path, stat) in directories.into_iter().rev() {
-        finish(to, &path, &stat, root)?;
-        record(&mut index, to, &path)?;
+        finish_directory(to, &path, &stat, root)?;
+        record_copy(&mut index, to, &path)?;
     }
     Ok(index)
 }
 
-fn record(index: &mut Index, to: &Tree, path: &TreePath) -> Outcome<()> {
+fn record_copy(index: &mut Index, to: &OpenTree, path: &TreePath) -> FaultResult<()> {
     if let Some(stat) = to.stat(path).step("look at", path)? {
-        index.insert(path.clone(), Copied::new(&stat));
+        index.insert(path.clone(), CopiedStat::new(&stat));
     }
     Ok(())
 }
 
-fn directory(from: &Tree, to: &Tree, path: &TreePath, copying: Copying) -> Outcome<()> {
+fn copy_directory(from: &OpenTree, to: &OpenTree, path: &TreePath, copying: Copying) -> FaultResult<()> {
     let (dir, name) = to.place(path).step("reach", path)?;
     rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o700)).step("make", path)?;
     match copying {
@@ -71,42 +71,42 @@ fn directory(from: &Tree, to: &Tree, path: &TreePath, copying: Copying) -> Outco
     }
 }
 
-fn finish(to: &Tree, path: &TreePath, stat: &Stat, root: bool) -> Outcome<()> {
+fn finish_directory(to: &OpenTree, path: &TreePath, stat: &Stat, root: bool) -> FaultResult<()> {
     let dir = to.dir(path).step("open", path)?;
     if root {
         set_owner(&dir, stat).step("give to its owner", path)?;
     }
-    rustix::fs::fchmod(&dir, permissions(stat)).step("set the mode of", path)
+    rustix::fs::fchmod(&dir, permission_bits(stat)).step("set the mode of", path)
 }
 
-fn file(
-    from: &Tree,
-    to: &Tree,
+fn copy_file(
+    from: &OpenTree,
+    to: &OpenTree,
     path: &TreePath,
     stat: &Stat,
     root: bool,
     copying: Copying,
-) -> Outcome<()> {
+) -> FaultResult<()> {
     let source = from.file(path).step("open", path)?;
-    let copied = create(to, path)?;
-    content::copy(&source, &copied).step("copy", path)?;
+    let copied = create_file(to, path)?;
+    content::copy_content(&source, &copied).step("copy", path)?;
     if copying == Copying::Layer {
         copy_overlay_xattrs(&source, &copied, path)?;
     }
     if root {
         set_owner(&copied, stat).step("give to its owner", path)?;
     }
-    rustix::fs::fchmod(&copied, permissions(stat)).step("set the mode of", path)
+    rustix::fs::fchmod(&copied, permission_bits(stat)).step("set the mode of", path)
 }
 
-fn create(to: &Tree, path: &TreePath) -> Outcome<File> {
+fn create_file(to: &OpenTree, path: &TreePath) -> FaultResult<File> {
     let (dir, name) = to.place(path).step("reach", path)?;
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = rustix::fs::openat(&dir, name, flags, Mode::from_raw_mode(0o600));
     Ok(fd.step("create", path)?.into())
 }
 
-fn link(from: &Tree, to: &Tree, path: &TreePath, stat: &Stat, root: bool) -> Outcome<()> {
+fn copy_link(from: &OpenTree, to: &OpenTree, path: &TreePath, stat: &Stat, root: bool) -> FaultResult<()> {
     let target = from.link(path).step("read", path)?;
     let (dir, name) = to.place(path).step("reach", path)?;
     rustix::fs::symlinkat(&target[..], &dir, name).step("create", path)?;
@@ -118,16 +118,16 @@ fn link(from: &Tree, to: &Tree, path: &TreePath, stat: &Stat, root: bool) -> Out
         .step("give to its owner", path)
 }
 
-fn whiteout(to: &Tree, path: &TreePath) -> Outcome<()> {
+fn create_whiteout(to: &OpenTree, path: &TreePath) -> FaultResult<()> {
     let (dir, name) = to.place(path).step("reach", path)?;
     rustix::fs::mknodat(&dir, name, FileType::CharacterDevice, Mode::empty(), 0)
         .step("create", path)
 }
 
 /// Copies the attributes that the overlay keeps.
-fn copy_overlay_xattrs(from: &impl AsFd, to: &impl AsFd, path: &TreePath) -> Outcome<()> {
+fn copy_overlay_xattrs(from: &impl AsFd, to: &impl AsFd, path: &TreePath) -> FaultResult<()> {
     for name in OVERLAY_XATTRS {
-        if let Some(value) = value(from, name) {
+        if let Some(value) = read_attribute(from, name) {
             rustix::fs::fsetxattr(to, name, &value, XattrFlags::empty()).step("mark", path)?;
         }
     }
@@ -139,12 +139,12 @@ fn set_owner(fd: &impl AsFd, stat: &Stat) -> rustix::io::Result<()> {
     rustix::fs::fchown(fd, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)))
 }
 
-fn permissions(stat: &Stat) -> Mode {
+fn permission_bits(stat: &Stat) -> Mode {
     Mode::from_raw_mode(stat.st_mode & 0o7777)
 }
 
 /// Makes a directory's mode and owner those of another.
-pub(crate) fn resemble(dir: &OwnedFd, other: &Stat) -> rustix::io::Result<()> {
+pub(crate) fn copy_mode_and_owner(dir: &OwnedFd, other: &Stat) -> rustix::io::Result<()> {
     if rustix::process::geteuid().is_root() {
         set_owner(dir, other)?;
     }

@@ -11,7 +11,7 @@ use std::io;
 use serde::{Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
-use crate::content::{data_from, fill};
+use crate::content::{data_from, read_full_at};
 
 /// Blocks begin at multiples of this.
 const BLOCK_BYTES: usize = 1 << 16;
@@ -33,7 +33,7 @@ impl ContentDigest {
         let mut at = 0;
         while let Some(data) = data_from(file, at)? {
             let start = data - data % BLOCK_BYTES as u64;
-            let read = fill(file, &mut buffer, start)?;
+            let read = read_full_at(file, &mut buffer, start)?;
             if read == 0 {
                 break;
             }
@@ -98,7 +98,7 @@ mod tests {
 
     use super::*;
 
-    fn file(size: u64, pieces: &[(u64, &[u8])]) -> ContentDigest {
+    fn digest_sparse_file(size: u64, pieces: &[(u64, &[u8])]) -> ContentDigest {
         let file = tempfile::tempfile().unwrap();
         file.set_len(size).unwrap();
         pieces.iter().for_each(|(at, text)| file.write_all_at(text, *at).unwrap());
@@ -108,12 +108,12 @@ mod tests {
     #[test]
     fn every_byte_its_place_and_the_size_count() {
         let long = BLOCK_BYTES as u64 * 3;
-        let base = file(long, &[(70_000, b"x")]);
-        assert_eq!(base, file(long, &[(70_000, b"x")]));
-        assert_ne!(base, file(long, &[(70_000, b"y")]));
-        assert_ne!(base, file(long, &[(70_001, b"x")]));
-        assert_ne!(base, file(long + 1, &[(70_000, b"x")]));
-        assert_ne!(base, file(long, &[(70_000 + BLOCK_BYTES as u64, b"x")]));
+        let base = digest_sparse_file(long, &[(70_000, b"x")]);
+        assert_eq!(base, digest_sparse_file(long, &[(70_000, b"x")]));
+        assert_ne!(base, digest_sparse_file(long, &[(70_000, b"y")]));
+        assert_ne!(base, digest_sparse_file(long, &[(70_001, b"x")]));
+        assert_ne!(base, digest_sparse_file(long + 1, &[(70_000, b"x")]));
+        assert_ne!(base, digest_sparse_file(long, &[(70_000 + BLOCK_BYTES as u64, b"x")]));
     }
 
     #[test]
@@ -121,14 +121,14 @@ mod tests {
         let zeros = vec![0; BLOCK_BYTES * 2];
         let whole = [&zeros[..], b"end"].concat();
         let size = whole.len() as u64;
-        let sparse = file(size, &[(zeros.len() as u64, b"end")]);
-        assert_eq!(sparse, file(size, &[(0, &whole)]));
+        let sparse = digest_sparse_file(size, &[(zeros.len() as u64, b"end")]);
+        assert_eq!(sparse, digest_sparse_file(size, &[(0, &whole)]));
         assert_eq!(sparse, ContentDigest::of_content(&whole));
-        assert_eq!(file(0, &[]), ContentDigest::of_content(b""));
+        assert_eq!(digest_sparse_file(0, &[]), ContentDigest::of_content(b""));
     }
 
     #[test]
     fn a_terabyte_of_holes_costs_nothing() {
-        assert_ne!(file(1 << 40, &[(1 << 39, b"x")]), file(1 << 40, &[(1 << 39, b"y")]));
+        assert_ne!(digest_sparse_file(1 << 40, &[(1 << 39, b"x")]), digest_sparse_file(1 << 40, &[(1 << 39, b"y")]));
     }
 }

@@ -7,7 +7,7 @@ use stockade_core::{Error, ErrorCode, WorkspaceId};
 
 /// A step that failed, and at what.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Fault {
+pub(crate) enum WorkspaceFault {
     #[error("cannot {step} `{path}`")]
     Io { step: &'static str, path: String, source: io::Error },
     #[error("there is no workspace {0}")]
@@ -30,9 +30,9 @@ pub(crate) enum Fault {
     Git(#[from] crate::git::GitFault),
 }
 
-pub(crate) type Outcome<T> = Result<T, Fault>;
+pub(crate) type FaultResult<T> = Result<T, WorkspaceFault>;
 
-impl Fault {
+impl WorkspaceFault {
     /// What was looked at is not what is there any more (C-23).
     pub(crate) fn changed_meanwhile(path: impl ToString) -> Self {
         Self::Refused {
@@ -108,12 +108,12 @@ fn io_remedy(error: &io::Error) -> Option<&'static str> {
 }
 
 /// Names the step that an error happened in.
-pub(crate) trait Step<T> {
-    fn step(self, step: &'static str, path: impl ToString) -> Outcome<T>;
+pub(crate) trait FaultStep<T> {
+    fn step(self, step: &'static str, path: impl ToString) -> FaultResult<T>;
 }
 
-impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
-    fn step(self, step: &'static str, path: impl ToString) -> Outcome<T> {
-        self.map_err(|error| Fault::Io { step, path: path.to_string(), source: error.into() })
+impl<T, E: Into<io::Error>> FaultStep<T> for Result<T, E> {
+    fn step(self, step: &'static str, path: impl ToString) -> FaultResult<T> {
+        self.map_err(|error| WorkspaceFault::Io { step, path: path.to_string(), source: error.into() })
     }
 }

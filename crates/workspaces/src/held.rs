@@ -14,10 +14,10 @@ use serde::Serialize;
 
 use crate::path::TreePath;
 use crate::table::{
-    GIT_REASON, HARMLESS_DOTFILES, HELD_NAME_RULES, Match, Rule, SHORT_NAME_REASON,
+    GIT_REASON, HARMLESS_DOTFILES, HELD_NAME_RULES, NameMatch, HeldRule, SHORT_NAME_REASON,
     UNKNOWN_DOTFILE_REASON, within_git,
 };
-use crate::tree::Tree;
+use crate::tree::OpenTree;
 
 /// Why a change is held back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -72,7 +72,7 @@ pub(crate) fn is_listed(path: &TreePath) -> bool {
 
 /// Why a path is held back for a name that is known to make programs run code.
 pub(crate) fn by_listed_name(path: &TreePath) -> Option<&'static str> {
-    let names: Vec<Vec<u8>> = path.names().map(folded).collect();
+    let names: Vec<Vec<u8>> = path.names().map(fold_name).collect();
     names.iter().enumerate().find_map(|(at, name)| {
         let rest = &names[at + 1..];
         if name == b".git" {
@@ -80,7 +80,7 @@ pub(crate) fn by_listed_name(path: &TreePath) -> Option<&'static str> {
         }
         HELD_NAME_RULES
             .iter()
-            .find(|rule| applies(&rule.matches, name, rest))
+            .find(|rule| is_rule_match(&rule.matches, name, rest))
             .map(|rule| rule.reason)
     })
 }
@@ -88,7 +88,7 @@ pub(crate) fn by_listed_name(path: &TreePath) -> Option<&'static str> {
 /// Why a name is held back although no rule lists it: it begins with a dot and was not reviewed, or
 /// stands for a name that it does not show.
 fn by_unlisted_name(name: &[u8]) -> Option<&'static str> {
-    let folded = folded(name);
+    let folded = fold_name(name);
     let dotted = name.starts_with(b".") || folded.starts_with(b".");
     let harmless =
         HARMLESS_DOTFILES.iter().any(|known| known.as_bytes() == folded) || folded == b".git";
@@ -108,7 +108,7 @@ fn is_short_name(name: &[u8]) -> bool {
 
 /// A name as the most forgiving of file systems sees it: without regard to case, without characters
 /// that do not show, without dots and blanks at its end.
-pub(crate) fn folded(name: &[u8]) -> Vec<u8> {
+pub(crate) fn fold_name(name: &[u8]) -> Vec<u8> {
     let Ok(text) = std::str::from_utf8(name) else { return name.to_ascii_lowercase() };
     let shown = text.chars().filter(|c| !is_ignorable(*c));
     let folded: String = shown.flat_map(char::to_uppercase).flat_map(char::to_lowercase).collect();
@@ -130,34 +130,34 @@ pub(crate) fn by_what_is_in_it(path: &TreePath) -> Option<&'static str> {
     if in_git(path) {
         return Some(GIT_REASON);
     }
-    let name = folded(path.split()?.1);
-    let holds = |rule: &&Rule| match rule.matches {
-        Match::Below(dir, _) => name == dir.as_bytes(),
-        Match::Name(_) | Match::Begins(_) | Match::Ends(_) => false,
+    let name = fold_name(path.split()?.1);
+    let holds = |rule: &&HeldRule| match rule.matches {
+        NameMatch::Below(dir, _) => name == dir.as_bytes(),
+        NameMatch::Name(_) | NameMatch::Begins(_) | NameMatch::Ends(_) => false,
     };
     HELD_NAME_RULES.iter().find(holds).map(|rule| rule.reason)
 }
 
 /// Whether a path lies in a repository's own directory.
 pub(crate) fn in_git(path: &TreePath) -> bool {
-    path.names().any(|name| folded(name) == b".git")
+    path.names().any(|name| fold_name(name) == b".git")
 }
 
-fn applies(rule: &Match, name: &[u8], rest: &[Vec<u8>]) -> bool {
+fn is_rule_match(rule: &NameMatch, name: &[u8], rest: &[Vec<u8>]) -> bool {
     match rule {
-        Match::Name(wanted) => name == wanted.as_bytes(),
-        Match::Begins(start) => name.starts_with(start.as_bytes()),
-        Match::Ends(end) => name.ends_with(end.as_bytes()),
-        Match::Below(dir, child) => {
+        NameMatch::Name(wanted) => name == wanted.as_bytes(),
+        NameMatch::Begins(start) => name.starts_with(start.as_bytes()),
+        NameMatch::Ends(end) => name.ends_with(end.as_bytes()),
+        NameMatch::Below(dir, child) => {
             name == dir.as_bytes() && rest.first().is_some_and(|next| next == child.as_bytes())
         }
     }
 }
 
 /// Whether a symbolic link at a path leads out of the tree, or could.
-pub(crate) fn leaves(tree: &Tree, path: &TreePath, target: &[u8]) -> bool {
+pub(crate) fn is_link_leaving(tree: &OpenTree, path: &TreePath, target: &[u8]) -> bool {
     let above = path.split().map_or_else(TreePath::root, |(parent, _)| parent);
-    link_leaves(path, target) || tree.escapes(&above, target)
+    link_leaves(path, target) || tree.is_escaping(&above, target)
 }
 
 /// Whether a symbolic link at a path could lead out of the tree, by what it says.
@@ -187,7 +187,7 @@ mod tests {
 
     use super::*;
 
-    fn held(path: &str) -> bool {
+    fn is_path_held(path: &str) -> bool {
         by_name(&path.parse().unwrap()).is_some()
     }
 
@@ -259,7 +259,7 @@ mod tests {
             ".git /hooks/x",
             ".envrc.",
         ] {
-            assert!(held(path), "{path}");
+            assert!(is_path_held(path), "{path}");
         }
     }
 
@@ -288,7 +288,7 @@ mod tests {
             "a..b",
             "agents.rs",
         ] {
-            assert!(!held(path), "{path}");
+            assert!(!is_path_held(path), "{path}");
         }
     }
 
@@ -317,16 +317,16 @@ mod tests {
             rule in 0..HELD_NAME_RULES.len(), above in "[a-z]{0,5}", below in "[a-z]{0,5}", flips in any::<u64>()
         ) {
             let name = match HELD_NAME_RULES[rule].matches {
-                Match::Name(name) => name.to_owned(),
-                Match::Begins(start) => format!("{start}x"),
-                Match::Ends(end) => format!("x{end}"),
-                Match::Below(dir, child) => format!("{dir}/{child}"),
+                NameMatch::Name(name) => name.to_owned(),
+                NameMatch::Begins(start) => format!("{start}x"),
+                NameMatch::Ends(end) => format!("x{end}"),
+                NameMatch::Below(dir, child) => format!("{dir}/{child}"),
             };
             let name: String = name.chars().enumerate().map(|(at, c)| {
                 if flips >> (at % 64) & 1 == 1 { c.to_ascii_uppercase() } else { c }
             }).collect();
             let path = format!("{above}/{name}/{below}");
-            prop_assert!(held(path.trim_matches('/')), "{}", path);
+            prop_assert!(is_path_held(path.trim_matches('/')), "{}", path);
         }
 
         #[test]

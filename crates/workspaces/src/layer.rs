@@ -11,33 +11,33 @@ use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::clock::Stamp;
-use crate::fault::{Fault, Outcome, Step};
+use crate::clock::ClockStamp;
+use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
 use crate::path::TreePath;
-use crate::tree::{NodeKind, Tree};
+use crate::tree::{NodeKind, OpenTree};
 
 /// The changes of one workspace.
 #[derive(Debug)]
 pub(crate) enum Layer {
     /// What a kernel overlay wrote.
-    Upper(Tree),
+    Upper(OpenTree),
     /// A copy that was changed in place.
-    Copy(Tree, Index),
+    Copy(OpenTree, Index),
 }
 
 impl Layer {
     /// The tree that the guest wrote to.
-    pub(crate) fn tree(&self) -> &Tree {
+    pub(crate) fn tree(&self) -> &OpenTree {
         match self {
             Self::Upper(tree) | Self::Copy(tree, _) => tree,
         }
     }
 
     /// Opens a regular file of the layer that holds its own content.
-    pub(crate) fn file(&self, path: &TreePath) -> Outcome<File> {
+    pub(crate) fn file(&self, path: &TreePath) -> FaultResult<File> {
         let file = self.tree().file(path).step("open", path)?;
         match self {
-            Self::Upper(_) if attribute(&file, "metacopy").is_some() => Err(Fault::Refused {
+            Self::Upper(_) if read_overlay_attribute(&file, "metacopy").is_some() => Err(WorkspaceFault::Refused {
                 path: path.to_string(),
                 problem: "has its content in another layer",
                 remedy: "mount the overlay without `metacopy`",
@@ -51,7 +51,7 @@ impl Layer {
         match self {
             Self::Copy(_, index) => index.get(path).is_some(),
             Self::Upper(tree) => {
-                tree.file(path).is_ok_and(|file| attribute(&file, "origin").is_some())
+                tree.file(path).is_ok_and(|file| read_overlay_attribute(&file, "origin").is_some())
             }
         }
     }
@@ -64,12 +64,12 @@ pub(crate) fn is_whiteout(stat: &Stat) -> bool {
 
 /// Whether a directory of an upper hides what is beneath it.
 pub(crate) fn is_opaque(dir: &impl AsFd) -> bool {
-    attribute(dir, "opaque").is_some_and(|value| value == b"y")
+    read_overlay_attribute(dir, "opaque").is_some_and(|value| value == b"y")
 }
 
 /// Whether a directory of an upper stands for one of another name beneath.
 pub(crate) fn is_redirected(dir: &impl AsFd) -> bool {
-    attribute(dir, "redirect").is_some()
+    read_overlay_attribute(dir, "redirect").is_some()
 }
 
 /// Extended attributes in which the overlay keeps its state.
@@ -80,12 +80,12 @@ pub(crate) const OVERLAY_XATTRS: [&str; 4] = [
     "trusted.overlay.origin",
 ];
 
-fn attribute(fd: &impl AsFd, name: &str) -> Option<Vec<u8>> {
-    ["user", "trusted"].iter().find_map(|space| value(fd, &format!("{space}.overlay.{name}")))
+fn read_overlay_attribute(fd: &impl AsFd, name: &str) -> Option<Vec<u8>> {
+    ["user", "trusted"].iter().find_map(|space| read_attribute(fd, &format!("{space}.overlay.{name}")))
 }
 
 /// An attribute's value. One that is longer than any the overlay writes comes back empty.
-pub(crate) fn value(fd: &impl AsFd, name: &str) -> Option<Vec<u8>> {
+pub(crate) fn read_attribute(fd: &impl AsFd, name: &str) -> Option<Vec<u8>> {
     let mut buffer = [0u8; 256];
     match rustix::fs::fgetxattr(fd, name, &mut buffer[..]) {
         Ok(read) => Some(buffer[..read].to_vec()),
@@ -97,19 +97,19 @@ pub(crate) fn value(fd: &impl AsFd, name: &str) -> Option<Vec<u8>> {
 /// One thing that was copied, as its copy was then.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Copied {
+pub(crate) struct CopiedStat {
     kind: NodeKind,
     pub(crate) mode: u32,
     ino: u64,
     size: u64,
     /// When the copy was finished, by the kernel's clock: no program can set it back.
-    changed: Stamp,
+    changed: ClockStamp,
 }
 
-impl Copied {
+impl CopiedStat {
     /// Copy that no entry is equal to.
     const UNKNOWN_COPY: Self =
-        Self { kind: NodeKind::Special, mode: 0, ino: 0, size: 0, changed: Stamp::DISTANT_PAST };
+        Self { kind: NodeKind::Special, mode: 0, ino: 0, size: 0, changed: ClockStamp::DISTANT_PAST };
 
     pub(crate) fn new(stat: &Stat) -> Self {
         Self {
@@ -117,7 +117,7 @@ impl Copied {
             mode: stat.st_mode & 0o7777,
             ino: stat.st_ino,
             size: stat.st_size as u64,
-            changed: Stamp::changed(stat),
+            changed: ClockStamp::changed(stat),
         }
     }
 
@@ -140,17 +140,17 @@ impl Copied {
 
 /// Everything that was copied.
 #[derive(Debug, Default)]
-pub(crate) struct Index(HashMap<TreePath, Copied>);
+pub(crate) struct Index(HashMap<TreePath, CopiedStat>);
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Line {
+struct IndexLine {
     path: TreePath,
-    copied: Copied,
+    copied: CopiedStat,
 }
 
 impl Index {
-    pub(crate) fn insert(&mut self, path: TreePath, copied: Copied) {
+    pub(crate) fn insert(&mut self, path: TreePath, copied: CopiedStat) {
         self.0.insert(path, copied);
     }
 
@@ -161,10 +161,10 @@ impl Index {
 
     /// Takes note of a path that is beneath too, but is not what was copied.
     pub(crate) fn know(&mut self, path: &TreePath) {
-        self.0.insert(path.clone(), Copied::UNKNOWN_COPY);
+        self.0.insert(path.clone(), CopiedStat::UNKNOWN_COPY);
     }
 
-    pub(crate) fn get(&self, path: &TreePath) -> Option<&Copied> {
+    pub(crate) fn get(&self, path: &TreePath) -> Option<&CopiedStat> {
         self.0.get(path)
     }
 
@@ -172,12 +172,12 @@ impl Index {
         self.0.keys()
     }
 
-    pub(crate) fn save(self, path: &Path) -> Outcome<()> {
+    pub(crate) fn save(self, path: &Path) -> FaultResult<()> {
         let name = path.display();
         let file = File::create_new(path).step("create", name.to_string())?;
         let mut out = BufWriter::new(file);
         for (path, copied) in self.0 {
-            let line = serde_json::to_vec(&Line { path, copied }).map_err(std::io::Error::from);
+            let line = serde_json::to_vec(&IndexLine { path, copied }).map_err(std::io::Error::from);
             let written = line.and_then(|line| {
                 out.write_all(&line)?;
                 out.write_all(b"\n")
@@ -188,13 +188,13 @@ impl Index {
         out.get_ref().sync_data().step("write", name.to_string())
     }
 
-    pub(crate) fn load(path: &Path) -> Outcome<Self> {
+    pub(crate) fn load(path: &Path) -> FaultResult<Self> {
         let name = path.display().to_string();
         let file = File::open(path).step("open", &name)?;
         let mut index = Self::default();
         for line in BufReader::new(file).lines() {
             let line = line.step("read", &name)?;
-            let line: Line = serde_json::from_str(&line).map_err(|error| Fault::Damaged {
+            let line: IndexLine = serde_json::from_str(&line).map_err(|error| WorkspaceFault::Damaged {
                 path: name.clone(),
                 problem: error.to_string(),
             })?;

@@ -9,7 +9,7 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use stockade_core::{Result, WorkspaceId};
 use stockade_engine::{Locked, Sharing};
 
-use crate::fault::{Outcome, Step};
+use crate::fault::{FaultResult, FaultStep};
 use crate::fit::holds_layers;
 use crate::request::{Kind, Mechanism};
 use crate::workspaces::Workspaces;
@@ -31,12 +31,12 @@ impl Workspaces {
     /// Keeps others from applying or discarding a workspace while a sandbox has it. Nothing where the
     /// backend sees to that itself. From here on this process has it, until it is released.
     pub fn hold(&self, id: &WorkspaceId) -> Result<Option<Hold>> {
-        let hold = || -> Outcome<Option<Hold>> {
+        let hold = || -> FaultResult<Option<Hold>> {
             let found = self.place(id)?;
             self.take(id)?;
             match found {
                 (Mechanism::Kernel, _) | (_, None) => Ok(None),
-                (Mechanism::Copy, Some(place)) => lock(place, Sharing::Shared),
+                (Mechanism::Copy, Some(place)) => lock_view(place, Sharing::Shared),
             }
         };
         hold().map_err(|fault| fault.during("hold the workspace"))
@@ -45,14 +45,14 @@ impl Workspaces {
     /// The right to change a workspace that no sandbox has; nothing if one has it.
     pub fn claim(&self, id: &WorkspaceId) -> Result<Option<Hold>> {
         let claimed = self.place(id).and_then(|(_, place)| match place {
-            Some(place) => lock(place, Sharing::Exclusive),
+            Some(place) => lock_view(place, Sharing::Exclusive),
             None => Ok(None),
         });
         claimed.map_err(|fault| fault.during("look at the workspace"))
     }
 
     /// The directory that tells whether a view is in use.
-    fn place(&self, id: &WorkspaceId) -> Outcome<(Mechanism, Option<PathBuf>)> {
+    fn place(&self, id: &WorkspaceId) -> FaultResult<(Mechanism, Option<PathBuf>)> {
         let entry = self.peek(id);
         let manifest = entry.manifest(id)?;
         let place = match (manifest.kind, manifest.mechanism) {
@@ -64,7 +64,7 @@ impl Workspaces {
     }
 }
 
-fn lock(place: PathBuf, sharing: Sharing) -> Outcome<Option<Hold>> {
+fn lock_view(place: PathBuf, sharing: Sharing) -> FaultResult<Option<Hold>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = openat(CWD, &place, flags, Mode::empty()).step("open", place.display())?;
     let locked = Locked::attempt(File::from(opened), sharing).step("lock", place.display())?;

@@ -6,44 +6,44 @@ use std::path::{Path, PathBuf};
 use rustix::fs::Access;
 use stockade_core::HostPath;
 
-use crate::fault::{Fault, Outcome, Step};
+use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
 
 /// The directory behind all links.
-pub(crate) fn directory(given: &Path) -> Outcome<HostPath> {
+pub(crate) fn resolve_directory(given: &Path) -> FaultResult<HostPath> {
     let real = given.canonicalize().step("find", given.display())?;
     // `.` and links are not outright: only the path itself is.
     if real != given {
         refuse_broad(&real)?;
     }
     if !real.is_dir() {
-        return refused(&real, "is not a directory", "name a directory");
+        return refuse_path(&real, "is not a directory", "name a directory");
     }
     rustix::fs::access(&real, Access::READ_OK | Access::EXEC_OK).step("read", real.display())?;
     let shown = real.display().to_string();
     HostPath::try_from(real).map_err(|_| {
         let problem = "has a name that is not valid UTF-8, or too long";
-        Fault::Refused { path: shown, problem, remedy: "rename it" }
+        WorkspaceFault::Refused { path: shown, problem, remedy: "rename it" }
     })
 }
 
 /// The directory the caller stands in, as an explicit path; refused if it is too broad to be meant.
-pub(crate) fn here() -> Outcome<PathBuf> {
+pub(crate) fn resolve_current_directory() -> FaultResult<PathBuf> {
     let dir = std::env::current_dir().step("find", "the current directory")?;
     refuse_broad(&dir)?;
     Ok(dir)
 }
 
-fn refuse_broad(dir: &Path) -> Outcome<()> {
+fn refuse_broad(dir: &Path) -> FaultResult<()> {
     let home = std::env::var_os("HOME").map(PathBuf::from);
     let home = home.and_then(|home| home.canonicalize().ok());
     match too_broad(dir, home.as_deref()) {
-        Some(what) => refused(dir, what, "go to a project's directory, or name it outright"),
+        Some(what) => refuse_path(dir, what, "go to a project's directory, or name it outright"),
         None => Ok(()),
     }
 }
 
-fn refused<T>(path: &Path, problem: &'static str, remedy: &'static str) -> Outcome<T> {
-    Err(Fault::Refused { path: path.display().to_string(), problem, remedy })
+fn refuse_path<T>(path: &Path, problem: &'static str, remedy: &'static str) -> FaultResult<T> {
+    Err(WorkspaceFault::Refused { path: path.display().to_string(), problem, remedy })
 }
 
 /// What is wrong with handing over a directory that nobody named.
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn the_root_can_be_named_but_not_come_upon() {
-        assert!(directory(Path::new("/")).is_ok());
-        assert!(directory(Path::new("/proc/self/root")).is_err());
+        assert!(resolve_directory(Path::new("/")).is_ok());
+        assert!(resolve_directory(Path::new("/proc/self/root")).is_err());
     }
 }

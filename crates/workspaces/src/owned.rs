@@ -7,9 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use stockade_core::{Result, WorkspaceId};
 use stockade_engine::{Locked, Sharing};
 
-use crate::fault::Outcome;
+use crate::fault::FaultResult;
 use crate::request::Kind;
-use crate::store::Manifest;
+use crate::store::WorkspaceManifest;
 use crate::workspaces::Workspaces;
 
 /// The locks that say so. They go with the process.
@@ -32,16 +32,16 @@ impl Owned {
 
 impl Workspaces {
     /// Says that this process has a workspace that was made before.
-    pub(crate) fn take(&self, id: &WorkspaceId) -> Outcome<()> {
+    pub(crate) fn take(&self, id: &WorkspaceId) -> FaultResult<()> {
         self.owned().note(id, Some(self.peek(id).own()?));
         Ok(())
     }
 
     /// Leaves a workspace for whoever names it later, whether it has changes or not.
     pub fn keep(&self, id: &WorkspaceId) -> Result<()> {
-        let kept = || -> Outcome<()> {
+        let kept = || -> FaultResult<()> {
             let entry = self.store().enter(id, Sharing::Exclusive)?;
-            entry.save(&Manifest { released: true, ..entry.manifest(id)? })
+            entry.save(&WorkspaceManifest { released: true, ..entry.manifest(id)? })
         };
         kept().map_err(|fault| fault.during("keep the workspace"))?;
         self.owned().forget(id);
@@ -49,7 +49,7 @@ impl Workspaces {
     }
 
     /// Lets go of what processes had that died: what was changed is kept, all else is removed.
-    pub(crate) fn let_go_of_the_dead(&self) -> Outcome<()> {
+    pub(crate) fn let_go_of_the_dead(&self) -> FaultResult<()> {
         for id in self.store().ids()? {
             let entry = self.peek(&id);
             let Ok(manifest) = entry.manifest(&id) else { continue };
@@ -61,7 +61,7 @@ impl Workspaces {
             let claim = self.claim(&id).ok().flatten();
             if claim.is_some() || manifest.kind == Kind::Ephemeral {
                 // What cannot be removed now is no reason not to work on others.
-                let _ = self.released(&id);
+                let _ = self.release_now(&id);
             }
         }
         Ok(())

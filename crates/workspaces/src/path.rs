@@ -141,7 +141,7 @@ impl fmt::Display for TreePath {
             return f.write_char('.');
         }
         for chunk in self.0.utf8_chunks() {
-            chunk.valid().chars().try_for_each(|c| escaped(f, c))?;
+            chunk.valid().chars().try_for_each(|c| write_escaped(f, c))?;
             chunk.invalid().iter().try_for_each(|byte| write!(f, "\\x{byte:02x}"))?;
         }
         Ok(())
@@ -149,7 +149,7 @@ impl fmt::Display for TreePath {
 }
 
 /// Everything that would move a cursor, turn text around or not show at all is written as bytes.
-fn escaped(f: &mut fmt::Formatter<'_>, c: char) -> fmt::Result {
+fn write_escaped(f: &mut fmt::Formatter<'_>, c: char) -> fmt::Result {
     match c {
         '\\' => f.write_str("\\\\"),
         c if is_unsafe_to_show(c) => {
@@ -169,11 +169,11 @@ impl FromStr for TreePath {
         let relative = inside.map_or(given, |rest| rest.trim_start_matches('/'));
         let problem = "has a `\\` that begins neither `\\\\` nor `\\xNN`";
         let wrong = || TreePathError { given: given.escape_debug().to_string(), problem };
-        Self::from_bytes(&unescape(relative).ok_or_else(wrong)?)
+        Self::from_bytes(&unescape_path(relative).ok_or_else(wrong)?)
     }
 }
 
-fn unescape(text: &str) -> Option<Vec<u8>> {
+fn unescape_path(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&byte, after)) = rest.split_first() {

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::{Errno, Result as SysResult};
 
-use crate::tree::names;
+use crate::tree::list_names;
 
 /// Recursion depth below which directories are moved up to the top.
 const MAX_RECURSION_DEPTH: usize = 128;
@@ -16,23 +16,23 @@ const MAX_RECURSION_DEPTH: usize = 128;
 const MAX_RENAME_ATTEMPTS: usize = 64;
 
 /// Removes what has this name in a directory. Nothing there is no error.
-pub(crate) fn remove(dir: &impl AsFd, name: &[u8]) -> SysResult<()> {
-    match unlink(dir, name, AtFlags::empty()) {
+pub(crate) fn remove_entry(dir: &impl AsFd, name: &[u8]) -> SysResult<()> {
+    match unlink_entry(dir, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
         Err(Errno::ISDIR | Errno::PERM) => {}
         Err(errno) => return Err(errno),
     }
-    let Some(top) = enter(dir, name)? else { return Ok(()) };
+    let Some(top) = open_for_removal(dir, name)? else { return Ok(()) };
     // What is nested too deeply lands beside the rest and is met again in the next round.
     while remove_contents(&top, &top, 0)? {}
-    ignore_missing(unlink(dir, name, AtFlags::REMOVEDIR))
+    ignore_missing(unlink_entry(dir, name, AtFlags::REMOVEDIR))
 }
 
 /// Removes everything in a directory; says whether something was moved up meanwhile.
 fn remove_contents(top: &OwnedFd, dir: &OwnedFd, depth: usize) -> SysResult<bool> {
     let mut moved = false;
-    for name in names(dir)? {
-        match unlink(dir, &name, AtFlags::empty()) {
+    for name in list_names(dir)? {
+        match unlink_entry(dir, &name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => continue,
             Err(Errno::ISDIR | Errno::PERM) => {}
             Err(errno) => return Err(errno),
@@ -42,9 +42,9 @@ fn remove_contents(top: &OwnedFd, dir: &OwnedFd, depth: usize) -> SysResult<bool
             moved = true;
             continue;
         }
-        let Some(below) = enter(dir, &name)? else { continue };
+        let Some(below) = open_for_removal(dir, &name)? else { continue };
         moved |= remove_contents(top, &below, depth + 1)?;
-        ignore_missing(unlink(dir, &name, AtFlags::REMOVEDIR))?;
+        ignore_missing(unlink_entry(dir, &name, AtFlags::REMOVEDIR))?;
     }
     Ok(moved)
 }
@@ -61,14 +61,14 @@ fn move_up(top: &OwnedFd, dir: &OwnedFd, name: &[u8]) -> SysResult<()> {
     Err(Errno::EXIST)
 }
 
-fn enter(dir: &impl AsFd, name: &[u8]) -> SysResult<Option<OwnedFd>> {
+fn open_for_removal(dir: &impl AsFd, name: &[u8]) -> SysResult<Option<OwnedFd>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let open = || rustix::fs::openat(dir, OsStr::from_bytes(name), flags, Mode::empty());
     let fd = match open() {
         Ok(fd) => fd,
         Err(Errno::NOENT) => return Ok(None),
         Err(Errno::ACCESS) => {
-            unlock(dir, name)?;
+            restore_owner_access(dir, name)?;
             open()?
         }
         Err(errno) => return Err(errno),
@@ -81,20 +81,20 @@ fn enter(dir: &impl AsFd, name: &[u8]) -> SysResult<Option<OwnedFd>> {
 }
 
 /// Gives the owner back a directory that its mode closes to them.
-fn unlock(dir: &impl AsFd, name: &[u8]) -> SysResult<()> {
+fn restore_owner_access(dir: &impl AsFd, name: &[u8]) -> SysResult<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = rustix::fs::openat(dir, OsStr::from_bytes(name), flags, Mode::empty())?;
-    chmod(&fd, 0o700)
+    chmod_descriptor(&fd, 0o700)
 }
 
 /// Sets the mode of what a descriptor stands for, even one that was opened only to look.
-pub(crate) fn chmod(fd: &OwnedFd, mode: u32) -> SysResult<()> {
+pub(crate) fn chmod_descriptor(fd: &OwnedFd, mode: u32) -> SysResult<()> {
     use std::os::fd::AsRawFd;
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     rustix::fs::chmod(path, Mode::from_raw_mode(mode))
 }
 
-fn unlink(dir: &impl AsFd, name: &[u8], flags: AtFlags) -> SysResult<()> {
+fn unlink_entry(dir: &impl AsFd, name: &[u8], flags: AtFlags) -> SysResult<()> {
     rustix::fs::unlinkat(dir, OsStr::from_bytes(name), flags)
 }
 
@@ -126,8 +126,8 @@ mod tests {
             std::fs::create_dir(&dir).unwrap();
         }
         let fd = rustix::fs::open(place.path(), OFlags::DIRECTORY, Mode::empty()).unwrap();
-        remove(&fd, b"tree").unwrap();
-        remove(&fd, b"tree").unwrap();
-        assert_eq!(names(&fd).unwrap(), [b"kept"]);
+        remove_entry(&fd, b"tree").unwrap();
+        remove_entry(&fd, b"tree").unwrap();
+        assert_eq!(list_names(&fd).unwrap(), [b"kept"]);
     }
 }

@@ -27,7 +27,7 @@ const BENEATH_FLAGS: ResolveFlags = ResolveFlags::BENEATH
 
 /// A tree, by its root.
 #[derive(Debug)]
-pub(crate) struct Tree {
+pub(crate) struct OpenTree {
     fd: OwnedFd,
     path: PathBuf,
 }
@@ -61,7 +61,7 @@ impl NodeKind {
     }
 }
 
-impl Tree {
+impl OpenTree {
     /// Opens the tree at an absolute path none of whose parts is a symbolic link.
     pub(crate) fn open(path: &Path) -> SysResult<Self> {
         let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -79,7 +79,7 @@ impl Tree {
         if path.is_root() { self.path.display().to_string() } else { path.to_string() }
     }
 
-    fn resolve(&self, path: &TreePath, flags: OFlags) -> SysResult<OwnedFd> {
+    fn open_beneath(&self, path: &TreePath, flags: OFlags) -> SysResult<OwnedFd> {
         let flags = flags | OFlags::CLOEXEC;
         let name: &Path = if path.is_root() { Path::new(".") } else { path.as_path() };
         retry_open(|| rustix::fs::openat2(&self.fd, name, flags, Mode::empty(), BENEATH_FLAGS))
@@ -87,17 +87,17 @@ impl Tree {
 
     /// Opens a directory, to list it and to reach what is in it.
     pub(crate) fn dir(&self, path: &TreePath) -> SysResult<OwnedFd> {
-        self.resolve(path, OFlags::RDONLY | OFlags::DIRECTORY)
+        self.open_beneath(path, OFlags::RDONLY | OFlags::DIRECTORY)
     }
 
     /// Opens a directory only to reach what is in it: no right to list it is needed.
     pub(crate) fn handle(&self, path: &TreePath) -> SysResult<OwnedFd> {
-        self.resolve(path, OFlags::PATH | OFlags::DIRECTORY)
+        self.open_beneath(path, OFlags::PATH | OFlags::DIRECTORY)
     }
 
     /// Opens whatever is at a path, a symbolic link itself included, only to look at.
     pub(crate) fn look(&self, path: &TreePath) -> SysResult<OwnedFd> {
-        self.resolve(path, OFlags::PATH | OFlags::NOFOLLOW)
+        self.open_beneath(path, OFlags::PATH | OFlags::NOFOLLOW)
     }
 
     /// What is at a path. Where a directory on the way is none, there is nothing.
@@ -112,7 +112,7 @@ impl Tree {
     /// Opens a regular file. Anything else is refused, without waiting for what a fifo may bring.
     pub(crate) fn file(&self, path: &TreePath) -> SysResult<File> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::NOCTTY;
-        let fd = self.resolve(path, flags)?;
+        let fd = self.open_beneath(path, flags)?;
         match NodeKind::of(&rustix::fs::fstat(&fd)?) {
             NodeKind::File => Ok(fd.into()),
             NodeKind::Directory | NodeKind::Symlink | NodeKind::Special => Err(Errno::INVAL),
@@ -127,7 +127,7 @@ impl Tree {
 
     /// Whether following what a symbolic link in a directory says leads out of the tree, as far as
     /// the tree goes today.
-    pub(crate) fn escapes(&self, dir: &TreePath, target: &[u8]) -> bool {
+    pub(crate) fn is_escaping(&self, dir: &TreePath, target: &[u8]) -> bool {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let path = [b"./", dir.as_bytes(), b"/", target].concat();
         let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
@@ -144,18 +144,18 @@ impl Tree {
 
     /// The names in a directory, sorted.
     pub(crate) fn names(&self, path: &TreePath) -> SysResult<Vec<Vec<u8>>> {
-        names(&self.dir(path)?)
+        list_names(&self.dir(path)?)
     }
 }
 
-impl AsFd for Tree {
+impl AsFd for OpenTree {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
 /// The names in an open directory, sorted.
-pub(crate) fn names(dir: &impl AsFd) -> SysResult<Vec<Vec<u8>>> {
+pub(crate) fn list_names(dir: &impl AsFd) -> SysResult<Vec<Vec<u8>>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(dir)? {
         let name = entry?.file_name().to_bytes().to_vec();

@@ -5,19 +5,19 @@ use std::os::fd::OwnedFd;
 use rustix::fs::Stat;
 use rustix::io::Errno;
 
-use crate::fault::{Fault, Outcome, Step};
+use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
 use crate::path::TreePath;
-use crate::tree::{NodeKind, Tree, names, stat_at};
+use crate::tree::{NodeKind, OpenTree, list_names, stat_at};
 
 /// Entries up to which a tree is visited.
 pub(crate) const MAX_VISITED_ENTRIES: usize = 8_000_000;
 
 /// Visits everything beneath a directory; one that cannot be opened is an error.
-pub(crate) fn visit(
-    tree: &Tree,
+pub(crate) fn visit_tree(
+    tree: &OpenTree,
     top: &TreePath,
-    each: impl FnMut(&TreePath, &Stat) -> Outcome<()>,
-) -> Outcome<()> {
+    each: impl FnMut(&TreePath, &Stat) -> FaultResult<()>,
+) -> FaultResult<()> {
     match visit_open(tree, top, each)?.first() {
         Some(closed) => {
             // One that can be opened can only be listed.
@@ -31,10 +31,10 @@ pub(crate) fn visit(
 /// Visits everything beneath a directory, each directory before what is in it; not itself. What
 /// disappears meanwhile is passed over. Hands back the directories that cannot be opened.
 pub(crate) fn visit_open(
-    tree: &Tree,
+    tree: &OpenTree,
     top: &TreePath,
-    mut each: impl FnMut(&TreePath, &Stat) -> Outcome<()>,
-) -> Outcome<Vec<TreePath>> {
+    mut each: impl FnMut(&TreePath, &Stat) -> FaultResult<()>,
+) -> FaultResult<Vec<TreePath>> {
     let mut closed = Vec::new();
     let mut pending = vec![top.clone()];
     let mut visited = 0;
@@ -47,7 +47,7 @@ pub(crate) fn visit_open(
             opened => opened.step("open", tree.name(&path))?,
         };
         // All of it before any of it is told: a directory of mode 0400 can be listed, not entered.
-        let entries = match entries(&dir) {
+        let entries = match list_entries(&dir) {
             Err(Errno::ACCESS) => {
                 closed.push(path);
                 continue;
@@ -58,7 +58,7 @@ pub(crate) fn visit_open(
             let child = path.join(&name);
             visited += 1;
             if visited > MAX_VISITED_ENTRIES {
-                return Err(Fault::TooMany { what: "the tree", most: MAX_VISITED_ENTRIES });
+                return Err(WorkspaceFault::TooMany { what: "the tree", most: MAX_VISITED_ENTRIES });
             }
             each(&child, &stat)?;
             if NodeKind::of(&stat) == NodeKind::Directory {
@@ -70,9 +70,9 @@ pub(crate) fn visit_open(
 }
 
 /// What is in a directory. What disappears meanwhile is passed over.
-fn entries(dir: &OwnedFd) -> rustix::io::Result<Vec<(Vec<u8>, Stat)>> {
+fn list_entries(dir: &OwnedFd) -> rustix::io::Result<Vec<(Vec<u8>, Stat)>> {
     let mut entries = Vec::new();
-    for name in names(dir)? {
+    for name in list_names(dir)? {
         if let Some(stat) = stat_at(dir, &name)? {
             entries.push((name, stat));
         }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::fault::{Outcome, Step};
+use crate::fault::{FaultResult, FaultStep};
 
 /// What a file survives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,12 +18,12 @@ pub(crate) enum Survives {
 }
 
 /// Writes a value as JSON.
-pub(crate) fn write(path: &Path, value: &impl Serialize, survives: Survives) -> Outcome<()> {
+pub(crate) fn write_json(path: &Path, value: &impl Serialize, survives: Survives) -> FaultResult<()> {
     let json = serde_json::to_vec(value).map_err(io::Error::from);
-    json.and_then(|json| place(path, &json, survives)).step("write", path.display())
+    json.and_then(|json| replace_file(path, &json, survives)).step("write", path.display())
 }
 
-fn place(path: &Path, bytes: &[u8], survives: Survives) -> io::Result<()> {
+fn replace_file(path: &Path, bytes: &[u8], survives: Survives) -> io::Result<()> {
     let draft = path.with_extension("draft");
     let mut file = File::create(&draft)?;
     file.write_all(bytes)?;

@@ -12,17 +12,17 @@ use stockade_core::{Bytes, Error, ErrorCode, Result, WorkspaceId};
 use stockade_engine::{Directory, Event, Journal, JournalOptions, Sharing, StateDir};
 use tokio::sync::oneshot;
 
-use crate::acquire::{self, Made};
+use crate::acquire::{self, AcquiredWorkspace};
 use crate::apply::{self, Application, ApplyOptions, Trees};
-use crate::diff::{Contents, Diff, patch, scan};
-use crate::fault::{Fault, Outcome, Step};
+use crate::diff::{Contents, Diff, format_patch, scan_layer};
+use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
 use crate::layer::Layer;
 use crate::owned::Owned;
 use crate::path::TreePath;
 use crate::request::{Hint, Kind, Request, Workspace, WorkspaceProvider};
-use crate::store::{Entry, Manifest, Store, tree};
-use crate::tree::Tree;
-use crate::walk::visit;
+use crate::store::{StoreEntry, WorkspaceManifest, WorkspaceStore, open_tree};
+use crate::tree::OpenTree;
+use crate::walk::visit_tree;
 use crate::{git, local};
 
 /// After this long without use a checkout goes when another is made.
@@ -32,11 +32,11 @@ const LONG_UNUSED: Duration = Duration::from_secs(30 * 86_400);
 ///
 /// Every call but those of [`WorkspaceProvider`] blocks while it works on the disk.
 #[derive(Debug, Clone)]
-pub struct Workspaces(Arc<Inner>);
+pub struct Workspaces(Arc<WorkspacesInner>);
 
 #[derive(Debug)]
-struct Inner {
-    store: Store,
+struct WorkspacesInner {
+    store: WorkspaceStore,
     stores: Directory,
     journal: Journal,
     owned: Owned,
@@ -52,10 +52,10 @@ pub struct Recovery {
 }
 
 /// A workspace that is being worked on, and the trees it lies between.
-struct Opened {
-    entry: Entry,
-    manifest: Manifest,
-    lower: Tree,
+struct OpenedWorkspace {
+    entry: StoreEntry,
+    manifest: WorkspaceManifest,
+    lower: OpenTree,
     layer: Layer,
 }
 
@@ -67,10 +67,10 @@ impl Workspaces {
         // The trees in it are reached without following any link, those above it included.
         let real = state.path().canonicalize().step("find", state.path().display());
         let state = StateDir::open(real.map_err(|fault| fault.during(OPEN_OPERATION))?)?;
-        let store = Store(state.subdirectory("workspaces")?);
+        let store = WorkspaceStore(state.subdirectory("workspaces")?);
         let stores = state.subdirectory("git")?;
         let journal = Journal::open(&state, journal)?;
-        let opened = Self(Arc::new(Inner { store, stores, journal, owned: Owned::default() }));
+        let opened = Self(Arc::new(WorkspacesInner { store, stores, journal, owned: Owned::default() }));
         opened.0.store.tidy().map_err(|fault| fault.during(OPEN_OPERATION))?;
         opened.recover()?;
         opened.let_go_of_the_dead().map_err(|fault| fault.during(OPEN_OPERATION))?;
@@ -79,7 +79,7 @@ impl Workspaces {
 
     /// The directory the caller stands in, as a hint; refused if it is `/` or a whole home.
     pub fn here() -> Result<Hint> {
-        local::here().map(Hint::Local).map_err(|fault| fault.during("find the workspace"))
+        local::resolve_current_directory().map(Hint::Local).map_err(|fault| fault.during("find the workspace"))
     }
 
     /// Ends every `apply` that was cut off: its tree is brought back to what it was before, unless
@@ -94,7 +94,7 @@ impl Workspaces {
             }
             let Ok(entry) = store.enter(&id, Sharing::Exclusive) else { continue };
             let outcome =
-                apply::recover(&entry.ledger()).map_err(|fault| fault.during(RECOVER_OPERATION));
+                apply::recover_apply(&entry.ledger()).map_err(|fault| fault.during(RECOVER_OPERATION));
             recovered.push(Recovery { workspace: id, outcome });
         }
         Ok(recovered)
@@ -102,16 +102,16 @@ impl Workspaces {
 
     /// Every workspace that is in use or kept for its changes, by id.
     pub fn list(&self) -> Result<Vec<Workspace>> {
-        self.listed().map_err(|fault| fault.during("list the workspaces"))
+        self.list_workspaces().map_err(|fault| fault.during("list the workspaces"))
     }
 
-    fn listed(&self) -> Outcome<Vec<Workspace>> {
+    fn list_workspaces(&self) -> FaultResult<Vec<Workspace>> {
         let mut all = Vec::new();
         for id in self.0.store.ids()? {
-            match self.shown(&id) {
+            match self.read_workspace(&id) {
                 Ok(workspace) if workspace.released && !workspace.is_transaction() => {}
                 Ok(workspace) => all.push(workspace),
-                Err(Fault::Unknown(_)) => {}
+                Err(WorkspaceFault::Unknown(_)) => {}
                 Err(fault) => return Err(fault),
             }
         }
@@ -120,11 +120,11 @@ impl Workspaces {
 
     /// One workspace.
     pub fn get(&self, id: &WorkspaceId) -> Result<Workspace> {
-        self.shown(id).map_err(|fault| fault.during("find the workspace"))
+        self.read_workspace(id).map_err(|fault| fault.during("find the workspace"))
     }
 
     /// Reads a manifest without its lock: it is always whole.
-    fn shown(&self, id: &WorkspaceId) -> Outcome<Workspace> {
+    fn read_workspace(&self, id: &WorkspaceId) -> FaultResult<Workspace> {
         let entry = self.0.store.peek(id);
         let manifest = entry.manifest(id)?;
         entry.workspace(manifest)
@@ -134,17 +134,17 @@ impl Workspaces {
     /// that, unless it is a copy.
     pub fn diff(&self, id: &WorkspaceId) -> Result<Diff> {
         let found = self
-            .opened(id, Sharing::Shared)
-            .and_then(|at| scan(&at.lower, &at.layer, Contents::Digested));
+            .open_workspace(id, Sharing::Shared)
+            .and_then(|at| scan_layer(&at.lower, &at.layer, Contents::Digested));
         found.map_err(|fault| fault.during("diff"))
     }
 
     /// What was changed, as unified text. It holds whatever the guest wrote: show it on a terminal
     /// only by way of [`printable`](crate::printable).
     pub fn patch(&self, id: &WorkspaceId) -> Result<String> {
-        let text = self.opened(id, Sharing::Shared).and_then(|at| {
-            let diff = scan(&at.lower, &at.layer, Contents::Compared)?;
-            patch(&diff, &at.lower, &at.layer)
+        let text = self.open_workspace(id, Sharing::Shared).and_then(|at| {
+            let diff = scan_layer(&at.lower, &at.layer, Contents::Compared)?;
+            format_patch(&diff, &at.lower, &at.layer)
         });
         text.map_err(|fault| fault.during("diff"))
     }
@@ -153,7 +153,7 @@ impl Workspaces {
     /// the digest of, it is an error: what a person reads is what an `apply` of the diff takes (C-23).
     pub fn patch_of(&self, id: &WorkspaceId, diff: &Diff) -> Result<String> {
         let text =
-            self.opened(id, Sharing::Shared).and_then(|at| patch(diff, &at.lower, &at.layer));
+            self.open_workspace(id, Sharing::Shared).and_then(|at| format_patch(diff, &at.lower, &at.layer));
         text.map_err(|fault| fault.during("diff"))
     }
 
@@ -168,17 +168,17 @@ impl Workspaces {
         self.applied(id, options).map_err(|fault| fault.during("apply"))
     }
 
-    fn applied(&self, id: &WorkspaceId, options: &ApplyOptions) -> Outcome<Application> {
-        let at = self.opened(id, Sharing::Exclusive)?;
-        let elsewhere = self.target(&at.manifest, options)?;
+    fn applied(&self, id: &WorkspaceId, options: &ApplyOptions) -> FaultResult<Application> {
+        let at = self.open_workspace(id, Sharing::Exclusive)?;
+        let elsewhere = self.open_target(&at.manifest, options)?;
         let target = elsewhere.as_ref().unwrap_or(&at.lower);
         let contents = match options.seen {
             Some(_) => Contents::Digested,
             None => Contents::Compared,
         };
-        let diff = scan(&at.lower, &at.layer, contents)?;
+        let diff = scan_layer(&at.lower, &at.layer, contents)?;
         if options.seen.as_ref().is_some_and(|seen| *seen != diff) {
-            return Err(Fault::changed_meanwhile(id));
+            return Err(WorkspaceFault::changed_meanwhile(id));
         }
         let trees = Trees {
             lower: &at.lower,
@@ -190,7 +190,7 @@ impl Workspaces {
             settled: at.entry.ledger().settled()?,
             bases: at.entry.ledger().bases(),
         };
-        let done = apply::apply(&trees, &diff, &options.include, &at.entry.ledger())?;
+        let done = apply::apply_diff(&trees, &diff, &options.include, &at.entry.ledger())?;
         if let Application::Applied(applied) = &done
             && applied.held.is_empty()
             && at.manifest.released
@@ -201,8 +201,8 @@ impl Workspaces {
     }
 
     /// The tree to change, where it is another than the one beneath.
-    fn target(&self, manifest: &Manifest, options: &ApplyOptions) -> Outcome<Option<Tree>> {
-        let refused = |path: String, problem, remedy| Err(Fault::Refused { path, problem, remedy });
+    fn open_target(&self, manifest: &WorkspaceManifest, options: &ApplyOptions) -> FaultResult<Option<OpenTree>> {
+        let refused = |path: String, problem, remedy| Err(WorkspaceFault::Refused { path, problem, remedy });
         let Some(to) = &options.to else {
             return match manifest.kind {
                 Kind::Git => refused(
@@ -222,22 +222,22 @@ impl Workspaces {
                 "name a tree of yours",
             );
         }
-        Ok(Some(tree(&real)?).filter(|_| real != manifest.source.as_path()))
+        Ok(Some(open_tree(&real)?).filter(|_| real != manifest.source.as_path()))
     }
 
     /// Throws a workspace's changes away. One that is not there is an error.
     pub fn discard(&self, id: &WorkspaceId) -> Result<()> {
-        self.discarded(id).map_err(|fault| fault.during("discard"))?
+        self.discard_workspace(id).map_err(|fault| fault.during("discard"))?
     }
 
-    fn discarded(&self, id: &WorkspaceId) -> Outcome<Result<()>> {
+    fn discard_workspace(&self, id: &WorkspaceId) -> FaultResult<Result<()>> {
         let entry = self.0.store.enter(id, Sharing::Exclusive)?;
         let released = entry.manifest(id).map(|manifest| manifest.released);
-        if let Err(fault @ Fault::Unknown(_)) = released {
+        if let Err(fault @ WorkspaceFault::Unknown(_)) = released {
             return Err(fault);
         }
         // What cannot be recovered must not keep its workspace for ever.
-        let _ = apply::recover(&entry.ledger());
+        let _ = apply::recover_apply(&entry.ledger());
         self.0.store.remove(id, &entry)?;
         self.0.owned.forget(id);
         Ok(if matches!(released, Ok(true)) { Ok(()) } else { self.record_release(id) })
@@ -247,15 +247,15 @@ impl Workspaces {
     pub fn fork(&self, id: &WorkspaceId) -> Result<Workspace> {
         const FORK_OPERATION: &str = "fork";
         let made = self
-            .opened(id, Sharing::Shared)
-            .and_then(|at| acquire::fork(&self.0.store, &at.entry, &at.manifest));
+            .open_workspace(id, Sharing::Shared)
+            .and_then(|at| acquire::fork_workspace(&self.0.store, &at.entry, &at.manifest));
         self.handed_out(made.map_err(|fault| fault.during(FORK_OPERATION))?, FORK_OPERATION)
     }
 
     /// How much an ephemeral workspace's own directory holds. More than it may is an error.
     pub fn measure(&self, id: &WorkspaceId) -> Result<Bytes> {
         const MEASURE_OPERATION: &str = "measure the workspace";
-        let measured = self.measured(id).map_err(|fault| fault.during(MEASURE_OPERATION))?;
+        let measured = self.measure_workspace(id).map_err(|fault| fault.during(MEASURE_OPERATION))?;
         match measured {
             (held, Some(most)) if held > most => {
                 let message = format!("the workspace holds {held} of at most {most}");
@@ -266,11 +266,11 @@ impl Workspaces {
         }
     }
 
-    fn measured(&self, id: &WorkspaceId) -> Outcome<(Bytes, Option<Bytes>)> {
+    fn measure_workspace(&self, id: &WorkspaceId) -> FaultResult<(Bytes, Option<Bytes>)> {
         let entry = self.0.store.peek(id);
         let manifest = entry.manifest(id)?;
         let mut blocks = 0;
-        visit(&tree(manifest.source.as_path())?, &TreePath::root(), |_, stat| {
+        visit_tree(&open_tree(manifest.source.as_path())?, &TreePath::root(), |_, stat| {
             blocks += stat.st_blocks as u64;
             Ok(())
         })?;
@@ -278,59 +278,59 @@ impl Workspaces {
     }
 
     /// A transaction with its trees, whole again if an `apply` was cut off.
-    fn opened(&self, id: &WorkspaceId, sharing: Sharing) -> Outcome<Opened> {
+    fn open_workspace(&self, id: &WorkspaceId, sharing: Sharing) -> FaultResult<OpenedWorkspace> {
         let mut entry = self.0.store.enter(id, sharing)?;
         if entry.ledger().read()?.is_some() {
             drop(entry);
             entry = self.0.store.enter(id, Sharing::Exclusive)?;
-            apply::recover(&entry.ledger())?;
+            apply::recover_apply(&entry.ledger())?;
         }
         let manifest = entry.manifest(id)?;
         match manifest.kind {
             Kind::Overlay | Kind::Git => {}
             Kind::Local | Kind::Ephemeral => {
-                return Err(Fault::Refused {
+                return Err(WorkspaceFault::Refused {
                     path: id.to_string(),
                     problem: "keeps no changes apart",
                     remedy: "use an overlay or a git workspace",
                 });
             }
         }
-        let lower = tree(manifest.source.as_path())?;
+        let lower = open_tree(manifest.source.as_path())?;
         let layer = entry.layer(&manifest)?;
-        Ok(Opened { entry, manifest, lower, layer })
+        Ok(OpenedWorkspace { entry, manifest, lower, layer })
     }
 
     /// Removes checkouts of repositories that no workspace is a view of, if nobody has asked for them
     /// within this time, an hour at least; answers how many.
     pub fn prune(&self, unused: Duration) -> Result<usize> {
-        let prune = || -> Outcome<usize> {
+        let prune = || -> FaultResult<usize> {
             let mut viewed = BTreeSet::new();
             for id in self.0.store.ids()? {
                 match self.0.store.peek(&id).manifest(&id) {
                     Ok(manifest) => drop(viewed.insert(manifest.source.as_path().to_owned())),
-                    Err(Fault::Unknown(_)) => {}
+                    Err(WorkspaceFault::Unknown(_)) => {}
                     Err(fault) => return Err(fault),
                 }
             }
-            git::prune(&self.0.stores, &viewed, unused)
+            git::prune_checkouts(&self.0.stores, &viewed, unused)
         };
         prune().map_err(|fault| fault.during("prune"))
     }
 
-    fn acquired(&self, request: Request) -> Result<Workspace> {
+    fn acquire_now(&self, request: Request) -> Result<Workspace> {
         const ACQUIRE_OPERATION: &str = "acquire the workspace";
         if let Hint::Git { .. } = &request.hint {
             // What cannot be removed is no reason not to work.
             let _ = self.prune(LONG_UNUSED);
         }
-        let made = acquire::make(&self.0.store, &self.0.stores, request);
+        let made = acquire::acquire_workspace(&self.0.store, &self.0.stores, request);
         self.handed_out(made.map_err(|fault| fault.during(ACQUIRE_OPERATION))?, ACQUIRE_OPERATION)
     }
 
     /// Records a workspace and hands it out. What cannot be recorded is not handed out.
-    fn handed_out(&self, made: Made, operation: &'static str) -> Result<Workspace> {
-        let Made { entry, manifest, fresh, owner } = made;
+    fn handed_out(&self, made: AcquiredWorkspace, operation: &'static str) -> Result<Workspace> {
+        let AcquiredWorkspace { entry, manifest, fresh, owner } = made;
         let root = manifest.metadata.get("git.remote").filter(|_| manifest.kind == Kind::Git);
         let recorded = self.0.journal.append(Event::WorkspaceAcquired {
             workspace: manifest.id.clone(),
@@ -348,18 +348,18 @@ impl Workspaces {
         entry.workspace(manifest).map_err(|fault| fault.during(operation))
     }
 
-    pub(crate) fn released(&self, id: &WorkspaceId) -> Result<()> {
+    pub(crate) fn release_now(&self, id: &WorkspaceId) -> Result<()> {
         let gone = self.let_go(id);
         self.0.owned.forget(id);
         match gone {
             Ok(true) => self.record_release(id),
-            Ok(false) | Err(Fault::Unknown(_)) => Ok(()),
+            Ok(false) | Err(WorkspaceFault::Unknown(_)) => Ok(()),
             Err(fault) => Err(fault.during("release the workspace")),
         }
     }
 
     /// Whether it was in use until now.
-    fn let_go(&self, id: &WorkspaceId) -> Outcome<bool> {
+    fn let_go(&self, id: &WorkspaceId) -> FaultResult<bool> {
         let entry = self.0.store.enter(id, Sharing::Exclusive)?;
         let mut manifest = entry.manifest(id)?;
         let held = !manifest.released;
@@ -383,11 +383,11 @@ impl Workspaces {
 }
 
 /// Whether there is certainly nothing to keep. Else notes what is beneath the changes, for an `apply` later.
-fn is_unchanged(entry: &Entry, manifest: &Manifest) -> bool {
-    let look = || -> Outcome<Diff> {
-        apply::recover(&entry.ledger())?;
-        let lower = tree(manifest.source.as_path())?;
-        let diff = scan(&lower, &entry.layer(manifest)?, Contents::Compared)?;
+fn is_unchanged(entry: &StoreEntry, manifest: &WorkspaceManifest) -> bool {
+    let look = || -> FaultResult<Diff> {
+        apply::recover_apply(&entry.ledger())?;
+        let lower = open_tree(manifest.source.as_path())?;
+        let diff = scan_layer(&lower, &entry.layer(manifest)?, Contents::Compared)?;
         // Without a note an `apply` goes by change times, which is never wrong.
         let _ = entry.ledger().note_bases(&lower, &diff, manifest.start);
         Ok(diff)
@@ -402,8 +402,8 @@ impl WorkspaceProvider for Workspaces {
         let (hand, taken) = oneshot::channel();
         tokio::task::spawn_blocking(move || {
             // Whoever asked may have gone away meanwhile: then it is nobody's.
-            if let Err(Ok(workspace)) = hand.send(this.acquired(request)) {
-                let _ = this.released(&workspace.id);
+            if let Err(Ok(workspace)) = hand.send(this.acquire_now(request)) {
+                let _ = this.release_now(&workspace.id);
             }
         });
         taken.await.unwrap_or_else(|gone| Err(cut_off(gone)))
@@ -411,7 +411,7 @@ impl WorkspaceProvider for Workspaces {
 
     async fn release(&self, id: &WorkspaceId) -> Result<()> {
         let (this, id) = (self.clone(), id.clone());
-        let done = tokio::task::spawn_blocking(move || this.released(&id)).await;
+        let done = tokio::task::spawn_blocking(move || this.release_now(&id)).await;
         done.unwrap_or_else(|gone| Err(cut_off(gone)))
     }
 }
@@ -425,7 +425,7 @@ impl Workspaces {
         &self.0.store.0
     }
 
-    pub(crate) fn store(&self) -> &Store {
+    pub(crate) fn store(&self) -> &WorkspaceStore {
         &self.0.store
     }
 
@@ -433,7 +433,7 @@ impl Workspaces {
         &self.0.owned
     }
 
-    pub(crate) fn peek(&self, id: &WorkspaceId) -> Entry {
+    pub(crate) fn peek(&self, id: &WorkspaceId) -> StoreEntry {
         self.0.store.peek(id)
     }
 

@@ -31,7 +31,7 @@ impl Apart {
             kept = rustix::process::set_child_subreaper(Some(own)).is_ok();
         })?;
         // Gone already where its end was asked to go unnoticed.
-        let _ = sys::reap(true);
+        let _ = sys::reap_child(true);
         Ok((!kept).then(Self::own))
     }
 
@@ -46,7 +46,7 @@ impl Apart {
     }
 
     /// In the new process: becomes the same user again, and gives up what it got with the namespace.
-    pub fn settle(self) -> rustix::io::Result<()> {
+    pub fn restore_user(self) -> rustix::io::Result<()> {
         let Self { uid, gid } = self;
         // Its own maps can be written only by who may look into it; nobody is there yet who would.
         set_dumpable_behavior(DumpableBehavior::Dumpable)?;

@@ -11,11 +11,11 @@ use crate::protocol::{FromAgent, Stream};
 pub struct Channel {
     pub taps: [Tap; 2],
     pub feed: Feed,
-    pub work: Work,
+    pub work: ChannelWork,
 }
 
 /// What a channel is for.
-pub enum Work {
+pub enum ChannelWork {
     Run(Run),
     Job(Job),
     Watch(Watch),
@@ -32,18 +32,18 @@ impl Channel {
     /// The process the agent started for it and has not reaped.
     pub fn child(&self) -> Option<i32> {
         match &self.work {
-            Work::Run(run) => run.keeper,
-            Work::Job(job) => job.worker,
-            Work::Watch(_) => None,
+            ChannelWork::Run(run) => run.keeper,
+            ChannelWork::Job(job) => job.worker,
+            ChannelWork::Watch(_) => None,
         }
     }
 
     /// Whether the writer of its output has ended, so that only what is already there is waited for.
     pub fn is_draining(&self) -> bool {
         match &self.work {
-            Work::Run(run) => run.is_draining(),
-            Work::Job(job) => job.worker.is_none(),
-            Work::Watch(_) => false,
+            ChannelWork::Run(run) => run.is_draining(),
+            ChannelWork::Job(job) => job.worker.is_none(),
+            ChannelWork::Watch(_) => false,
         }
     }
 
@@ -53,7 +53,7 @@ impl Channel {
     }
 
     /// Passes on the last output and then tells the end. Returns whether the channel is over.
-    pub fn settle(&mut self, number: u32, link: &mut Link) -> bool {
+    pub fn try_finish(&mut self, number: u32, link: &mut Link) -> bool {
         if self.is_draining() {
             self.taps
                 .iter_mut()
@@ -61,22 +61,22 @@ impl Channel {
                 .for_each(|tap| tap.pump(number, link, true));
         }
         match &mut self.work {
-            Work::Run(run) => run.settle(number, link, &self.taps),
-            Work::Job(job) => job.settle(number, link, self.taps.iter().all(Tap::is_done)),
-            Work::Watch(watch) => watch.is_over(),
+            ChannelWork::Run(run) => run.try_finish(number, link, &self.taps),
+            ChannelWork::Job(job) => job.try_finish(number, link, self.taps.iter().all(Tap::is_done)),
+            ChannelWork::Watch(watch) => watch.is_over(),
         }
     }
 
     /// Ends whatever it is.
     pub fn kill(&mut self, number: u32, link: &mut Link) {
         match &mut self.work {
-            Work::Run(run) => run.killing = run.keeper.is_some(),
-            Work::Job(job) => {
+            ChannelWork::Run(run) => run.killing = run.keeper.is_some(),
+            ChannelWork::Job(job) => {
                 job.cancel();
                 self.taps.iter_mut().for_each(Tap::close);
                 self.feed.close();
             }
-            Work::Watch(watch) => {
+            ChannelWork::Watch(watch) => {
                 watch.end();
                 link.send(&FromAgent::Ended(number));
             }
@@ -85,13 +85,13 @@ impl Channel {
 
     /// Nobody wants what a program writes. What a request yields is its answer, and is sent.
     pub fn hush(&mut self) {
-        if matches!(self.work, Work::Run(_)) {
+        if matches!(self.work, ChannelWork::Run(_)) {
             self.taps.iter_mut().for_each(Tap::hush);
         }
     }
 
     /// Writes waiting input and gives credit back.
-    pub fn feed(&mut self, number: u32, link: &mut Link) {
+    pub fn feed_program(&mut self, number: u32, link: &mut Link) {
         if let Some(amount) = self.feed.pump() {
             link.send(&FromAgent::StdinCredit(number, amount));
         }

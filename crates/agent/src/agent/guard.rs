@@ -37,7 +37,7 @@ const NAMESPACE_FLAGS: u32 = (libc::CLONE_NEWNS
 
 /// What happens to a call that is looked at.
 #[derive(Clone, Copy)]
-enum Rule {
+enum SyscallRule {
     Refuse(i32),
     /// Refused if any of these bits is set in that argument.
     Without(u32, u32),
@@ -45,9 +45,9 @@ enum Rule {
     Opens(u32),
 }
 
-use Rule::{Opens, Refuse, Without};
+use SyscallRule::{Opens, Refuse, Without};
 
-const SYSCALL_RULES: &[(c_long, Rule)] = &[
+const SYSCALL_RULES: &[(c_long, SyscallRule)] = &[
     (libc::SYS_openat2, Refuse(libc::ENOSYS)),
     (libc::SYS_io_setup, Refuse(libc::ENOSYS)),
     (libc::SYS_clone3, Refuse(libc::ENOSYS)),
@@ -63,7 +63,7 @@ const SYSCALL_RULES: &[(c_long, Rule)] = &[
 
 /// The older names that only this architecture has.
 #[cfg(target_arch = "x86_64")]
-const ARCH_SYSCALL_RULES: &[(c_long, Rule)] = &[
+const ARCH_SYSCALL_RULES: &[(c_long, SyscallRule)] = &[
     (libc::SYS_chmod, Without(1, SET_ID)),
     (libc::SYS_mknod, Without(1, SET_ID)),
     (libc::SYS_creat, Without(1, SET_ID)),
@@ -71,7 +71,7 @@ const ARCH_SYSCALL_RULES: &[(c_long, Rule)] = &[
 ];
 
 #[cfg(not(target_arch = "x86_64"))]
-const ARCH_SYSCALL_RULES: &[(c_long, Rule)] = &[];
+const ARCH_SYSCALL_RULES: &[(c_long, SyscallRule)] = &[];
 
 /// The filter, made once: nothing can be allocated between the fork and the program.
 pub struct Guard(Vec<sock_filter>);
@@ -79,7 +79,7 @@ pub struct Guard(Vec<sock_filter>);
 impl Guard {
     /// The filter, where this process has given up gaining privileges: elsewhere there are no walls.
     pub fn where_walls_are() -> Option<Self> {
-        rustix::thread::no_new_privs().ok().filter(|given_up| *given_up).map(|_| Self(program()))
+        rustix::thread::no_new_privs().ok().filter(|given_up| *given_up).map(|_| Self(build_filter()))
     }
 
     /// As the kernel wants it.
@@ -88,62 +88,62 @@ impl Guard {
     }
 }
 
-fn program() -> Vec<sock_filter> {
+fn build_filter() -> Vec<sock_filter> {
     let mut program = vec![
-        load(ARCH_OFFSET),
-        test(OP_JEQ, AUDIT_ARCH, 1, 0),
-        give(libc::SECCOMP_RET_KILL_PROCESS),
-        load(NR_OFFSET),
-        test(OP_JGE, FOREIGN_ABI, 0, 1),
-        give(libc::SECCOMP_RET_KILL_PROCESS),
+        load_word(ARCH_OFFSET),
+        jump_if(OP_JEQ, AUDIT_ARCH, 1, 0),
+        return_action(libc::SECCOMP_RET_KILL_PROCESS),
+        load_word(NR_OFFSET),
+        jump_if(OP_JGE, FOREIGN_ABI, 0, 1),
+        return_action(libc::SECCOMP_RET_KILL_PROCESS),
     ];
     for (call, rule) in SYSCALL_RULES.iter().chain(ARCH_SYSCALL_RULES) {
         let code = compile_rule(*rule);
-        program.push(test(OP_JEQ, *call as u32, 0, code.len() as u8));
+        program.push(jump_if(OP_JEQ, *call as u32, 0, code.len() as u8));
         program.extend(code);
     }
-    program.push(allow());
+    program.push(return_allow());
     program
 }
 
-fn compile_rule(rule: Rule) -> Vec<sock_filter> {
+fn compile_rule(rule: SyscallRule) -> Vec<sock_filter> {
     match rule {
-        Refuse(errno) => vec![refuse(errno)],
+        Refuse(errno) => vec![return_errno(errno)],
         Without(index, bits) => {
-            vec![load(argument(index)), test(OP_JSET, bits, 1, 0), allow(), refuse(libc::EPERM)]
+            vec![load_word(argument_offset(index)), jump_if(OP_JSET, bits, 1, 0), return_allow(), return_errno(libc::EPERM)]
         }
         Opens(flags) => vec![
-            load(argument(flags)),
-            test(OP_JSET, CREATE_FLAGS, 0, 2),
-            load(argument(flags + 1)),
-            test(OP_JSET, SET_ID, 1, 0),
-            allow(),
-            refuse(libc::EPERM),
+            load_word(argument_offset(flags)),
+            jump_if(OP_JSET, CREATE_FLAGS, 0, 2),
+            load_word(argument_offset(flags + 1)),
+            jump_if(OP_JSET, SET_ID, 1, 0),
+            return_allow(),
+            return_errno(libc::EPERM),
         ],
     }
 }
 
 /// Where the lower half of an argument lies; the kernel looks at no more of those that are checked here.
-fn argument(index: u32) -> u32 {
+fn argument_offset(index: u32) -> u32 {
     16 + 8 * index + if cfg!(target_endian = "big") { 4 } else { 0 }
 }
 
-fn load(offset: u32) -> sock_filter {
+fn load_word(offset: u32) -> sock_filter {
     sock_filter { code: OP_LD, jt: 0, jf: 0, k: offset }
 }
 
-fn test(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
+fn jump_if(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
     sock_filter { code, jt, jf, k }
 }
 
-fn give(answer: u32) -> sock_filter {
+fn return_action(answer: u32) -> sock_filter {
     sock_filter { code: OP_RET, jt: 0, jf: 0, k: answer }
 }
 
-fn allow() -> sock_filter {
-    give(libc::SECCOMP_RET_ALLOW)
+fn return_allow() -> sock_filter {
+    return_action(libc::SECCOMP_RET_ALLOW)
 }
 
-fn refuse(errno: i32) -> sock_filter {
-    give(libc::SECCOMP_RET_ERRNO | (errno as u32 & libc::SECCOMP_RET_DATA))
+fn return_errno(errno: i32) -> sock_filter {
+    return_action(libc::SECCOMP_RET_ERRNO | (errno as u32 & libc::SECCOMP_RET_DATA))
 }

@@ -8,10 +8,10 @@ use std::os::fd::OwnedFd;
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::Agent;
-use super::channel::{Channel, Work};
-use super::files::{self, Failure, Streams};
+use super::channel::{Channel, ChannelWork};
+use super::files::{self, OperationFailure, WorkerStreams};
 use super::link::Link;
-use super::run::{output_pipe, unblock};
+use super::run::{output_pipe, set_nonblocking};
 use super::streams::{Feed, Tap};
 use super::sys::{self, Fork};
 use crate::protocol::{FileRequest, FromAgent, HEADER_BYTES, MAX_FRAME, Stream};
@@ -28,7 +28,7 @@ pub struct Job {
 impl Job {
     pub fn cancel(&self) {
         if let Some(worker) = self.worker {
-            sys::signal(worker, libc::SIGKILL);
+            sys::send_signal(worker, libc::SIGKILL);
         }
     }
 
@@ -38,7 +38,7 @@ impl Job {
     }
 
     /// Tells the result once the worker is gone and its output passed on.
-    pub fn settle(&mut self, number: u32, link: &mut Link, drained: bool) -> bool {
+    pub fn try_finish(&mut self, number: u32, link: &mut Link, drained: bool) -> bool {
         let over = self.worker.is_none() && drained;
         if over {
             let frame = read_all(&self.report);
@@ -73,8 +73,8 @@ impl Agent {
                 self.channels.insert(number, channel);
             }
             Err(error) => {
-                let failure = Failure::io(files::path_of(request), &error);
-                self.link.send(&failure.message(number));
+                let failure = OperationFailure::from_io(files::path_of(request), &error);
+                self.link.send(&failure.to_message(number));
             }
         }
     }
@@ -82,20 +82,20 @@ impl Agent {
     fn fork_worker(&self, number: u32, request: &FileRequest<'_>) -> io::Result<Channel> {
         let (out, output) = output_pipe()?;
         let (input, feed) = pipe_with(PipeFlags::CLOEXEC)?;
-        unblock(&feed)?;
+        set_nonblocking(&feed)?;
         let (report, reports) = pipe_with(PipeFlags::CLOEXEC)?;
-        unblock(&report)?;
+        set_nonblocking(&report)?;
         let worker = match sys::fork()? {
-            Fork::Child => self.work(number, request, output, input, &reports),
+            Fork::Child => self.run_worker(number, request, output, input, &reports),
             Fork::Parent(pid) => pid,
         };
         let taps = [Tap::new(Stream::Stdout, Some(out)), Tap::new(Stream::Stderr, None)];
         let job = Job { worker: Some(worker), report, status: 0 };
-        Ok(Channel { taps, feed: Feed::new(Some(feed), false), work: Work::Job(job) })
+        Ok(Channel { taps, feed: Feed::new(Some(feed), false), work: ChannelWork::Job(job) })
     }
 
     /// The worker's whole life.
-    fn work(
+    fn run_worker(
         &self,
         number: u32,
         request: &FileRequest<'_>,
@@ -104,13 +104,13 @@ impl Agent {
         report: &OwnedFd,
     ) -> ! {
         let roots = self.roots.fds();
-        sys::close_all_but(&mut sys::raw(&[&output, &input, report, roots[0], roots[1]]));
-        let streams = Streams { output: File::from(output), input: File::from(input) };
-        let code = match files::work(&self.roots, request, streams) {
+        sys::close_all_but(&mut sys::raw_fds(&[&output, &input, report, roots[0], roots[1]]));
+        let streams = WorkerStreams { output: File::from(output), input: File::from(input) };
+        let code = match files::run_request(&self.roots, request, streams) {
             Ok(()) => 0,
             Err(failure) => {
                 let mut frame = Vec::new();
-                if failure.message(number).encode(&mut frame).is_ok() {
+                if failure.to_message(number).encode(&mut frame).is_ok() {
                     // If the agent is gone, nobody needs to know.
                     let _ = rustix::io::write(report, &frame);
                 }

@@ -9,16 +9,16 @@ use std::os::fd::OwnedFd;
 use rustix::io::{Errno, write};
 use rustix::process::{Pid, Signal};
 
-use super::program::{Image, Stdio, Step, Surroundings};
+use super::program::{ProgramImage, Stdio, StartStep, Surroundings};
 use super::sys;
 
 /// What a keeper says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Report {
+pub enum KeeperReport {
     /// The program runs.
     Started(i32),
     /// It never will: the step that failed, and the error number.
-    Failed(Step, i32),
+    Failed(StartStep, i32),
     /// It ended: wait status, processor time in µs, peak memory in KiB.
     Exited(i32, u64, u64),
 }
@@ -26,7 +26,7 @@ pub enum Report {
 /// The size of every report, so that it is written and read whole.
 pub const REPORT_BYTES: usize = 24;
 
-impl Report {
+impl KeeperReport {
     pub fn encode(self) -> [u8; REPORT_BYTES] {
         let (kind, step, number, cpu, peak) = match self {
             Self::Started(pid) => (1, 0, pid, 0, 0),
@@ -47,7 +47,7 @@ impl Report {
         let number = i32::from_le_bytes(*bytes[4..].first_chunk()?);
         match bytes[0] {
             1 => Some(Self::Started(number)),
-            2 => Some(Self::Failed(*Step::ALL.get(usize::from(bytes[1]))?, number)),
+            2 => Some(Self::Failed(*StartStep::ALL.get(usize::from(bytes[1]))?, number)),
             3 => Some(Self::Exited(number, long(8)?, long(16)?)),
             _ => None,
         }
@@ -56,7 +56,7 @@ impl Report {
 
 /// What the keeper of one program was given.
 pub struct Keeper<'a> {
-    pub image: &'a Image,
+    pub image: &'a ProgramImage,
     pub stdio: Stdio,
     pub surroundings: &'a Surroundings,
     /// Where it reports.
@@ -69,9 +69,9 @@ impl Keeper<'_> {
     /// Runs in a process of its own, until nobody is left to keep.
     pub fn run(self) -> ! {
         let code = match self.settle_in() {
-            Ok(()) => self.keep(),
+            Ok(()) => self.keep_program(),
             Err(error) => {
-                send_report(&self.report, Report::Failed(Step::Fork, error.raw_os_error()));
+                send_report(&self.report, KeeperReport::Failed(StartStep::Fork, error.raw_os_error()));
                 0
             }
         };
@@ -80,47 +80,47 @@ impl Keeper<'_> {
 
     fn settle_in(&self) -> rustix::io::Result<()> {
         let [stdin, stdout, stderr] = &self.stdio.0;
-        sys::close_all_but(&mut sys::raw(&[stdin, stdout, stderr, &self.report]));
+        sys::close_all_but(&mut sys::raw_fds(&[stdin, stdout, stderr, &self.report]));
         match self.surroundings.apart {
             // With the agent, which is the first process of all, everybody ends.
-            Some(apart) => return apart.settle(),
+            Some(apart) => return apart.restore_user(),
             None => rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?,
         }
         die_with(self.agent)?;
         if let Some(scope) = self.surroundings.scope {
             let own = scope.enter(Some(self.agent))?;
-            own.obey(self.agent)
+            own.obey_agent(self.agent)
                 .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         }
         Ok(())
     }
 
-    fn keep(self) -> i32 {
-        let report = match self.start() {
+    fn keep_program(self) -> i32 {
+        let report = match self.start_program() {
             Ok((pid, report)) => {
-                send_report(&report, Report::Started(pid));
+                send_report(&report, KeeperReport::Started(pid));
                 reap_children(pid, &report);
                 report
             }
             Err((report, step, errno)) => {
-                send_report(&report, Report::Failed(step, errno));
+                send_report(&report, KeeperReport::Failed(step, errno));
                 report
             }
         };
         // Whatever was started is gone by now, except after a failed start: its process too.
-        while sys::reap(true).is_ok() {}
+        while sys::reap_child(true).is_ok() {}
         drop(report);
         0
     }
 
     /// Starts the program. When this returns it runs or failed to. Gives up the program's own streams,
     /// so that their end is seen when the program's side closes.
-    fn start(self) -> Result<(i32, OwnedFd), (OwnedFd, Step, i32)> {
+    fn start_program(self) -> Result<(i32, OwnedFd), (OwnedFd, StartStep, i32)> {
         let keeper = rustix::process::getpid();
         let mut failure = None;
         let forked = sys::fork_and_wait(&mut || {
             let orphan = die_with(keeper).err();
-            let orphan = orphan.map(|errno| (Step::Fork, errno.raw_os_error()));
+            let orphan = orphan.map(|errno| (StartStep::Fork, errno.raw_os_error()));
             failure = Some(
                 orphan.unwrap_or_else(|| self.image.become_it(&self.stdio, self.surroundings)),
             );
@@ -129,7 +129,7 @@ impl Keeper<'_> {
             (Ok(pid), None) => Ok((pid, self.report)),
             (Ok(_), Some((step, errno))) => Err((self.report, step, errno)),
             (Err(error), _) => {
-                Err((self.report, Step::Fork, error.raw_os_error().unwrap_or(libc::EIO)))
+                Err((self.report, StartStep::Fork, error.raw_os_error().unwrap_or(libc::EIO)))
             }
         }
     }
@@ -143,17 +143,17 @@ fn die_with(parent: Pid) -> rustix::io::Result<()> {
 
 /// Reaps everybody, and reports the program's end as soon as it comes.
 fn reap_children(program: i32, report: &OwnedFd) {
-    while let Ok(reaped) = sys::reap(true) {
+    while let Ok(reaped) = sys::reap_child(true) {
         if let Some((pid, status)) = reaped
             && pid == program
         {
             let (cpu, peak) = sys::usage_of_children();
-            send_report(report, Report::Exited(status, cpu, peak));
+            send_report(report, KeeperReport::Exited(status, cpu, peak));
         }
     }
 }
 
 /// One write: shorter than what a pipe takes whole. If the agent is gone, nobody needs to know.
-fn send_report(to: &OwnedFd, report: Report) {
+fn send_report(to: &OwnedFd, report: KeeperReport) {
     let _ = write(to, &report.encode());
 }

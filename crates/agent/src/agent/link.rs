@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::{Errno, write};
 
-use super::run::unblock;
+use super::run::set_nonblocking;
 use super::sys;
 
 use crate::protocol::{DecodeError, FromAgent, MAX_DATA, MAX_FRAME, Stream, TooLong, put_output};
@@ -19,14 +19,14 @@ const READ_CHUNK_BYTES: usize = 64 * 1024;
 
 /// Why the agent ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stop {
+pub enum LinkStop {
     /// The pipe closed.
     Closed,
     /// The other side broke the protocol.
     Broken,
 }
 
-impl From<DecodeError> for Stop {
+impl From<DecodeError> for LinkStop {
     fn from(_: DecodeError) -> Self {
         Self::Broken
     }
@@ -53,7 +53,7 @@ impl Link {
 
     /// The one that takes its place. What was under way is nobody's.
     pub fn renewed(socket: OwnedFd) -> io::Result<Self> {
-        unblock(&socket)?;
+        set_nonblocking(&socket)?;
         Ok(Self::new(socket.try_clone()?, socket, true))
     }
 
@@ -82,7 +82,7 @@ impl Link {
     }
 
     /// Passes on what can be read, at most `most` bytes. Returns how many; 0 is the end.
-    pub fn forward(
+    pub fn forward_output(
         &mut self,
         channel: u32,
         stream: Stream,
@@ -94,7 +94,7 @@ impl Link {
     }
 
     /// Throws away what can be read. Returns how many bytes; 0 is the end.
-    pub fn discard(&mut self, from: &OwnedFd) -> Result<usize, Errno> {
+    pub fn discard_output(&mut self, from: &OwnedFd) -> Result<usize, Errno> {
         let end = self.outbox.len();
         let got = sys::read_more(from, &mut self.outbox, MAX_DATA);
         self.outbox.truncate(end);
@@ -102,17 +102,17 @@ impl Link {
     }
 
     /// Reads once. Returns the socket that is to take this one's place, if that is what came.
-    pub fn fill(&mut self) -> Result<Option<OwnedFd>, Stop> {
+    pub fn fill_input(&mut self) -> Result<Option<OwnedFd>, LinkStop> {
         let read = match self.is_one {
             true => sys::receive_more(&self.input, &mut self.inbox, READ_CHUNK_BYTES),
             false => sys::read_more(&self.input, &mut self.inbox, READ_CHUNK_BYTES)
                 .map(|count| (count, None)),
         };
         match read {
-            Ok((0, None)) => Err(Stop::Closed),
+            Ok((0, None)) => Err(LinkStop::Closed),
             Ok((_, socket)) => Ok(socket),
             Err(Errno::AGAIN | Errno::INTR) => Ok(None),
-            Err(_) => Err(Stop::Closed),
+            Err(_) => Err(LinkStop::Closed),
         }
     }
 
@@ -133,13 +133,13 @@ impl Link {
     }
 
     /// Sends as much as the pipe takes.
-    pub fn flush(&mut self) -> Result<(), Stop> {
+    pub fn flush(&mut self) -> Result<(), LinkStop> {
         while self.is_waiting() {
             match write(&self.output, &self.outbox[self.sent..]) {
                 Ok(count) => self.sent += count,
                 Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::INTR) => {}
-                Err(_) => return Err(Stop::Closed),
+                Err(_) => return Err(LinkStop::Closed),
             }
         }
         self.outbox.clear();

@@ -33,7 +33,7 @@ use std::time::Instant;
 
 use channel::Channel;
 use files::Roots;
-use link::{Link, Stop};
+use link::{Link, LinkStop};
 use program::Surroundings;
 use scope::Scope;
 
@@ -59,32 +59,32 @@ struct Agent {
 /// Runs the agent until its pipe closes. Exit codes: 0 the pipe closed, 64 bad arguments or
 /// surroundings, 70 the other side broke the protocol.
 pub fn main(args: impl Iterator<Item = String>) -> ExitCode {
-    let Ok(mut agent) = start::prepare(args) else {
+    let Ok(mut agent) = start::prepare_agent(args) else {
         return ExitCode::from(64);
     };
-    let stop = agent.serve();
+    let stop = agent.serve_messages();
     // A pid namespace ends with its first process, and a warden ends everybody with its agent.
     if !sys::is_init() && agent.scope.is_none() {
         tree::end_all_descendants(&agent.children);
     }
     match stop {
-        Stop::Closed => ExitCode::SUCCESS,
-        Stop::Broken => ExitCode::from(70),
+        LinkStop::Closed => ExitCode::SUCCESS,
+        LinkStop::Broken => ExitCode::from(70),
     }
 }
 
 impl Agent {
-    fn serve(&mut self) -> Stop {
+    fn serve_messages(&mut self) -> LinkStop {
         loop {
-            if let Err(stop) = self.turn() {
+            if let Err(stop) = self.run_once() {
                 return stop;
             }
         }
     }
 
     /// Waits for something to happen and deals with all of it.
-    fn turn(&mut self) -> Result<(), Stop> {
-        for source in self.wait()? {
+    fn run_once(&mut self) -> Result<(), LinkStop> {
+        for source in self.wait_for_sources()? {
             self.serve_source(source)?;
             if self.renewed {
                 break;
@@ -93,8 +93,8 @@ impl Agent {
         self.handle_inbox()?;
         // Nothing is said of any program to a side that has not said which it knows.
         if !self.renewed {
-            self.hunt();
-            self.settle();
+            self.kill_wanted_runs();
+            self.report_ended_channels();
         }
         self.link.flush()
     }

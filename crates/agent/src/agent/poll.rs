@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::channel::Work;
-use super::link::Stop;
-use super::run::Phase;
+use super::channel::ChannelWork;
+use super::link::LinkStop;
+use super::run::ProgramPhase;
 use super::{Agent, sys, tree};
 
 /// Interval between searches for processes that are being killed.
@@ -17,7 +17,7 @@ const KILL_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Something that can happen.
 #[derive(Debug, Clone, Copy)]
-pub enum Source {
+pub enum PollSource {
     /// A message arrived.
     Input,
     /// The pipe takes more.
@@ -36,54 +36,54 @@ pub enum Source {
 
 impl Agent {
     /// Waits until something happens.
-    pub fn wait(&self) -> Result<Vec<Source>, Stop> {
-        let waits = self.waits();
+    pub fn wait_for_sources(&self) -> Result<Vec<PollSource>, LinkStop> {
+        let waits = self.list_poll_fds();
         let mut fds: Vec<_> = waits.iter().map(|(_, fd, flags)| PollFd::new(*fd, *flags)).collect();
-        match poll(&mut fds, self.patience().as_ref()) {
+        match poll(&mut fds, self.poll_timeout().as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(_) => return Err(Stop::Closed),
+            Err(_) => return Err(LinkStop::Closed),
         }
         let ready = waits.iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty());
         Ok(ready.map(|((source, ..), _)| *source).collect())
     }
 
-    fn waits(&self) -> Vec<(Source, &OwnedFd, PollFlags)> {
+    fn list_poll_fds(&self) -> Vec<(PollSource, &OwnedFd, PollFlags)> {
         let mut waits = Vec::new();
         if self.link.wants_input() {
-            waits.push((Source::Input, &self.link.input, PollFlags::IN));
+            waits.push((PollSource::Input, &self.link.input, PollFlags::IN));
         }
         if self.link.is_waiting() {
-            waits.push((Source::Output, &self.link.output, PollFlags::OUT));
+            waits.push((PollSource::Output, &self.link.output, PollFlags::OUT));
         }
         if self.renewed {
             return waits;
         }
-        waits.push((Source::Children, &self.children, PollFlags::IN));
+        waits.push((PollSource::Children, &self.children, PollFlags::IN));
         for (number, channel) in &self.channels {
             for (at, tap) in channel.taps.iter().enumerate() {
                 if let Some(fd) = tap.fd().filter(|_| tap.is_ready(&self.link)) {
-                    waits.push((Source::Tap(*number, at), fd, PollFlags::IN));
+                    waits.push((PollSource::Tap(*number, at), fd, PollFlags::IN));
                 }
             }
             if let Some(fd) = channel.feed.waiting_fd() {
-                waits.push((Source::Feed(*number), fd, PollFlags::OUT));
+                waits.push((PollSource::Feed(*number), fd, PollFlags::OUT));
             }
             match &channel.work {
-                Work::Run(run) if run.phase == Phase::Live && run.keeper.is_some() => {
-                    waits.push((Source::Report(*number), &run.report, PollFlags::IN));
+                ChannelWork::Run(run) if run.phase == ProgramPhase::Live && run.keeper.is_some() => {
+                    waits.push((PollSource::Report(*number), &run.report, PollFlags::IN));
                 }
-                Work::Watch(watch) => {
+                ChannelWork::Watch(watch) => {
                     let fd = watch.waiting_fd(&self.link);
-                    waits.extend(fd.map(|fd| (Source::Watch(*number), fd, PollFlags::IN)));
+                    waits.extend(fd.map(|fd| (PollSource::Watch(*number), fd, PollFlags::IN)));
                 }
-                Work::Run(_) | Work::Job(_) => {}
+                ChannelWork::Run(_) | ChannelWork::Job(_) => {}
             }
         }
         waits
     }
 
     /// How long to wait at most; nothing: for ever.
-    fn patience(&self) -> Option<Timespec> {
+    fn poll_timeout(&self) -> Option<Timespec> {
         if self.renewed {
             return None;
         }
@@ -95,34 +95,34 @@ impl Agent {
     }
 
     /// Deals with one thing that happened.
-    pub fn serve_source(&mut self, source: Source) -> Result<(), Stop> {
+    pub fn serve_source(&mut self, source: PollSource) -> Result<(), LinkStop> {
         match source {
-            Source::Input => {
-                if let Some(socket) = self.link.fill()? {
-                    return self.renew(socket);
+            PollSource::Input => {
+                if let Some(socket) = self.link.fill_input()? {
+                    return self.renew_link(socket);
                 }
             }
             // Every turn ends by sending.
-            Source::Output => {}
-            Source::Children => return self.reap(),
-            Source::Report(number) => {
-                if let Some(Work::Run(run)) = self.channels.get_mut(&number).map(|it| &mut it.work)
+            PollSource::Output => {}
+            PollSource::Children => return self.reap_children(),
+            PollSource::Report(number) => {
+                if let Some(ChannelWork::Run(run)) = self.channels.get_mut(&number).map(|it| &mut it.work)
                 {
-                    run.hear(number, &mut self.link);
+                    run.read_reports(number, &mut self.link);
                 }
             }
-            Source::Tap(number, at) => {
+            PollSource::Tap(number, at) => {
                 if let Some(channel) = self.channels.get_mut(&number) {
                     channel.taps[at].pump(number, &mut self.link, false);
                 }
             }
-            Source::Feed(number) => {
+            PollSource::Feed(number) => {
                 if let Some(channel) = self.channels.get_mut(&number) {
-                    channel.feed(number, &mut self.link);
+                    channel.feed_program(number, &mut self.link);
                 }
             }
-            Source::Watch(number) => {
-                if let Some(Work::Watch(watch)) =
+            PollSource::Watch(number) => {
+                if let Some(ChannelWork::Watch(watch)) =
                     self.channels.get_mut(&number).map(|it| &mut it.work)
                 {
                     watch.pump(number, &mut self.link);
@@ -132,32 +132,32 @@ impl Agent {
         Ok(())
     }
 
-    fn reap(&mut self) -> Result<(), Stop> {
+    fn reap_children(&mut self) -> Result<(), LinkStop> {
         while let Ok(1..) = rustix::io::read(&self.children, &mut [0; 1024]) {}
-        while let Ok(Some((pid, status))) = sys::reap(false) {
+        while let Ok(Some((pid, status))) = sys::reap_child(false) {
             self.child_ended(pid, status)?;
         }
         Ok(())
     }
 
-    fn child_ended(&mut self, pid: i32, status: i32) -> Result<(), Stop> {
+    fn child_ended(&mut self, pid: i32, status: i32) -> Result<(), LinkStop> {
         // Anybody else is an orphan that fell to the agent; reaping it was all there is to do.
         let found = self.channels.iter_mut().find(|(_, channel)| channel.child() == Some(pid));
         let Some((number, channel)) = found else { return Ok(()) };
         let number = *number;
         match &mut channel.work {
-            Work::Run(run) => {
+            ChannelWork::Run(run) => {
                 let lost = run.keeper_ended(number, &mut self.link, status);
                 if lost && self.scope.is_some() {
                     // Nobody can tell any more whose its program's processes are: everybody goes.
-                    return Err(Stop::Closed);
+                    return Err(LinkStop::Closed);
                 }
                 if lost {
                     self.end_strays();
                 }
             }
-            Work::Job(job) => job.worker_ended(status),
-            Work::Watch(_) => {}
+            ChannelWork::Job(job) => job.worker_ended(status),
+            ChannelWork::Watch(_) => {}
         }
         Ok(())
     }
@@ -170,8 +170,8 @@ impl Agent {
     }
 
     /// Kills what is to be killed, again and again until its keeper has ended.
-    pub fn hunt(&mut self) {
-        let wanted = |work: &Work| matches!(work, Work::Run(run) if run.killing);
+    pub fn kill_wanted_runs(&mut self) {
+        let wanted = |work: &ChannelWork| matches!(work, ChannelWork::Run(run) if run.killing);
         if !self.channels.values().any(|channel| wanted(&channel.work)) {
             self.next_hunt = None;
             return;
@@ -180,18 +180,18 @@ impl Agent {
             return;
         }
         for channel in self.channels.values() {
-            if let Work::Run(run) = &channel.work
+            if let ChannelWork::Run(run) = &channel.work
                 && run.killing
             {
-                run.hunt();
+                run.kill_tree();
             }
         }
         self.next_hunt = Some(Instant::now() + KILL_POLL_INTERVAL);
     }
 
     /// Tells the ends that can be told and forgets the channels that are over.
-    pub fn settle(&mut self) {
+    pub fn report_ended_channels(&mut self) {
         let link = &mut self.link;
-        self.channels.retain(|number, channel| !channel.settle(*number, link));
+        self.channels.retain(|number, channel| !channel.try_finish(*number, link));
     }
 }

@@ -1,6 +1,6 @@
 //! A program made ready before the fork, and its way from the fork to `exec`.
 //!
-//! Everything that allocates or can be refused happens before the fork, in [`Image::new`].
+//! Everything that allocates or can be refused happens before the fork, in [`ProgramImage::new`].
 
 use std::ffi::CString;
 use std::io;
@@ -32,7 +32,7 @@ pub struct Surroundings {
 }
 
 /// A program made ready.
-pub struct Image {
+pub struct ProgramImage {
     /// The paths to try, in order.
     paths: Vec<CString>,
     argv: Vec<CString>,
@@ -48,7 +48,7 @@ pub struct Stdio(pub [OwnedFd; 3]);
 
 /// The step at which a program failed to start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum StartStep {
     Fork,
     Session,
     Directory,
@@ -58,7 +58,7 @@ pub enum Step {
     Interpreter,
 }
 
-impl Step {
+impl StartStep {
     pub const ALL: [Self; 7] = [
         Self::Fork,
         Self::Session,
@@ -70,7 +70,7 @@ impl Step {
     ];
 
     /// What a failure of this step means to the caller (C-10).
-    pub fn kind(self, errno: i32) -> StartKind {
+    pub fn failure_kind(self, errno: i32) -> StartKind {
         match self {
             Self::Fork | Self::Session | Self::Limits => StartKind::NoResources,
             Self::Directory => StartKind::BadDirectory,
@@ -80,7 +80,7 @@ impl Step {
     }
 
     /// The sentence that says so.
-    pub fn sentence(self, program: &str, dir: &str, errno: i32) -> String {
+    pub fn describe_failure(self, program: &str, dir: &str, errno: i32) -> String {
         let error = io::Error::from_raw_os_error(errno);
         match self {
             Self::Fork => format!("no process for `{program}` could be made: {error}"),
@@ -106,15 +106,15 @@ fn exec_kind(errno: i32) -> StartKind {
     }
 }
 
-impl Image {
+impl ProgramImage {
     /// Nothing without a program name, or with a text no program can be given.
     pub fn new(spawn: &Spawn<'_>) -> Option<Self> {
         let program = *spawn.argv.first().filter(|name| !name.is_empty())?;
         let pair = |(name, value): &(&str, &str)| format!("{name}={value}");
         Some(Self {
-            paths: strings(candidates(program, &spawn.env))?,
-            argv: strings(spawn.argv.iter().copied())?,
-            env: strings(spawn.env.iter().map(pair))?,
+            paths: to_c_strings(list_candidates(program, &spawn.env))?,
+            argv: to_c_strings(spawn.argv.iter().copied())?,
+            env: to_c_strings(spawn.env.iter().map(pair))?,
             dir: CString::new(if spawn.dir.is_empty() { "." } else { spawn.dir }).ok()?,
             user: spawn.user,
             limits: spawn.limits.clone(),
@@ -123,37 +123,37 @@ impl Image {
     }
 
     /// Becomes the program, in a process made for it. Returns only with the step that failed.
-    pub fn become_it(&self, stdio: &Stdio, surroundings: &Surroundings) -> (Step, i32) {
-        let (step, error) = match self.prepare(stdio, surroundings) {
-            Ok(()) => self.exec(),
+    pub fn become_it(&self, stdio: &Stdio, surroundings: &Surroundings) -> (StartStep, i32) {
+        let (step, error) = match self.prepare_process(stdio, surroundings) {
+            Ok(()) => self.exec_program(),
             Err(failed) => failed,
         };
         (step, error.raw_os_error().unwrap_or(libc::EIO))
     }
 
-    fn prepare(&self, stdio: &Stdio, around: &Surroundings) -> Result<(), (Step, io::Error)> {
+    fn prepare_process(&self, stdio: &Stdio, around: &Surroundings) -> Result<(), (StartStep, io::Error)> {
         let at = |step| move |error: io::Error| (step, error);
         let or = |step| move |error: rustix::io::Errno| (step, error.into());
-        rustix::process::setsid().map_err(or(Step::Session))?;
+        rustix::process::setsid().map_err(or(StartStep::Session))?;
         if self.terminal {
-            rustix::process::ioctl_tiocsctty(&stdio.0[0]).map_err(or(Step::Session))?;
+            rustix::process::ioctl_tiocsctty(&stdio.0[0]).map_err(or(StartStep::Session))?;
         }
-        sys::set_stdio(stdio.0.each_ref().map(AsRawFd::as_raw_fd)).map_err(at(Step::Session))?;
+        sys::set_stdio(stdio.0.each_ref().map(AsRawFd::as_raw_fd)).map_err(at(StartStep::Session))?;
         sys::close_on_exec_above_stdio();
-        rustix::process::chdir(&around.root).map_err(or(Step::Directory))?;
-        rustix::process::chdir(&self.dir).map_err(or(Step::Directory))?;
-        self.set_limits(around).map_err(or(Step::Limits))?;
+        rustix::process::chdir(&around.root).map_err(or(StartStep::Directory))?;
+        rustix::process::chdir(&self.dir).map_err(or(StartStep::Directory))?;
+        self.set_limits(around).map_err(or(StartStep::Limits))?;
         if let Some((uid, gid)) = self.user.filter(|(uid, gid)| !sys::is_user(*uid, *gid)) {
-            sys::become_user(uid, gid).map_err(at(Step::User))?;
+            sys::become_user(uid, gid).map_err(at(StartStep::User))?;
         }
         if let Some(scope) = around.scope {
             // Below its keeper's, so that it cannot end that.
-            scope.enter(rustix::process::getppid()).map_err(or(Step::Session))?;
+            scope.enter(rustix::process::getppid()).map_err(or(StartStep::Session))?;
         }
         sys::signals_for_program();
         if let Some(guard) = &around.guard {
             // Last: it is for the program alone.
-            sys::seccomp_filter(guard.filter()).map_err(at(Step::Limits))?;
+            sys::seccomp_filter(guard.filter()).map_err(at(StartStep::Limits))?;
         }
         Ok(())
     }
@@ -162,16 +162,16 @@ impl Image {
         setrlimit(Resource::Nofile, surroundings.open_files)?;
         for (limit, value) in &self.limits {
             let both = Rlimit { current: Some(*value), maximum: Some(*value) };
-            setrlimit(resource(*limit), both)?;
+            setrlimit(to_resource(*limit), both)?;
         }
         Ok(())
     }
 
     /// Tries each path as a shell does: one that is not there gives way to the next, one that may
     /// not be executed is remembered.
-    fn exec(&self) -> (Step, io::Error) {
-        let (argv, env) = (Pointers::to(&self.argv), Pointers::to(&self.env));
-        let mut result = (Step::Exec, io::Error::from_raw_os_error(libc::ENOENT));
+    fn exec_program(&self) -> (StartStep, io::Error) {
+        let (argv, env) = (Pointers::from_strings(&self.argv), Pointers::from_strings(&self.env));
+        let mut result = (StartStep::Exec, io::Error::from_raw_os_error(libc::ENOENT));
         for path in &self.paths {
             // Looking takes less than trying, by far on kernels such as gVisor's.
             if self.paths.len() > 1 && is_missing(path) {
@@ -180,17 +180,17 @@ impl Image {
             let error = sys::exec(path, &argv, &env);
             match error.raw_os_error() {
                 // The kernel says the same for a missing interpreter as for a missing file.
-                Some(libc::ENOENT) if is_there(path) => return (Step::Interpreter, error),
+                Some(libc::ENOENT) if is_there(path) => return (StartStep::Interpreter, error),
                 Some(libc::ENOENT | libc::ENOTDIR) => {}
-                Some(libc::EACCES) => result = (Step::Exec, error),
-                _ => return (Step::Exec, error),
+                Some(libc::EACCES) => result = (StartStep::Exec, error),
+                _ => return (StartStep::Exec, error),
             }
         }
         result
     }
 }
 
-fn strings<T: Into<Vec<u8>>>(texts: impl IntoIterator<Item = T>) -> Option<Vec<CString>> {
+fn to_c_strings<T: Into<Vec<u8>>>(texts: impl IntoIterator<Item = T>) -> Option<Vec<CString>> {
     texts.into_iter().map(|text| CString::new(text).ok()).collect()
 }
 
@@ -205,7 +205,7 @@ fn is_missing(path: &CString) -> bool {
     matches!(found, Err(Errno::NOENT | Errno::NOTDIR))
 }
 
-fn candidates(program: &str, env: &[(&str, &str)]) -> Vec<String> {
+fn list_candidates(program: &str, env: &[(&str, &str)]) -> Vec<String> {
     if program.contains('/') {
         return vec![program.to_owned()];
     }
@@ -216,7 +216,7 @@ fn candidates(program: &str, env: &[(&str, &str)]) -> Vec<String> {
     dirs.map(|dir| format!("{dir}/{program}")).collect()
 }
 
-fn resource(limit: Limit) -> Resource {
+fn to_resource(limit: Limit) -> Resource {
     match limit {
         Limit::CpuSeconds => Resource::Cpu,
         Limit::OpenFiles => Resource::Nofile,

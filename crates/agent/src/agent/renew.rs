@@ -5,27 +5,27 @@
 use std::os::fd::OwnedFd;
 
 use super::Agent;
-use super::channel::{Channel, Work};
-use super::link::{Link, Stop};
-use super::run::Phase;
+use super::channel::{Channel, ChannelWork};
+use super::link::{Link, LinkStop};
+use super::run::ProgramPhase;
 use super::streams::Tap;
 use crate::protocol::{End, FromAgent, Hello, MAX_FRAME, PROTOCOL_VERSION};
 
 impl Agent {
     /// Goes on by this socket. Nothing is sent of any program before it is known which are wanted.
-    pub fn renew(&mut self, socket: OwnedFd) -> Result<(), Stop> {
-        self.link = Link::renewed(socket).map_err(|_| Stop::Closed)?;
+    pub fn renew_link(&mut self, socket: OwnedFd) -> Result<(), LinkStop> {
+        self.link = Link::renewed(socket).map_err(|_| LinkStop::Closed)?;
         (self.greeted, self.renewed) = (false, true);
         self.channels.retain(|_, channel| channel.outlives_its_owner());
-        self.channels.values_mut().flat_map(|channel| &mut channel.taps).for_each(Tap::hold);
+        self.channels.values_mut().flat_map(|channel| &mut channel.taps).for_each(Tap::hold_output);
         self.greet_first();
         Ok(())
     }
 
     /// These are wanted, and numbers up to `last` were used.
-    pub fn keep(&mut self, last: u32, kept: &[u32]) -> Result<(), Stop> {
+    pub fn keep_channels(&mut self, last: u32, kept: &[u32]) -> Result<(), LinkStop> {
         if !std::mem::take(&mut self.renewed) {
-            return Err(Stop::Broken);
+            return Err(LinkStop::Broken);
         }
         self.highest = self.highest.max(last);
         for (number, channel) in &mut self.channels {
@@ -34,7 +34,7 @@ impl Agent {
                 let credit = channel.feed.start_over();
                 self.link.send(&FromAgent::StdinCredit(*number, credit));
             } else {
-                channel.taps.iter_mut().for_each(Tap::mute);
+                channel.taps.iter_mut().for_each(Tap::mute_output);
                 self.link.keep_from(*number);
             }
         }
@@ -47,8 +47,8 @@ impl Agent {
     /// An end that was told to whoever was there before is told to nobody twice: it is lost.
     fn tell_again(&mut self, number: u32) {
         let phase = match self.channels.get(&number).map(|channel| &channel.work) {
-            Some(Work::Run(run)) => Some(run.phase),
-            Some(Work::Job(_) | Work::Watch(_)) | None => None,
+            Some(ChannelWork::Run(run)) => Some(run.phase),
+            Some(ChannelWork::Job(_) | ChannelWork::Watch(_)) | None => None,
         };
         let lost = FromAgent::Exited {
             channel: number,
@@ -58,8 +58,8 @@ impl Agent {
             unsent: [0; 2],
         };
         match phase {
-            Some(Phase::Live | Phase::Ended(..)) => {}
-            Some(Phase::Told | Phase::Failed) => self.link.send(&lost),
+            Some(ProgramPhase::Live | ProgramPhase::Ended(..)) => {}
+            Some(ProgramPhase::Told | ProgramPhase::Failed) => self.link.send(&lost),
             None => {
                 self.link.send(&lost);
                 self.link.send(&FromAgent::Ended(number));
@@ -78,12 +78,12 @@ impl Channel {
     /// Whether it goes on without who asked for it. A request is ended: its answer is nobody's.
     fn outlives_its_owner(&self) -> bool {
         match &self.work {
-            Work::Run(_) => true,
-            Work::Job(job) => {
+            ChannelWork::Run(_) => true,
+            ChannelWork::Job(job) => {
                 job.cancel();
                 false
             }
-            Work::Watch(_) => false,
+            ChannelWork::Watch(_) => false,
         }
     }
 }

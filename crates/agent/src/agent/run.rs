@@ -7,11 +7,11 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 
 use super::apart::Apart;
-use super::channel::{Channel, Work};
-use super::keeper::{Keeper, REPORT_BYTES, Report};
+use super::channel::{Channel, ChannelWork};
+use super::keeper::{Keeper, REPORT_BYTES, KeeperReport};
 use super::link::Link;
-use super::program::{Image, Stdio};
-use super::start::null;
+use super::program::{ProgramImage, Stdio};
+use super::start::open_null;
 use super::streams::{Feed, Tap};
 use super::sys::{self, Fork};
 use super::{Agent, terminal, tree};
@@ -31,7 +31,7 @@ pub struct Run {
     /// Whether the keeper itself signals those it keeps.
     scoped: bool,
     pub report: OwnedFd,
-    pub phase: Phase,
+    pub phase: ProgramPhase,
     terminal: Option<OwnedFd>,
     program: String,
     dir: String,
@@ -39,7 +39,7 @@ pub struct Run {
 
 /// How far it has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
+pub enum ProgramPhase {
     /// It starts or runs.
     Live,
     /// It ended; output may still be on its way.
@@ -59,37 +59,37 @@ struct Ours {
 
 impl Run {
     pub fn is_draining(&self) -> bool {
-        matches!(self.phase, Phase::Ended(..))
+        matches!(self.phase, ProgramPhase::Ended(..))
     }
 
     /// Tells the end once all output was passed on. Returns whether nothing is left to do.
-    pub fn settle(&mut self, number: u32, link: &mut Link, taps: &[Tap; 2]) -> bool {
-        if let Phase::Ended(end, cpu_us, peak_kib) = self.phase
+    pub fn try_finish(&mut self, number: u32, link: &mut Link, taps: &[Tap; 2]) -> bool {
+        if let ProgramPhase::Ended(end, cpu_us, peak_kib) = self.phase
             && taps.iter().all(Tap::is_done)
         {
             let unsent = taps.each_ref().map(Tap::unsent);
             link.send(&FromAgent::Exited { channel: number, end, cpu_us, peak_kib, unsent });
-            self.phase = Phase::Told;
+            self.phase = ProgramPhase::Told;
         }
-        matches!(self.phase, Phase::Told | Phase::Failed) && self.keeper.is_none()
+        matches!(self.phase, ProgramPhase::Told | ProgramPhase::Failed) && self.keeper.is_none()
     }
 
     /// Deals with what the keeper said since the last time.
-    pub fn hear(&mut self, number: u32, link: &mut Link) {
+    pub fn read_reports(&mut self, number: u32, link: &mut Link) {
         let mut bytes = [0; REPORT_BYTES];
         while let Ok(REPORT_BYTES) = rustix::io::read(&self.report, &mut bytes) {
-            match Report::decode(&bytes) {
-                Some(Report::Started(pid)) => {
+            match KeeperReport::decode(&bytes) {
+                Some(KeeperReport::Started(pid)) => {
                     link.send(&FromAgent::Started(number, pid.unsigned_abs()));
                 }
-                Some(Report::Failed(step, errno)) => {
-                    let sentence = step.sentence(&self.program, &self.dir, errno);
-                    let kind = step.kind(errno);
+                Some(KeeperReport::Failed(step, errno)) => {
+                    let sentence = step.describe_failure(&self.program, &self.dir, errno);
+                    let kind = step.failure_kind(errno);
                     link.send(&FromAgent::StartFailed(number, kind, errno, &sentence));
-                    self.phase = Phase::Failed;
+                    self.phase = ProgramPhase::Failed;
                 }
-                Some(Report::Exited(status, cpu, peak)) => {
-                    self.phase = Phase::Ended(end(status), cpu, peak);
+                Some(KeeperReport::Exited(status, cpu, peak)) => {
+                    self.phase = ProgramPhase::Ended(decode_wait_status(status), cpu, peak);
                 }
                 None => {}
             }
@@ -98,16 +98,16 @@ impl Run {
 
     /// The keeper is gone, which is told. Returns whether it was killed before its time.
     pub fn keeper_ended(&mut self, number: u32, link: &mut Link, status: i32) -> bool {
-        self.hear(number, link);
+        self.read_reports(number, link);
         self.keeper = None;
         self.killing = false;
-        if self.phase == Phase::Live {
-            self.phase = Phase::Ended(End::Lost, 0, 0);
+        if self.phase == ProgramPhase::Live {
+            self.phase = ProgramPhase::Ended(End::Lost, 0, 0);
         }
-        let lost = end(status) != End::Code(0);
-        if lost && self.phase != Phase::Failed {
+        let lost = decode_wait_status(status) != End::Code(0);
+        if lost && self.phase != ProgramPhase::Failed {
             link.send(&FromAgent::KeeperLost(number));
-        } else if self.phase != Phase::Failed {
+        } else if self.phase != ProgramPhase::Failed {
             link.send(&FromAgent::Ended(number));
         }
         lost
@@ -116,34 +116,34 @@ impl Run {
     pub fn resize(&self, size: Size) {
         if let Some(terminal) = &self.terminal {
             // The only failure is a terminal that is gone, which needs no size.
-            let _ = terminal::resize(terminal, size);
+            let _ = terminal::resize_terminal(terminal, size);
         }
     }
 
     /// Sends a signal to the program and its descendants.
-    pub fn signal(&self, number: u8) {
+    pub fn signal_tree(&self, number: u8) {
         match self.keeper {
-            Some(keeper) if self.scoped => sys::request(keeper, number.into()),
+            Some(keeper) if self.scoped => sys::request_signal(keeper, number.into()),
             Some(keeper) => tree::signal_descendants(keeper, number.into()),
             None => {}
         }
     }
 
     /// Ends all of its processes that can be found now.
-    pub fn hunt(&self) {
+    pub fn kill_tree(&self) {
         match self.keeper {
-            Some(keeper) if self.scoped => sys::request(keeper, libc::SIGKILL),
+            Some(keeper) if self.scoped => sys::request_signal(keeper, libc::SIGKILL),
             Some(keeper) => {
                 tree::kill_descendants(keeper);
                 // A keeper that was stopped from inside could not reap.
-                sys::signal(keeper, libc::SIGCONT);
+                sys::send_signal(keeper, libc::SIGCONT);
             }
             None => {}
         }
     }
 }
 
-fn end(status: i32) -> End {
+fn decode_wait_status(status: i32) -> End {
     if libc::WIFSIGNALED(status) {
         End::Signal(libc::WTERMSIG(status))
     } else {
@@ -154,30 +154,30 @@ fn end(status: i32) -> End {
 impl Agent {
     /// Starts a program, or says why not.
     pub fn spawn(&mut self, number: u32, spawn: &Spawn<'_>) {
-        let Some(image) = Image::new(spawn) else {
+        let Some(image) = ProgramImage::new(spawn) else {
             let sentence = "the command names no program";
-            return self.refuse(number, StartKind::NotFound, libc::EINVAL, sentence);
+            return self.refuse_start(number, StartKind::NotFound, libc::EINVAL, sentence);
         };
-        match self.start(spawn, &image) {
+        match self.start_keeper(spawn, &image) {
             Ok(channel) => {
                 self.channels.insert(number, channel);
             }
             Err(error) => {
                 let errno = error.raw_os_error().unwrap_or(libc::EIO);
                 let sentence = format!("there is no room for another process: {error}");
-                self.refuse(number, StartKind::NoResources, errno, &sentence);
+                self.refuse_start(number, StartKind::NoResources, errno, &sentence);
             }
         }
     }
 
-    pub fn refuse(&mut self, number: u32, kind: StartKind, errno: i32, sentence: &str) {
+    pub fn refuse_start(&mut self, number: u32, kind: StartKind, errno: i32, sentence: &str) {
         self.link.send(&FromAgent::StartFailed(number, kind, errno, sentence));
     }
 
-    fn start(&self, spawn: &Spawn<'_>, image: &Image) -> io::Result<Channel> {
+    fn start_keeper(&self, spawn: &Spawn<'_>, image: &ProgramImage) -> io::Result<Channel> {
         let (stdio, ours) = open_streams(spawn)?;
         let (report, reports) = pipe_with(PipeFlags::CLOEXEC)?;
-        unblock(&report)?;
+        set_nonblocking(&report)?;
         let agent = rustix::process::getpid();
         let surroundings = &self.surroundings;
         let forked = surroundings.apart.map_or_else(sys::fork, Apart::fork)?;
@@ -197,17 +197,17 @@ impl Agent {
             killing: false,
             scoped: self.scope.is_some(),
             report,
-            phase: Phase::Live,
+            phase: ProgramPhase::Live,
             terminal: ours.terminal,
-            program: quoted(program),
-            dir: quoted(spawn.dir),
+            program: quote_text(program),
+            dir: quote_text(spawn.dir),
         };
         let taps = [Tap::new(Stream::Stdout, stdout), Tap::new(Stream::Stderr, stderr)];
-        Ok(Channel { taps, feed, work: Work::Run(run) })
+        Ok(Channel { taps, feed, work: ChannelWork::Run(run) })
     }
 }
 
-fn quoted(text: &str) -> String {
+fn quote_text(text: &str) -> String {
     text[..text.floor_char_boundary(MAX_QUOTED_BYTES)].to_owned()
 }
 
@@ -217,10 +217,10 @@ fn open_streams(spawn: &Spawn<'_>) -> io::Result<(Stdio, Ours)> {
     }
     let (stdin, input) = if spawn.stdin {
         let (theirs, ours) = pipe_with(PipeFlags::CLOEXEC)?;
-        unblock(&ours)?;
+        set_nonblocking(&ours)?;
         (theirs, Some(ours))
     } else {
-        (null().or_else(|_| pipe_with(PipeFlags::CLOEXEC).map(|(read, _)| read))?, None)
+        (open_null().or_else(|_| pipe_with(PipeFlags::CLOEXEC).map(|(read, _)| read))?, None)
     };
     let (out, stdout) = output_pipe()?;
     let (err, stderr) = output_pipe()?;
@@ -229,8 +229,8 @@ fn open_streams(spawn: &Spawn<'_>) -> io::Result<(Stdio, Ours)> {
 }
 
 fn open_terminal(size: Size) -> io::Result<(Stdio, Ours)> {
-    let (ours, theirs) = terminal::open(size)?;
-    unblock(&ours)?;
+    let (ours, theirs) = terminal::open_terminal(size)?;
+    set_nonblocking(&ours)?;
     let stdio = Stdio([theirs.try_clone()?, theirs.try_clone()?, theirs]);
     let input = Some(ours.try_clone()?);
     let terminal = Some(ours.try_clone()?);
@@ -240,13 +240,13 @@ fn open_terminal(size: Size) -> io::Result<(Stdio, Ours)> {
 /// The agent's end and the program's.
 pub fn output_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
-    unblock(&ours)?;
+    set_nonblocking(&ours)?;
     // The user's share of pipe memory may be used up; the usual size works as well.
     let _ = fcntl_setpipe_size(&ours, PIPE_SIZE);
     Ok((ours, theirs))
 }
 
 /// Makes reading or writing return rather than wait. Not seen by the other end.
-pub fn unblock(fd: &OwnedFd) -> io::Result<()> {
+pub fn set_nonblocking(fd: &OwnedFd) -> io::Result<()> {
     Ok(fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)?)
 }

@@ -38,7 +38,7 @@ pub struct Entered(());
 
 impl Entered {
     /// From now on, signals everybody in reach when the agent asks.
-    pub fn obey(self, agent: Pid) -> std::io::Result<()> {
-        sys::obey(agent.as_raw_nonzero().get())
+    pub fn obey_agent(self, agent: Pid) -> std::io::Result<()> {
+        sys::obey_agent(agent.as_raw_nonzero().get())
     }
 }

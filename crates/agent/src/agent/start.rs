@@ -23,7 +23,7 @@ const SCOPED_ARGUMENT: &str = "--scoped";
 const APART_ARGUMENT: &str = "--apart";
 
 /// Makes everything ready and says hello.
-pub fn prepare(mut args: impl Iterator<Item = String>) -> io::Result<Agent> {
+pub fn prepare_agent(mut args: impl Iterator<Item = String>) -> io::Result<Agent> {
     let mut first = args.next();
     let (scoped, apart) =
         (first.as_deref() == Some(SCOPED_ARGUMENT), first.as_deref() == Some(APART_ARGUMENT));
@@ -87,9 +87,9 @@ fn open_pipe(text: &str) -> io::Result<(OwnedFd, OwnedFd)> {
     let number = |text: &str| text.parse::<RawFd>().map_err(|_| io::ErrorKind::InvalidInput);
     let (input, output) = (number(input)?, number(output)?);
     let pipe = (adopt_pipe_fd(input)?, adopt_pipe_fd(output)?);
-    release(input)?;
+    close_inherited(input)?;
     if output != input {
-        release(output)?;
+        close_inherited(output)?;
     }
     fill_stdio()?;
     Ok(pipe)
@@ -97,7 +97,7 @@ fn open_pipe(text: &str) -> io::Result<(OwnedFd, OwnedFd)> {
 
 /// A copy above the standard descriptors that neither blocks nor survives `exec`.
 fn adopt_pipe_fd(number: RawFd) -> io::Result<OwnedFd> {
-    let inherited = sys::adopt(number)?;
+    let inherited = sys::adopt_fd(number)?;
     let copy = rustix::io::fcntl_dupfd_cloexec(&inherited, 3);
     // Not dropped here: both directions may share the number.
     std::mem::forget(inherited);
@@ -106,15 +106,15 @@ fn adopt_pipe_fd(number: RawFd) -> io::Result<OwnedFd> {
     Ok(copy)
 }
 
-fn release(number: RawFd) -> io::Result<()> {
-    sys::adopt(number).map(drop)
+fn close_inherited(number: RawFd) -> io::Result<()> {
+    sys::adopt_fd(number).map(drop)
 }
 
 /// Makes sure that 0, 1 and 2 are taken: a pipe that got one of those numbers would be overwritten
 /// on its way to a program.
 fn fill_stdio() -> io::Result<()> {
     loop {
-        let fd = null().or_else(|_| rustix::pipe::pipe().map(|(read, _)| read))?;
+        let fd = open_null().or_else(|_| rustix::pipe::pipe().map(|(read, _)| read))?;
         if fd.as_raw_fd() > 2 {
             return Ok(());
         }
@@ -123,7 +123,7 @@ fn fill_stdio() -> io::Result<()> {
 }
 
 /// The file that is always empty.
-pub fn null() -> rustix::io::Result<OwnedFd> {
+pub fn open_null() -> rustix::io::Result<OwnedFd> {
     rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
 

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::{Errno, write};
 
-use super::link::{Link, Stop};
+use super::link::{Link, LinkStop};
 use crate::protocol::{MIN_CHARGE, Stream, WINDOW_BYTES, charge};
 
 /// What a terminal's line discipline takes for the end of input.
@@ -65,7 +65,7 @@ impl Tap {
     }
 
     /// Another side has come: nothing is read until it is known whether that wants it.
-    pub fn hold(&mut self) {
+    pub fn hold_output(&mut self) {
         self.held = true;
     }
 
@@ -75,7 +75,7 @@ impl Tap {
     }
 
     /// It does not.
-    pub fn mute(&mut self) {
+    pub fn mute_output(&mut self) {
         (self.held, self.muted) = (false, true);
     }
 
@@ -90,12 +90,12 @@ impl Tap {
     }
 
     /// More credit than was ever given out breaks the protocol.
-    pub fn grant(&mut self, amount: u32) -> Result<(), Stop> {
+    pub fn grant_credit(&mut self, amount: u32) -> Result<(), LinkStop> {
         self.credit = self
             .credit
             .checked_add(amount)
             .filter(|sum| *sum <= WINDOW_BYTES)
-            .ok_or(Stop::Broken)?;
+            .ok_or(LinkStop::Broken)?;
         Ok(())
     }
 
@@ -111,12 +111,12 @@ impl Tap {
                 rustix::io::ioctl_fionread(fd).ok().map(|there| there + TERMINAL_SLACK_BYTES);
         }
         let got = if self.muted || self.hushed {
-            link.discard(fd)
+            link.discard_output(fd)
         } else {
-            link.forward(channel, self.stream, fd, self.credit as usize)
+            link.forward_output(channel, self.stream, fd, self.credit as usize)
         };
         match got {
-            Ok(count) if count > 0 => self.spend(count),
+            Ok(count) if count > 0 => self.spend_credit(count),
             Err(Errno::AGAIN) if !last => {}
             Err(Errno::AGAIN) => self.muted = true,
             Err(Errno::INTR) => {}
@@ -125,7 +125,7 @@ impl Tap {
         }
     }
 
-    fn spend(&mut self, count: usize) {
+    fn spend_credit(&mut self, count: usize) {
         if self.muted {
             return;
         }
@@ -168,11 +168,11 @@ impl Feed {
     }
 
     /// Takes input that arrived.
-    pub fn push(&mut self, data: &[u8]) -> Result<(), Stop> {
-        let length = u32::try_from(data.len()).map_err(|_| Stop::Broken)?;
-        self.credit = self.credit.checked_sub(length).ok_or(Stop::Broken)?;
+    pub fn push(&mut self, data: &[u8]) -> Result<(), LinkStop> {
+        let length = u32::try_from(data.len()).map_err(|_| LinkStop::Broken)?;
+        self.credit = self.credit.checked_sub(length).ok_or(LinkStop::Broken)?;
         if self.ending {
-            return Err(Stop::Broken);
+            return Err(LinkStop::Broken);
         }
         self.queue.extend(data);
         Ok(())
@@ -190,7 +190,7 @@ impl Feed {
     pub fn pump(&mut self) -> Option<u32> {
         while let Some(fd) = self.fd.as_ref().filter(|_| !self.queue.is_empty()) {
             match write(fd, self.queue.as_slices().0) {
-                Ok(count) => self.consume(count),
+                Ok(count) => self.consume_queue(count),
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => {}
                 Err(_) => self.fd = None,
@@ -198,21 +198,21 @@ impl Feed {
         }
         if self.fd.is_none() {
             // Nobody reads it: swallowed, so that the writer is not held back for ever.
-            self.consume(self.queue.len());
+            self.consume_queue(self.queue.len());
         }
         // A terminal stays: it is also where the output comes from.
         if self.ending && self.queue.is_empty() && !self.terminal {
             self.fd = None;
         }
-        (self.owed >= WINDOW_BYTES / 4 && !self.ending).then(|| self.settle())
+        (self.owed >= WINDOW_BYTES / 4 && !self.ending).then(|| self.grant_owed_credit())
     }
 
-    fn consume(&mut self, count: usize) {
+    fn consume_queue(&mut self, count: usize) {
         self.queue.drain(..count);
         self.owed += count as u32;
     }
 
-    fn settle(&mut self) -> u32 {
+    fn grant_owed_credit(&mut self) -> u32 {
         let owed = std::mem::take(&mut self.owed);
         self.credit += owed;
         owed

@@ -18,14 +18,14 @@ pub enum Fork {
     Parent(i32),
 }
 
-fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+fn check_result(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
 /// Splits the process in two.
 pub fn fork() -> io::Result<Fork> {
     // SAFETY: there is one thread, so the child's copy of every lock and of the heap is consistent.
-    match check(unsafe { libc::fork() })? {
+    match check_result(unsafe { libc::fork() })? {
         0 => Ok(Fork::Child),
         pid => Ok(Fork::Parent(pid)),
     }
@@ -75,7 +75,7 @@ pub fn fork_and_wait(mut body: &mut dyn FnMut()) -> io::Result<i32> {
     let body = (&raw mut body).cast();
     // SAFETY: the stack is aligned, and alive until the call returns, when the new process has left
     // it; there is one thread, and it is suspended, so nobody else uses the memory meanwhile.
-    check(unsafe { libc::clone(run, stack.as_mut_ptr_range().end.cast(), flags, body) })
+    check_result(unsafe { libc::clone(run, stack.as_mut_ptr_range().end.cast(), flags, body) })
 }
 
 /// Ends this process at once, without running what the parent registered for its own end.
@@ -90,9 +90,9 @@ pub fn is_init() -> bool {
 }
 
 /// Takes over an inherited descriptor by its number.
-pub fn adopt(number: RawFd) -> io::Result<OwnedFd> {
+pub fn adopt_fd(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: asks about the number only.
-    check(unsafe { libc::fcntl(number, libc::F_GETFD) })?;
+    check_result(unsafe { libc::fcntl(number, libc::F_GETFD) })?;
     // SAFETY: it is open, and the caller is told by whoever started us that it is ours.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
@@ -125,7 +125,7 @@ fn close_range(first: RawFd, last: RawFd, flags: libc::c_uint) {
 pub fn set_stdio(fds: [RawFd; 3]) -> io::Result<()> {
     for (target, fd) in (0..).zip(fds) {
         // SAFETY: the targets are the standard ones, which nothing owns.
-        check(unsafe { libc::dup2(fd, target) })?;
+        check_result(unsafe { libc::dup2(fd, target) })?;
     }
     Ok(())
 }
@@ -172,19 +172,19 @@ pub fn watch_children() -> io::Result<OwnedFd> {
     // SAFETY: the set is valid; the new descriptor is nobody else's.
     unsafe {
         libc::sigaddset(&mut set, libc::SIGCHLD);
-        check(libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut()))?;
-        let fd = check(libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?;
+        check_result(libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut()))?;
+        let fd = check_result(libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?;
         Ok(OwnedFd::from_raw_fd(fd))
     }
 }
 
 /// The next child that ended, with its wait status; nothing if none has. An error means that there
 /// are no children.
-pub fn reap(block: bool) -> io::Result<Option<(i32, i32)>> {
+pub fn reap_child(block: bool) -> io::Result<Option<(i32, i32)>> {
     let mut status = 0;
     let flags = if block { 0 } else { libc::WNOHANG };
     // SAFETY: the status outlives the call.
-    let pid = check(unsafe { libc::waitpid(-1, &mut status, flags) })?;
+    let pid = check_result(unsafe { libc::waitpid(-1, &mut status, flags) })?;
     Ok((pid != 0).then_some((pid, status)))
 }
 
@@ -201,7 +201,7 @@ pub fn usage_of_children() -> (u64, u64) {
 }
 
 /// Sends a signal. A process that is gone is no error: that is what one wants of most signals.
-pub fn signal(pid: i32, number: i32) {
+pub fn send_signal(pid: i32, number: i32) {
     if pid > 1 {
         // SAFETY: has no memory effects; never a group or everybody, as the check above ensures.
         unsafe { libc::kill(pid, number) };
@@ -211,11 +211,11 @@ pub fn signal(pid: i32, number: i32) {
 /// The signal by which the agent asks a keeper to signal everybody it keeps.
 const REQUEST_SIGNAL: libc::c_int = libc::SIGUSR1;
 
-/// Keeps requests waiting until [`obey`]; inherited by every keeper.
+/// Keeps requests waiting until [`obey_agent`]; inherited by every keeper.
 pub fn hold_requests() -> io::Result<()> {
     let mut set = no_signals();
     // SAFETY: the set is valid and outlives the call.
-    check(unsafe {
+    check_result(unsafe {
         libc::sigaddset(&mut set, REQUEST_SIGNAL);
         libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut())
     })?;
@@ -239,7 +239,7 @@ extern "C" fn on_request(_: libc::c_int, request: *mut libc::siginfo_t, _: *mut 
 }
 
 /// Signals everybody in reach whenever `agent` asks for it. Only [`super::scope::Entered`] may call it.
-pub fn obey(agent: i32) -> io::Result<()> {
+pub fn obey_agent(agent: i32) -> io::Result<()> {
     OBEYED_PID.store(agent, Ordering::Relaxed);
     // SAFETY: all zeroes are a valid action, which is then filled; the handler keeps to what may be
     // done in one; the set is valid.
@@ -247,16 +247,16 @@ pub fn obey(agent: i32) -> io::Result<()> {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_request as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
-        check(libc::sigaction(REQUEST_SIGNAL, &action, std::ptr::null_mut()))?;
+        check_result(libc::sigaction(REQUEST_SIGNAL, &action, std::ptr::null_mut()))?;
         let mut set = no_signals();
         libc::sigaddset(&mut set, REQUEST_SIGNAL);
-        check(libc::sigprocmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut()))?;
+        check_result(libc::sigprocmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut()))?;
     }
     Ok(())
 }
 
 /// Asks a keeper to send a signal to everybody it keeps. If it is gone, so are they.
-pub fn request(keeper: i32, number: i32) {
+pub fn request_signal(keeper: i32, number: i32) {
     let value = libc::sigval { sival_ptr: number as usize as *mut libc::c_void };
     // SAFETY: plain numbers; the value is not used as a pointer.
     unsafe { libc::sigqueue(keeper, REQUEST_SIGNAL, value) };
@@ -286,9 +286,9 @@ pub fn keep_signals() -> rustix::io::Result<()> {
 pub fn become_user(uid: u32, gid: u32) -> io::Result<()> {
     // SAFETY: plain numbers; the list of groups is empty.
     unsafe {
-        check(libc::setgroups(0, std::ptr::null()))?;
-        check(libc::setresgid(gid, gid, gid))?;
-        check(libc::setresuid(uid, uid, uid))?;
+        check_result(libc::setgroups(0, std::ptr::null()))?;
+        check_result(libc::setresgid(gid, gid, gid))?;
+        check_result(libc::setresuid(uid, uid, uid))?;
     }
     Ok(())
 }
@@ -304,7 +304,7 @@ pub struct Pointers(Vec<*const c_char>);
 
 impl Pointers {
     /// The strings must outlive the use of the list.
-    pub fn to(strings: &[std::ffi::CString]) -> Self {
+    pub fn from_strings(strings: &[std::ffi::CString]) -> Self {
         let pointers = strings.iter().map(|text| text.as_ptr());
         Self(pointers.chain(std::iter::once(std::ptr::null())).collect())
     }
@@ -353,6 +353,6 @@ pub fn receive_more(
 }
 
 /// Raw numbers of descriptors that are kept alive by the caller.
-pub fn raw(fds: &[&OwnedFd]) -> Vec<RawFd> {
+pub fn raw_fds(fds: &[&OwnedFd]) -> Vec<RawFd> {
     fds.iter().map(|fd| fd.as_raw_fd()).collect()
 }

@@ -10,7 +10,7 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use crate::protocol::Size;
 
 /// A terminal's two ends: the agent's and the program's.
-pub fn open(size: Size) -> Result<(OwnedFd, OwnedFd)> {
+pub fn open_terminal(size: Size) -> Result<(OwnedFd, OwnedFd)> {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let ours = openpt(flags)?;
     unlockpt(&ours)?;
@@ -20,7 +20,7 @@ pub fn open(size: Size) -> Result<(OwnedFd, OwnedFd)> {
         Err(Errno::NOTTY) => by_name(&ours)?,
         opened => opened?,
     };
-    resize(&ours, size)?;
+    resize_terminal(&ours, size)?;
     Ok((ours, theirs))
 }
 
@@ -30,7 +30,7 @@ fn by_name(ours: &OwnedFd) -> Result<OwnedFd> {
 }
 
 /// Changes its size; the program's side is told by a signal.
-pub fn resize(terminal: &OwnedFd, size: Size) -> Result<()> {
+pub fn resize_terminal(terminal: &OwnedFd, size: Size) -> Result<()> {
     let Size { rows, cols } = size;
     tcsetwinsize(terminal, Winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 })
 }

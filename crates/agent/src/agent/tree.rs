@@ -21,7 +21,7 @@ const KILL_ALL_TIMEOUT: Duration = Duration::from_secs(5);
 struct Census(BTreeMap<i32, Vec<i32>>);
 
 impl Census {
-    fn take() -> Self {
+    fn take_census() -> Self {
         let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
         for pid in fs::read_dir("/proc")
             .into_iter()
@@ -36,16 +36,16 @@ impl Census {
         Self(children)
     }
 
-    fn children(&self, of: i32) -> &[i32] {
+    fn list_children(&self, of: i32) -> &[i32] {
         self.0.get(&of).map_or(&[], Vec::as_slice)
     }
 
-    fn descendants(&self, of: i32) -> Vec<i32> {
+    fn list_descendants(&self, of: i32) -> Vec<i32> {
         // A set, because numbers reused while looking could make this a circle.
         let mut found = BTreeSet::new();
         let mut next = vec![of];
         while let Some(pid) = next.pop() {
-            next.extend(self.children(pid).iter().filter(|child| found.insert(**child)));
+            next.extend(self.list_children(pid).iter().filter(|child| found.insert(**child)));
         }
         found.into_iter().collect()
     }
@@ -64,37 +64,37 @@ fn parent_of(pid: i32) -> Option<i32> {
 
 /// Sends a signal to every descendant of a process.
 pub fn signal_descendants(of: i32, number: i32) {
-    for pid in Census::take().descendants(of) {
-        sys::signal(pid, number);
+    for pid in Census::take_census().list_descendants(of) {
+        sys::send_signal(pid, number);
     }
 }
 
 /// Stops, then kills every descendant of a process. Returns whether there were any.
 pub fn kill_descendants(of: i32) -> bool {
-    kill_processes(|census| census.descendants(of))
+    kill_processes(|census| census.list_descendants(of))
 }
 
 /// The same for the children of the agent that it did not start itself: what a killed keeper left.
 pub fn kill_strays(known: &BTreeSet<i32>) -> bool {
     let me = rustix::process::getpid().as_raw_nonzero().get();
     kill_processes(|census| {
-        let strays = census.children(me).iter().filter(|pid| !known.contains(pid));
-        strays.flat_map(|pid| [vec![*pid], census.descendants(*pid)].concat()).collect()
+        let strays = census.list_children(me).iter().filter(|pid| !known.contains(pid));
+        strays.flat_map(|pid| [vec![*pid], census.list_descendants(*pid)].concat()).collect()
     })
 }
 
 fn kill_processes(prey: impl Fn(&Census) -> Vec<i32>) -> bool {
     let mut stopped = BTreeSet::new();
     for _ in 0..MAX_CENSUS_ROUNDS {
-        let found = prey(&Census::take());
+        let found = prey(&Census::take_census());
         let new: Vec<_> = found.into_iter().filter(|pid| !stopped.contains(pid)).collect();
         if new.is_empty() {
             break;
         }
-        new.iter().for_each(|pid| sys::signal(*pid, libc::SIGSTOP));
+        new.iter().for_each(|pid| sys::send_signal(*pid, libc::SIGSTOP));
         stopped.extend(new);
     }
-    stopped.iter().for_each(|pid| sys::signal(*pid, libc::SIGKILL));
+    stopped.iter().for_each(|pid| sys::send_signal(*pid, libc::SIGKILL));
     !stopped.is_empty()
 }
 
@@ -105,7 +105,7 @@ pub fn end_all_descendants(children: &OwnedFd) {
     while Instant::now() < end {
         kill_descendants(me);
         loop {
-            match sys::reap(false) {
+            match sys::reap_child(false) {
                 Ok(Some(_)) => {}
                 Ok(None) => break,
                 Err(_) => return,

@@ -6,9 +6,9 @@ use std::os::fd::OwnedFd;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 
 use super::Agent;
-use super::channel::{Channel, Work};
-use super::files::Failure;
-use super::link::{Link, Stop};
+use super::channel::{Channel, ChannelWork};
+use super::files::OperationFailure;
+use super::link::{Link, LinkStop};
 use super::streams::{Feed, Tap};
 use crate::protocol::{FromAgent, Stream, WINDOW_BYTES, WatchEvent, WatchKind, charge};
 
@@ -37,12 +37,12 @@ impl Watch {
         self.fd = None;
     }
 
-    pub fn grant(&mut self, amount: u32) -> Result<(), Stop> {
+    pub fn grant_credit(&mut self, amount: u32) -> Result<(), LinkStop> {
         self.credit = self
             .credit
             .checked_add(amount)
             .filter(|sum| *sum <= WINDOW_BYTES)
-            .ok_or(Stop::Broken)?;
+            .ok_or(LinkStop::Broken)?;
         Ok(())
     }
 
@@ -55,7 +55,7 @@ impl Watch {
         let mut gone = false;
         while let Ok(event) = reader.next() {
             let name = event.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
-            if let Some(kind) = kind(event.events()) {
+            if let Some(kind) = to_watch_kind(event.events()) {
                 gone |= kind == WatchKind::Gone;
                 // A file name is far shorter than a frame.
                 let _ = WatchEvent { kind, name: &name }.record(&mut records);
@@ -75,7 +75,7 @@ impl Watch {
     }
 }
 
-fn kind(events: ReadFlags) -> Option<WatchKind> {
+fn to_watch_kind(events: ReadFlags) -> Option<WatchKind> {
     let any = |flags: ReadFlags| events.intersects(flags);
     if any(ReadFlags::QUEUE_OVERFLOW) {
         Some(WatchKind::Overflow)
@@ -100,17 +100,17 @@ impl Agent {
                 let watch = Watch { fd: Some(fd), credit: WINDOW_BYTES };
                 let taps = [Tap::new(Stream::Stdout, None), Tap::new(Stream::Stderr, None)];
                 let feed = Feed::new(None, false);
-                self.channels.insert(number, Channel { taps, feed, work: Work::Watch(watch) });
+                self.channels.insert(number, Channel { taps, feed, work: ChannelWork::Watch(watch) });
                 return self.link.send(&FromAgent::FileDone(number));
             }
             Err(failure) => failure,
         };
-        self.link.send(&message.message(number));
+        self.link.send(&message.to_message(number));
     }
 
-    fn open_watch(&self, path: &str) -> Result<OwnedFd, Failure> {
-        let dir = self.roots.dir(path)?;
-        let fail = |errno| Failure::new(path, errno);
+    fn open_watch(&self, path: &str) -> Result<OwnedFd, OperationFailure> {
+        let dir = self.roots.open_dir(path)?;
+        let fail = |errno| OperationFailure::new(path, errno);
         let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(fail)?;
         let flags = WatchFlags::CREATE
             | WatchFlags::DELETE

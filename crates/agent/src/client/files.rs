@@ -9,7 +9,7 @@ use stockade_core::{Entry, Error, ErrorCode, Files, Result, SandboxPath};
 
 use super::deadline::Deadline;
 use super::hub::{Hub, too_slow};
-use super::lane::{FileFailure, Finish, Kind};
+use super::lane::{FileFailure, Finish, LaneKind};
 use super::listing;
 use super::reader::code_of;
 use crate::protocol::{FileRequest, MAX_DATA, ToAgent};
@@ -19,7 +19,7 @@ pub const FILE_TIMEOUT: Duration = Duration::from_secs(120);
 pub const FILE_TRANSFER_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The deadline of one request.
-pub fn deadline() -> Deadline {
+pub fn request_deadline() -> Deadline {
     Deadline::after(FILE_TIMEOUT, FILE_TRANSFER_TIMEOUT)
 }
 
@@ -29,7 +29,7 @@ pub struct AgentFiles {
 }
 
 /// The public form of a failure.
-pub fn error(operation: &'static str, failure: FileFailure) -> Error {
+pub fn to_error(operation: &'static str, failure: FileFailure) -> Error {
     let FileFailure { kind, path, detail } = failure;
     let separator = if detail.starts_with(char::is_lowercase) { " " } else { ": " };
     Error::new(code_of(kind), operation, format!("`{path}`{separator}{detail}"))
@@ -38,8 +38,8 @@ pub fn error(operation: &'static str, failure: FileFailure) -> Error {
 /// What is left when the end is not a success.
 pub fn no_success(operation: &'static str, finish: Finish) -> Error {
     match finish {
-        Finish::Failed(failure) => error(operation, failure),
-        Finish::Closed(closed) => closed.error(operation),
+        Finish::Failed(failure) => to_error(operation, failure),
+        Finish::Closed(closed) => closed.to_error(operation),
         // The reader lets no answer through that does not fit its request.
         Finish::Exit(_) | Finish::Entry(_) | Finish::Data(_) | Finish::Done => {
             Error::new(ErrorCode::Protocol, operation, "the answer does not fit the request")
@@ -52,35 +52,35 @@ impl AgentFiles {
         Self { hub }
     }
 
-    async fn ask(
+    async fn send_request(
         &self,
         operation: &'static str,
-        kind: Kind,
+        kind: LaneKind,
         request: FileRequest<'_>,
         deadline: Deadline,
     ) -> Result<Finish> {
         let open = self.hub.open(operation, kind, |number| ToAgent::File(number, request));
-        let answer = async { Ok(open.await?.1.finish().await) };
+        let answer = async { Ok(open.await?.1.wait_for_finish().await) };
         deadline.within(answer).await.unwrap_or_else(|_| Err(too_slow(operation)))
     }
 
     /// A request that is answered by success alone.
-    async fn tell(&self, operation: &'static str, request: FileRequest<'_>) -> Result<()> {
-        self.tell_before(operation, request, deadline()).await
+    async fn run_request(&self, operation: &'static str, request: FileRequest<'_>) -> Result<()> {
+        self.run_request_before(operation, request, request_deadline()).await
     }
 
-    async fn tell_before(
+    async fn run_request_before(
         &self,
         operation: &'static str,
         request: FileRequest<'_>,
         deadline: Deadline,
     ) -> Result<()> {
-        let finish = self.ask(operation, Kind::Plain, request, deadline).await?;
+        let finish = self.send_request(operation, LaneKind::Plain, request, deadline).await?;
         if matches!(finish, Finish::Done) { Ok(()) } else { Err(no_success(operation, finish)) }
     }
 
     pub(super) async fn replace(&self, directory: &SandboxPath, with: &str) -> Result<()> {
-        self.tell("replace", FileRequest::Replace(directory.as_str(), with)).await
+        self.run_request("replace", FileRequest::Replace(directory.as_str(), with)).await
     }
 
     async fn read_piece(
@@ -91,7 +91,7 @@ impl AgentFiles {
         deadline: Deadline,
     ) -> Result<Bytes> {
         let request = FileRequest::Read(path, offset, most);
-        let finish = self.ask("read", Kind::Data(most), request, deadline).await?;
+        let finish = self.send_request("read", LaneKind::Data(most), request, deadline).await?;
         if let Finish::Data(data) = finish { Ok(data) } else { Err(no_success("read", finish)) }
     }
 }
@@ -100,16 +100,16 @@ impl AgentFiles {
 impl Files for AgentFiles {
     async fn stat(&self, path: &SandboxPath) -> Result<Entry> {
         let request = FileRequest::Stat(path.as_str());
-        let finish = self.ask("stat", Kind::Entry, request, deadline()).await?;
+        let finish = self.send_request("stat", LaneKind::Entry, request, request_deadline()).await?;
         if let Finish::Entry(entry) = finish { Ok(entry) } else { Err(no_success("stat", finish)) }
     }
 
     async fn list(&self, path: &SandboxPath) -> Result<Vec<Entry>> {
-        listing::list(&self.hub, path).await
+        listing::list_directory(&self.hub, path).await
     }
 
     async fn read(&self, path: &SandboxPath, offset: u64, most: u32) -> Result<Bytes> {
-        let (mut whole, mut deadline) = (BytesMut::new(), deadline());
+        let (mut whole, mut deadline) = (BytesMut::new(), request_deadline());
         loop {
             let wanted = (most - whole.len() as u32).min(MAX_DATA as u32);
             let start = offset.saturating_add(whole.len() as u64);
@@ -123,11 +123,11 @@ impl Files for AgentFiles {
     }
 
     async fn write(&self, path: &SandboxPath, mut data: Bytes, mut append: bool) -> Result<()> {
-        let mut deadline = deadline();
+        let mut deadline = request_deadline();
         loop {
             let piece = data.split_to(data.len().min(MAX_DATA));
             let request = FileRequest::Write(path.as_str(), append, &piece);
-            self.tell_before("write", request, deadline).await?;
+            self.run_request_before("write", request, deadline).await?;
             deadline.transferred(piece.len());
             append = true;
             if data.is_empty() {
@@ -137,18 +137,18 @@ impl Files for AgentFiles {
     }
 
     async fn set_mode(&self, path: &SandboxPath, mode: u32) -> Result<()> {
-        self.tell("set mode", FileRequest::SetMode(path.as_str(), mode)).await
+        self.run_request("set mode", FileRequest::SetMode(path.as_str(), mode)).await
     }
 
     async fn make_dir(&self, path: &SandboxPath) -> Result<()> {
-        self.tell("make directory", FileRequest::MakeDir(path.as_str())).await
+        self.run_request("make directory", FileRequest::MakeDir(path.as_str())).await
     }
 
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
-        self.tell("rename", FileRequest::Rename(from.as_str(), to.as_str())).await
+        self.run_request("rename", FileRequest::Rename(from.as_str(), to.as_str())).await
     }
 
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
-        self.tell("remove", FileRequest::Remove(path.as_str())).await
+        self.run_request("remove", FileRequest::Remove(path.as_str())).await
     }
 }

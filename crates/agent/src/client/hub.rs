@@ -10,8 +10,8 @@ use stockade_core::{Error, ErrorCode, Result};
 use tokio::io::AsyncWrite;
 use tokio::sync::Notify;
 
-use super::lane::{Kind, Lane};
-use super::outlet::{Outlet, Writer};
+use super::lane::{LaneKind, Lane};
+use super::outlet::{Outlet, PipeWriter};
 use crate::protocol::{Hello, MAX_CHANNELS, MAX_FRAME, PROTOCOL_VERSION, ToAgent};
 
 /// The high-water mark of the outbox: while more is waiting to be sent, data waits with its sender.
@@ -40,7 +40,7 @@ impl Closed {
         Self::new(ErrorCode::Protocol, format!("the agent broke the protocol: {what}"))
     }
 
-    pub fn error(&self, operation: &'static str) -> Error {
+    pub fn to_error(&self, operation: &'static str) -> Error {
         Error::new(self.code, operation, self.message.clone())
     }
 }
@@ -51,7 +51,7 @@ pub fn too_slow(operation: &'static str) -> Error {
         .remedy("destroy the sandbox if it stays so")
 }
 
-fn hello() -> ToAgent<'static> {
+fn hello_message() -> ToAgent<'static> {
     ToAgent::Hello(Hello { version: PROTOCOL_VERSION, max_frame: MAX_FRAME as u32 })
 }
 
@@ -89,18 +89,18 @@ impl Hub {
         }
     }
 
-    fn core(&self) -> MutexGuard<'_, Core> {
+    fn lock_core(&self) -> MutexGuard<'_, Core> {
         // Nothing below panics half-way through a change.
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until the check yields something.
-    async fn until<T>(&self, mut check: impl FnMut(&mut Core) -> Option<T>) -> T {
+    async fn wait_until<T>(&self, mut check: impl FnMut(&mut Core) -> Option<T>) -> T {
         loop {
             let notified = self.changed.notified();
             tokio::pin!(notified);
             notified.as_mut().enable();
-            if let Some(found) = check(&mut self.core()) {
+            if let Some(found) = check(&mut self.lock_core()) {
                 return found;
             }
             notified.await;
@@ -109,7 +109,7 @@ impl Hub {
 
     /// Queues a small message. After the end of the pipe it goes nowhere.
     pub fn send(&self, message: &ToAgent<'_>) {
-        let mut core = self.core();
+        let mut core = self.lock_core();
         if core.closed.is_some() || core.renewing {
             return;
         }
@@ -125,8 +125,8 @@ impl Hub {
     }
 
     /// Waits until there is room for data.
-    pub async fn room(&self) -> Result<(), Closed> {
-        self.until(|core| match &core.closed {
+    pub async fn wait_for_room(&self) -> Result<(), Closed> {
+        self.wait_until(|core| match &core.closed {
             Some(closed) => Some(Err(closed.clone())),
             None => (!core.renewing && core.outbox.len() < HIGH_WATER_BYTES).then_some(Ok(())),
         })
@@ -137,14 +137,14 @@ impl Hub {
     pub async fn open<'m>(
         &self,
         operation: &'static str,
-        kind: Kind,
+        kind: LaneKind,
         message: impl FnOnce(u32) -> ToAgent<'m>,
     ) -> Result<(u32, Arc<Lane>)> {
-        let room = tokio::time::timeout(OPEN_TIMEOUT, self.room()).await;
-        room.map_err(|_| too_slow(operation))?.map_err(|closed| closed.error(operation))?;
-        let mut core = self.core();
+        let room = tokio::time::timeout(OPEN_TIMEOUT, self.wait_for_room()).await;
+        room.map_err(|_| too_slow(operation))?.map_err(|closed| closed.to_error(operation))?;
+        let mut core = self.lock_core();
         if let Some(closed) = &core.closed {
-            return Err(closed.error(operation));
+            return Err(closed.to_error(operation));
         }
         if core.renewing {
             let message = "the sandbox is being taken back just now";
@@ -168,25 +168,25 @@ impl Hub {
     }
 
     /// The last number that was used.
-    pub fn last(&self) -> u32 {
-        self.core().last
+    pub fn last_channel(&self) -> u32 {
+        self.lock_core().last
     }
 
     /// Begins with what every connection begins with.
     pub fn greet_agent(&self) {
-        self.send(&hello());
+        self.send(&hello_message());
     }
 
     /// The same with an agent that has had another side before, whose last number this was. The programs on
     /// these channels go on here.
     pub fn greet_copy(&self, last: u32, carried: &[u32]) -> Vec<(u32, Arc<Lane>)> {
         let lanes: Vec<_> =
-            carried.iter().map(|number| (*number, Arc::new(Lane::new(Kind::Run)))).collect();
-        let mut core = self.core();
+            carried.iter().map(|number| (*number, Arc::new(Lane::new(LaneKind::Run)))).collect();
+        let mut core = self.lock_core();
         core.last = last;
         core.lanes.extend(lanes.iter().cloned());
         drop(core);
-        self.send(&hello());
+        self.send(&hello_message());
         self.send(&ToAgent::Keep(last, carried.to_vec()));
         for (number, lane) in &lanes {
             for (stream, room) in lane.start_over() {
@@ -198,21 +198,21 @@ impl Hub {
 
     /// Goes on over another pipe, with an agent that is as it was when this was the last number; `own`: the
     /// numbers that it knows are those given out here.
-    pub fn renew(&self, writer: Writer, last: u32, own: bool) {
-        let mut core = self.core();
+    pub fn renew_link(&self, writer: PipeWriter, last: u32, own: bool) {
+        let mut core = self.lock_core();
         core.last = core.last.max(last);
         (core.renewing, core.greeted, core.overfull) = (true, false, false);
         core.outbox.clear();
         let lanes = std::mem::take(&mut core.lanes);
         drop(core);
-        self.outlet.replace(writer);
+        self.outlet.replace_writer(writer);
         let (kept, gone): (HashMap<_, _>, HashMap<_, _>) =
             lanes.into_iter().partition(|(number, lane)| own && *number <= last && lane.goes_on());
-        gone.into_values().for_each(|lane| lane.undo());
+        gone.into_values().for_each(|lane| lane.undo_channel());
         let credit: Vec<_> =
             kept.iter().map(|(number, lane)| (*number, lane.start_over())).collect();
-        let mut core = self.core();
-        let mut messages = vec![hello(), ToAgent::Keep(core.last, kept.keys().copied().collect())];
+        let mut core = self.lock_core();
+        let mut messages = vec![hello_message(), ToAgent::Keep(core.last, kept.keys().copied().collect())];
         for (number, streams) in credit {
             messages.extend(streams.map(|(stream, room)| ToAgent::Credit(number, stream, room)));
         }
@@ -229,31 +229,31 @@ impl Hub {
     }
 
     /// An open lane.
-    pub fn lane(&self, number: u32) -> Result<Arc<Lane>, Closed> {
-        let found = self.core().lanes.get(&number).cloned();
+    pub fn find_lane(&self, number: u32) -> Result<Arc<Lane>, Closed> {
+        let found = self.lock_core().lanes.get(&number).cloned();
         found.ok_or_else(|| Closed::broken(format_args!("there is no channel {number}")))
     }
 
     /// Forgets a lane that is over.
-    pub fn forget(&self, number: u32) {
-        self.core().lanes.remove(&number);
+    pub fn forget_lane(&self, number: u32) {
+        self.lock_core().lanes.remove(&number);
     }
 
     /// The agent said hello. Only once.
-    pub fn greet(&self) -> Result<(), Closed> {
-        let twice = std::mem::replace(&mut self.core().greeted, true);
+    pub fn note_hello(&self) -> Result<(), Closed> {
+        let twice = std::mem::replace(&mut self.lock_core().greeted, true);
         self.changed.notify_waiters();
         if twice { Err(Closed::broken("it said hello twice")) } else { Ok(()) }
     }
 
     /// Whether the agent said hello.
     pub fn is_greeted(&self) -> bool {
-        self.core().greeted
+        self.lock_core().greeted
     }
 
     /// Waits for the agent's hello.
-    pub async fn greeted(&self) -> Result<(), Closed> {
-        self.until(|core| match &core.closed {
+    pub async fn wait_for_hello(&self) -> Result<(), Closed> {
+        self.wait_until(|core| match &core.closed {
             Some(closed) => Some(Err(closed.clone())),
             None => core.greeted.then_some(Ok(())),
         })
@@ -261,23 +261,23 @@ impl Hub {
     }
 
     /// Waits until so much waits to be sent that the agent cannot be reading.
-    pub async fn overfull(&self) -> Closed {
-        self.until(|core| core.overfull.then(|| Closed::broken("it does not read"))).await
+    pub async fn wait_until_overfull(&self) -> Closed {
+        self.wait_until(|core| core.overfull.then(|| Closed::broken("it does not read"))).await
     }
 
     /// Whether the pipe is there.
     pub fn is_open(&self) -> bool {
-        self.core().closed.is_none()
+        self.lock_core().closed.is_none()
     }
 
     /// Waits for the end of the pipe.
-    pub async fn closed(&self) -> Closed {
-        self.until(|core| core.closed.clone()).await
+    pub async fn wait_until_closed(&self) -> Closed {
+        self.wait_until(|core| core.closed.clone()).await
     }
 
     /// Closes the pipe: every lane ends here. Only the first reason counts.
-    pub fn fail(&self, closed: Closed) {
-        let mut core = self.core();
+    pub fn fail_all(&self, closed: Closed) {
+        let mut core = self.lock_core();
         if core.closed.is_some() {
             return;
         }
@@ -285,26 +285,26 @@ impl Hub {
         core.outbox = Vec::new();
         let lanes = std::mem::take(&mut core.lanes);
         drop(core);
-        lanes.into_values().for_each(|lane| lane.lose(&closed));
+        lanes.into_values().for_each(|lane| lane.fail_lane(&closed));
         self.changed.notify_waiters();
     }
 
     /// Sends what is queued whenever somebody could not do so at once, until the pipe is closed.
-    pub async fn write(&self) {
+    pub async fn write_outbox(&self) {
         let closed = tokio::select! {
             error = self.write_all() => {
                 Closed::new(ErrorCode::Gone, format!("the agent cannot be written to: {error}"))
             }
-            closed = self.closed() => closed,
+            closed = self.wait_until_closed() => closed,
         };
-        self.fail(closed);
+        self.fail_all(closed);
         self.outlet.close();
     }
 
     async fn write_all(&self) -> std::io::Error {
         loop {
             let all = std::future::poll_fn(|context| {
-                self.outlet.poll(context, |batch| self.refill(batch))
+                self.outlet.poll(context, |batch| self.refill_batch(batch))
             });
             // Woken also while it waits for the pipe: whoever tried meanwhile took its place there.
             tokio::select! {
@@ -318,8 +318,8 @@ impl Hub {
     }
 
     /// Exchanges the batch that was sent for what was queued meanwhile.
-    fn refill(&self, batch: &mut Vec<u8>) {
-        let mut core = self.core();
+    fn refill_batch(&self, batch: &mut Vec<u8>) {
+        let mut core = self.lock_core();
         std::mem::swap(batch, &mut core.outbox);
         drop(core);
         if batch.len() >= HIGH_WATER_BYTES {
@@ -329,7 +329,7 @@ impl Hub {
 
     /// Sends at once, or has the writing task do it.
     fn flush(&self) {
-        if !self.outlet.try_all(|batch| self.refill(batch)) {
+        if !self.outlet.try_all(|batch| self.refill_batch(batch)) {
             self.to_send.notify_one();
         }
     }

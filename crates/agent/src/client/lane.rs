@@ -14,7 +14,7 @@ use crate::protocol::{FileErrorKind, MAX_DATA, Stream, ToAgent, WINDOW_BYTES, ch
 
 /// What a channel is for, and so what may arrive on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum LaneKind {
     /// A program, with or without input.
     Run,
     /// A request answered by an entry.
@@ -50,13 +50,13 @@ pub struct FileFailure {
 
 /// One channel.
 pub struct Lane {
-    pub kind: Kind,
-    state: Mutex<State>,
+    pub kind: LaneKind,
+    state: Mutex<LaneState>,
     changed: Notify,
 }
 
 /// What is known about a channel.
-pub struct State {
+pub struct LaneState {
     output: VecDeque<(Stream, Bytes)>,
     /// What the agent may still send, per stream.
     credit: [u32; 2],
@@ -86,8 +86,8 @@ fn stream_index(stream: Stream) -> usize {
 }
 
 impl Lane {
-    pub fn new(kind: Kind) -> Self {
-        let state = State {
+    pub fn new(kind: LaneKind) -> Self {
+        let state = LaneState {
             output: VecDeque::new(),
             credit: [WINDOW_BYTES; 2],
             owed: [0; 2],
@@ -103,32 +103,32 @@ impl Lane {
         Self { kind, state: Mutex::new(state), changed: Notify::new() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, LaneState> {
         // Nothing panics half-way through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The process number of its program, once that runs.
     pub fn pid(&self) -> Option<u32> {
-        self.state().pid
+        self.lock_state().pid
     }
 
     /// Changes what is known and wakes whoever waits for it.
-    pub fn update<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        let result = change(&mut self.state());
+    pub fn update_state<T>(&self, change: impl FnOnce(&mut LaneState) -> T) -> T {
+        let result = change(&mut self.lock_state());
         self.changed.notify_waiters();
         result
     }
 
     /// Waits until the check yields something.
-    pub async fn until<T>(&self, mut check: impl FnMut(&mut State) -> Option<T>) -> T {
+    pub async fn wait_until<T>(&self, mut check: impl FnMut(&mut LaneState) -> Option<T>) -> T {
         // An agent that floods always has something: whoever reads it must still come to its timers.
         tokio::task::consume_budget().await;
         loop {
             let notified = self.changed.notified();
             tokio::pin!(notified);
             notified.as_mut().enable();
-            if let Some(found) = check(&mut self.state()) {
+            if let Some(found) = check(&mut self.lock_state()) {
                 return found;
             }
             notified.await;
@@ -136,17 +136,17 @@ impl Lane {
     }
 
     /// Waits for the end of a request.
-    pub async fn finish(&self) -> Finish {
-        self.until(|state| state.finish.clone()).await
+    pub async fn wait_for_finish(&self) -> Finish {
+        self.wait_until(|state| state.finish.clone()).await
     }
 
     /// The pipe is gone.
-    pub fn lose(&self, closed: &Closed) {
-        self.update(|state| {
+    pub fn fail_lane(&self, closed: &Closed) {
+        self.update_state(|state| {
             state.ended = true;
             state.finish.get_or_insert_with(|| match self.kind {
-                Kind::Run => Finish::Exit(ExitStatus::Lost(closed.message.clone()).into()),
-                Kind::Entry | Kind::Data(_) | Kind::Plain | Kind::Stream | Kind::Watch => {
+                LaneKind::Run => Finish::Exit(ExitStatus::Lost(closed.message.clone()).into()),
+                LaneKind::Entry | LaneKind::Data(_) | LaneKind::Plain | LaneKind::Stream | LaneKind::Watch => {
                     Finish::Closed(closed.clone())
                 }
             });
@@ -154,25 +154,25 @@ impl Lane {
     }
 
     /// The agent is as it was before this began: a program is gone, which is known, and a request is lost.
-    pub fn undo(&self) {
-        if self.kind == Kind::Run {
-            return self.update(|state| {
+    pub fn undo_channel(&self) {
+        if self.kind == LaneKind::Run {
+            return self.update_state(|state| {
                 state.ended = true;
                 let killed = ExitStatus::Signalled(Signal::KILL);
                 state.finish.get_or_insert(Finish::Exit(killed.into()));
             });
         }
         let message = "the sandbox was taken back to before it was asked";
-        self.lose(&Closed::new(ErrorCode::Gone, message));
+        self.fail_lane(&Closed::new(ErrorCode::Gone, message));
     }
 
     /// Output arrived. Returns the credit to give back at once, where nobody reads it.
     pub fn push_output(&self, stream: Stream, data: Bytes) -> Result<Option<u32>, Closed> {
         let kind_fits = match self.kind {
-            Kind::Run | Kind::Stream | Kind::Watch => true,
-            Kind::Entry | Kind::Data(_) | Kind::Plain => false,
+            LaneKind::Run | LaneKind::Stream | LaneKind::Watch => true,
+            LaneKind::Entry | LaneKind::Data(_) | LaneKind::Plain => false,
         };
-        self.update(|state| {
+        self.update_state(|state| {
             if state.finish.is_some() || !kind_fits || data.is_empty() {
                 return Err(Closed::broken("there was output where none may be"));
             }
@@ -193,9 +193,9 @@ impl Lane {
     /// drop half-way.
     pub async fn next_output(&self, number: u32, hub: &Hub) -> Result<(Stream, Bytes), Finish> {
         let (piece, grant) = self
-            .until(|state| match state.output.pop_front() {
+            .wait_until(|state| match state.output.pop_front() {
                 Some((stream, data)) => {
-                    Some((Ok((stream, data.clone())), state.consume(stream, &data)))
+                    Some((Ok((stream, data.clone())), state.account_for_read(stream, &data)))
                 }
                 None => state.finish.clone().map(|finish| (Err(finish), None)),
             })
@@ -208,8 +208,8 @@ impl Lane {
 
     /// Nobody will read any more: what waits is thrown away, and the agent told to end it. All credit
     /// goes back, so that the agent can get rid of the rest and come to the end.
-    pub fn abandon(&self, number: u32, hub: &Hub) {
-        let grants = self.update(State::abandon);
+    pub fn abandon_channel(&self, number: u32, hub: &Hub) {
+        let grants = self.update_state(LaneState::discard_output);
         for (stream, amount) in grants.into_iter().flatten().filter(|grant| grant.1 > 0) {
             hub.send(&ToAgent::Credit(number, stream, amount));
         }
@@ -220,14 +220,14 @@ impl Lane {
 
     /// Whether it is a program that has not ended, as far as is known here.
     pub fn goes_on(&self) -> bool {
-        let state = self.state();
-        self.kind == Kind::Run && state.finish.is_none() && !state.unread
+        let state = self.lock_state();
+        self.kind == LaneKind::Run && state.finish.is_none() && !state.unread
     }
 
     /// The agent goes on without any credit in either direction. Returns what it may send of each stream:
     /// what there is room for beside what waits here.
     pub fn start_over(&self) -> [(Stream, u32); 2] {
-        self.update(|state| {
+        self.update_state(|state| {
             let waits = |stream| {
                 let of_it = state.output.iter().filter(|(of, _)| *of == stream);
                 of_it.fold(0u32, |sum, (_, data)| sum.saturating_add(charge(data.len())))
@@ -241,7 +241,7 @@ impl Lane {
 
     /// The agent takes more input.
     pub fn grant_input(&self, amount: u32) -> Result<(), Closed> {
-        self.update(|state| {
+        self.update_state(|state| {
             let sum = state.input.checked_add(amount).filter(|sum| *sum <= WINDOW_BYTES);
             state.input = sum.ok_or_else(|| Closed::broken("more credit than was ever given"))?;
             Ok(())
@@ -250,12 +250,12 @@ impl Lane {
 
     /// Sends input, waiting while the other side does not read. Returns false where the other side
     /// will not read any more.
-    pub async fn write(&self, number: u32, hub: &Hub, mut data: Bytes) -> bool {
+    pub async fn write_input(&self, number: u32, hub: &Hub, mut data: Bytes) -> bool {
         while !data.is_empty() {
-            if hub.room().await.is_err() {
+            if hub.wait_for_room().await.is_err() {
                 return false;
             }
-            let open = self.until(|state| state.send_some(number, hub, &mut data)).await;
+            let open = self.wait_until(|state| state.send_some(number, hub, &mut data)).await;
             if !open {
                 return false;
             }
@@ -265,7 +265,7 @@ impl Lane {
 
     /// Ends the input. Idempotent.
     pub fn close_input(&self, number: u32, hub: &Hub) {
-        self.update(|state| {
+        self.update_state(|state| {
             if !std::mem::replace(&mut state.input_closed, true) && state.finish.is_none() {
                 hub.send(&ToAgent::StdinEnd(number));
             }
@@ -274,19 +274,19 @@ impl Lane {
 
     /// There never was any input.
     pub fn without_input(&self) {
-        self.update(|state| state.input_closed = true);
+        self.update_state(|state| state.input_closed = true);
     }
 
     /// Whether input can still be sent.
     pub fn takes_input(&self) -> bool {
-        let state = self.state();
+        let state = self.lock_state();
         !state.input_closed || state.finish.is_some()
     }
 }
 
-impl State {
+impl LaneState {
     /// Accounts for a piece that was read. Credit goes back in larger amounts than it is used.
-    fn consume(&mut self, stream: Stream, data: &Bytes) -> Option<(Stream, u32)> {
+    fn account_for_read(&mut self, stream: Stream, data: &Bytes) -> Option<(Stream, u32)> {
         let owed = &mut self.owed[stream_index(stream)];
         *owed += charge(data.len());
         if *owed < WINDOW_BYTES / 4 || self.finish.is_some() {
@@ -298,7 +298,7 @@ impl State {
     }
 
     /// Throws away what waits. Returns the credit to give back, if the channel is still live.
-    fn abandon(&mut self) -> Option<[(Stream, u32); 2]> {
+    fn discard_output(&mut self) -> Option<[(Stream, u32); 2]> {
         self.unread = true;
         for (stream, data) in std::mem::take(&mut self.output) {
             self.owed[stream_index(stream)] += charge(data.len());
@@ -337,11 +337,11 @@ mod tests {
 
     #[test]
     fn an_abandoned_lane_holds_nothing_and_has_all_its_credit() {
-        let (lane, hub) = (Lane::new(Kind::Run), Hub::new(tokio::io::sink()));
+        let (lane, hub) = (Lane::new(LaneKind::Run), Hub::new(tokio::io::sink()));
         let piece = Bytes::from_static(&[0; 1000]);
         while lane.push_output(Stream::Stdout, piece.clone()).is_ok() {}
-        lane.abandon(1, &hub);
-        let (credit, waiting) = lane.update(|state| (state.credit, state.output.len()));
+        lane.abandon_channel(1, &hub);
+        let (credit, waiting) = lane.update_state(|state| (state.credit, state.output.len()));
         assert_eq!((credit, waiting), ([WINDOW_BYTES; 2], 0));
         for _ in 0..1000 {
             assert_eq!(lane.push_output(Stream::Stdout, piece.clone()).unwrap(), Some(1000));

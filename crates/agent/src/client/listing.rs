@@ -6,7 +6,7 @@ use bytes::{Buf, BytesMut};
 use stockade_core::{Entry, Error, ErrorCode, Result, SandboxPath};
 
 use super::hub::{Closed, Hub};
-use super::lane::Kind;
+use super::lane::LaneKind;
 use super::reader::to_entry;
 use super::transfer::Yield;
 use crate::protocol::{
@@ -18,10 +18,10 @@ const MAX_RECORD: usize = 4096;
 
 /// Records that have not been looked at yet. Holds one piece and one record at most.
 #[derive(Default)]
-pub struct Records(BytesMut);
+pub struct RecordBuffer(BytesMut);
 
-impl Records {
-    pub fn push(&mut self, piece: &[u8]) {
+impl RecordBuffer {
+    pub fn push_chunk(&mut self, piece: &[u8]) {
         self.0.extend_from_slice(piece);
     }
 
@@ -50,17 +50,17 @@ impl Records {
 }
 
 /// What is in a directory.
-pub async fn list(hub: &Arc<Hub>, path: &SandboxPath) -> Result<Vec<Entry>> {
+pub async fn list_directory(hub: &Arc<Hub>, path: &SandboxPath) -> Result<Vec<Entry>> {
     let request = FileRequest::List(path.as_str());
-    let mut pieces = Yield::open(hub, "list", Kind::Stream, request).await?;
-    let (mut records, mut entries) = (Records::default(), Vec::new());
+    let mut pieces = Yield::open(hub, "list", LaneKind::Stream, request).await?;
+    let (mut records, mut entries) = (RecordBuffer::default(), Vec::new());
     let broken = |error| {
         let closed = Closed::broken(error);
-        hub.fail(closed.clone());
-        closed.error("list")
+        hub.fail_all(closed.clone());
+        closed.to_error("list")
     };
     while let Some(piece) = pieces.next().await? {
-        records.push(&piece);
+        records.push_chunk(&piece);
         let read = |body: &[u8]| FileEntry::from_record(body).map(to_entry);
         while let Some(entry) = records.next(read).map_err(broken)? {
             if entries.len() == MAX_ENTRIES {

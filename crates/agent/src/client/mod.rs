@@ -55,7 +55,7 @@ impl AgentClient {
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
     {
-        Self::begin(reader, writer, deadline, |hub| hub.greet_agent())
+        Self::connect_with(reader, writer, deadline, |hub| hub.greet_agent())
             .await
             .map(|(client, ())| client)
     }
@@ -74,10 +74,10 @@ impl AgentClient {
         W: AsyncWrite + Unpin + Send + 'static,
     {
         let greet = |hub: &Arc<Hub>| process::carry_over(hub, last, carried);
-        Self::begin(reader, writer, deadline, greet).await
+        Self::connect_with(reader, writer, deadline, greet).await
     }
 
-    async fn begin<R, W, T>(
+    async fn connect_with<R, W, T>(
         reader: R,
         writer: W,
         deadline: Duration,
@@ -89,11 +89,11 @@ impl AgentClient {
     {
         let hub = Arc::new(Hub::new(writer));
         let greeted = greet(&hub);
-        let reading = tokio::spawn(reader::read(hub.clone(), reader));
+        let reading = tokio::spawn(reader::read_messages(hub.clone(), reader));
         let files = AgentFiles::new(hub.clone());
         let client = Self { hub: hub.clone(), files, reading: Mutex::new(reading) };
-        tokio::spawn(async move { hub.write().await });
-        client.greeted(deadline).await.map(|()| (client, greeted))
+        tokio::spawn(async move { hub.write_outbox().await });
+        client.wait_for_hello(deadline).await.map(|()| (client, greeted))
     }
 
     /// Goes on over other streams, with an agent as it was when `last` was the last channel. If it was this
@@ -113,16 +113,16 @@ impl AgentClient {
         // Not to take the end of the old streams for that of everything.
         reading.abort();
         let _ = (&mut *reading).await;
-        self.hub.renew(Box::new(writer), last, own);
-        *reading = tokio::spawn(reader::read(self.hub.clone(), reader));
+        self.hub.renew_link(Box::new(writer), last, own);
+        *reading = tokio::spawn(reader::read_messages(self.hub.clone(), reader));
         drop(reading);
-        self.greeted(deadline).await
+        self.wait_for_hello(deadline).await
     }
 
-    async fn greeted(&self, deadline: Duration) -> Result<()> {
-        match tokio::time::timeout(deadline, self.hub.greeted()).await {
+    async fn wait_for_hello(&self, deadline: Duration) -> Result<()> {
+        match tokio::time::timeout(deadline, self.hub.wait_for_hello()).await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(closed)) => Err(closed.error("connect")),
+            Ok(Err(closed)) => Err(closed.to_error("connect")),
             Err(_) => {
                 let message = format!("the agent said nothing for {} ms", deadline.as_millis());
                 Err(Error::new(ErrorCode::TooSlow, "connect", message))
@@ -132,12 +132,12 @@ impl AgentClient {
 
     /// The last channel that was used.
     pub fn last_channel(&self) -> u32 {
-        self.hub.last()
+        self.hub.last_channel()
     }
 
     /// Whether a program has not ended on this channel, as far as is known here.
     pub fn is_running(&self, channel: u32) -> bool {
-        self.hub.lane(channel).is_ok_and(|lane| lane.goes_on())
+        self.hub.find_lane(channel).is_ok_and(|lane| lane.goes_on())
     }
 
     /// Starts a command, with limits for each of its processes. Returns without waiting for the
@@ -152,7 +152,7 @@ impl AgentClient {
         command: &Command,
         limits: &[(Limit, u64)],
     ) -> Result<(ProgramPid, Process)> {
-        let (_, pid, process) = process::spawn(&self.hub, command, limits).await?;
+        let (_, pid, process) = process::spawn_process(&self.hub, command, limits).await?;
         Ok((pid, process))
     }
 
@@ -162,7 +162,7 @@ impl AgentClient {
         command: &Command,
         limits: &[(Limit, u64)],
     ) -> Result<(u32, ProgramPid, Process)> {
-        process::spawn(&self.hub, command, limits).await
+        process::spawn_process(&self.hub, command, limits).await
     }
 
     /// The sandbox's files.
@@ -200,12 +200,12 @@ impl AgentClient {
 
     /// Waits until the pipe is gone, and says why.
     pub async fn closed(&self) -> String {
-        self.hub.closed().await.message
+        self.hub.wait_until_closed().await.message
     }
 
     /// Closes the pipe. Idempotent.
     pub fn close(&self) {
-        self.hub.fail(Closed::new(ErrorCode::Gone, "the pipe was closed"));
+        self.hub.fail_all(Closed::new(ErrorCode::Gone, "the pipe was closed"));
     }
 }
 

@@ -8,21 +8,21 @@ use std::task::{Context, Poll, Waker, ready};
 
 use tokio::io::AsyncWrite;
 
-pub type Writer = Box<dyn AsyncWrite + Unpin + Send>;
+pub type PipeWriter = Box<dyn AsyncWrite + Unpin + Send>;
 
 /// The writing end of the pipe, with what is being written.
-pub struct Outlet(Mutex<Inner>);
+pub struct Outlet(Mutex<OutletInner>);
 
-struct Inner {
+struct OutletInner {
     /// Taken away when the pipe is closed.
-    writer: Option<Writer>,
+    writer: Option<PipeWriter>,
     batch: Vec<u8>,
     at: usize,
 }
 
 impl Outlet {
-    pub fn new(writer: Writer) -> Self {
-        Self(Mutex::new(Inner { writer: Some(writer), batch: Vec::new(), at: 0 }))
+    pub fn new(writer: PipeWriter) -> Self {
+        Self(Mutex::new(OutletInner { writer: Some(writer), batch: Vec::new(), at: 0 }))
     }
 
     /// Writes everything that `refill` hands out. Ready when there is nothing left.
@@ -47,9 +47,9 @@ impl Outlet {
     }
 
     /// Goes on with another writing end. What was being written is dropped.
-    pub fn replace(&self, writer: Writer) {
+    pub fn replace_writer(&self, writer: PipeWriter) {
         let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *inner = Inner { writer: Some(writer), batch: Vec::new(), at: 0 };
+        *inner = OutletInner { writer: Some(writer), batch: Vec::new(), at: 0 };
     }
 
     /// Closes the writing end.
@@ -58,7 +58,7 @@ impl Outlet {
     }
 }
 
-impl Inner {
+impl OutletInner {
     fn poll(
         &mut self,
         context: &mut Context<'_>,

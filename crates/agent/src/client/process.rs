@@ -11,14 +11,14 @@ use stockade_core::{
 };
 
 use super::hub::{Hub, too_slow};
-use super::lane::{Finish, Kind, Lane, State};
+use super::lane::{Finish, LaneKind, Lane, LaneState};
 use crate::protocol::{Limit, Size, Spawn, Stream, ToAgent};
 
 /// How long an agent may take to end everything of an execution.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Starts a command.
-pub async fn spawn(
+pub async fn spawn_process(
     hub: &Arc<Hub>,
     command: &Command,
     limits: &[(Limit, u64)],
@@ -30,45 +30,45 @@ pub async fn spawn(
         dir: command.dir.as_ref().map_or("", |dir| dir.as_str()),
         user: command.user.map(|user| (user.uid, user.gid)),
         stdin: command.stdin != Stdin::None,
-        terminal: command.terminal.map(size),
+        terminal: command.terminal.map(to_size),
         limits: limits.to_vec(),
     };
     if let Some((field, reason)) = command.problem() {
         return Err(Error::new(ErrorCode::Invalid, "spawn", format!("`{field}` {reason}")));
     }
     let (number, lane) =
-        hub.open("spawn", Kind::Run, |number| ToAgent::Spawn(number, spawn)).await?;
-    let handle = Handle { hub: hub.clone(), lane, number };
+        hub.open("spawn", LaneKind::Run, |number| ToAgent::Spawn(number, spawn)).await?;
+    let handle = ProcessHandle { hub: hub.clone(), lane, number };
     match &command.stdin {
         Stdin::None => handle.lane.without_input(),
-        Stdin::Bytes(bytes) => feed(handle.clone(), Bytes::from(bytes.clone())),
+        Stdin::Bytes(bytes) => feed_stdin(handle.clone(), Bytes::from(bytes.clone())),
         Stdin::Stream => {}
     }
-    Ok((number, ProgramPid(Arc::clone(&handle.lane)), process(handle)))
+    Ok((number, ProgramPid(Arc::clone(&handle.lane)), build_process(handle)))
 }
 
 /// Greets a copy of an agent whose last channel this was, and takes over the programs on these.
 pub fn carry_over(hub: &Arc<Hub>, last: u32, carried: &[u32]) -> Vec<Process> {
     let lanes = hub.greet_copy(last, carried);
-    let handle = |(number, lane)| Handle { hub: hub.clone(), lane, number };
-    lanes.into_iter().map(|lane| process(handle(lane))).collect()
+    let handle = |(number, lane)| ProcessHandle { hub: hub.clone(), lane, number };
+    lanes.into_iter().map(|lane| build_process(handle(lane))).collect()
 }
 
-fn process(handle: Handle) -> Process {
-    let control = Arc::new(Control(handle.clone()));
-    Process { events: Box::new(Events { handle, over: false }), control }
+fn build_process(handle: ProcessHandle) -> Process {
+    let control = Arc::new(AgentControl(handle.clone()));
+    Process { events: Box::new(AgentEvents { handle, over: false }), control }
 }
 
 /// Sends all input there will be, in the background: the program may read it late or never.
-fn feed(handle: Handle, data: Bytes) {
+fn feed_stdin(handle: ProcessHandle, data: Bytes) {
     tokio::spawn(async move {
-        let Handle { hub, lane, number } = handle;
-        lane.write(number, &hub, data).await;
+        let ProcessHandle { hub, lane, number } = handle;
+        lane.write_input(number, &hub, data).await;
         lane.close_input(number, &hub);
     });
 }
 
-fn size(size: TerminalSize) -> Size {
+fn to_size(size: TerminalSize) -> Size {
     Size { rows: size.rows, cols: size.cols }
 }
 
@@ -84,33 +84,33 @@ impl ProgramPid {
 
     /// Waits until it runs. Nothing, if it never does.
     pub async fn started(&self) -> Option<u32> {
-        let known = |state: &mut State| match state.pid {
+        let known = |state: &mut LaneState| match state.pid {
             Some(pid) => Some(Some(pid)),
             None => (state.ended || state.finish.is_some()).then_some(None),
         };
-        self.0.until(known).await
+        self.0.wait_until(known).await
     }
 }
 
 #[derive(Clone)]
-struct Handle {
+struct ProcessHandle {
     hub: Arc<Hub>,
     lane: Arc<Lane>,
     number: u32,
 }
 
-struct Events {
-    handle: Handle,
+struct AgentEvents {
+    handle: ProcessHandle,
     over: bool,
 }
 
 #[async_trait]
-impl ProcessEvents for Events {
+impl ProcessEvents for AgentEvents {
     async fn next(&mut self) -> Option<ProcessEvent> {
         if self.over {
             return None;
         }
-        let Handle { hub, lane, number } = &self.handle;
+        let ProcessHandle { hub, lane, number } = &self.handle;
         match lane.next_output(*number, hub).await {
             Ok((Stream::Stdout, data)) => Some(ProcessEvent::Output(StreamId::Stdout, data)),
             Ok((Stream::Stderr, data)) => Some(ProcessEvent::Output(StreamId::Stderr, data)),
@@ -131,33 +131,33 @@ impl ProcessEvents for Events {
 }
 
 /// A program whose end nobody will learn of is ended (C-15).
-impl Drop for Events {
+impl Drop for AgentEvents {
     fn drop(&mut self) {
-        self.handle.lane.abandon(self.handle.number, &self.handle.hub);
+        self.handle.lane.abandon_channel(self.handle.number, &self.handle.hub);
     }
 }
 
-struct Control(Handle);
+struct AgentControl(ProcessHandle);
 
-impl Control {
+impl AgentControl {
     fn send(&self, message: impl FnOnce(u32) -> ToAgent<'static>) {
         self.0.hub.send(&message(self.0.number));
     }
 
     async fn is_over(&self) -> bool {
-        self.0.lane.until(|state| Some(state.ended)).await
+        self.0.lane.wait_until(|state| Some(state.ended)).await
     }
 }
 
 #[async_trait]
-impl ProcessControl for Control {
+impl ProcessControl for AgentControl {
     /// Returns once the agent has seen the last process end; does not need the events to be read. An agent
     /// that does not say so in time is an error: the caller then ends the whole sandbox.
     async fn kill(&self) -> Result<()> {
         if !self.is_over().await {
             self.send(ToAgent::Kill);
         }
-        let ended = self.0.lane.until(|state| state.ended.then_some(state.lost));
+        let ended = self.0.lane.wait_until(|state| state.ended.then_some(state.lost));
         let ended = tokio::time::timeout(KILL_TIMEOUT, ended).await;
         if ended.map_err(|_| too_slow("kill"))? {
             let message = "the keeper was killed from inside: processes may have got away from it";
@@ -181,13 +181,13 @@ impl ProcessControl for Control {
     }
 
     async fn write_stdin(&self, data: Bytes) -> Result<()> {
-        let Handle { hub, lane, number } = &self.0;
+        let ProcessHandle { hub, lane, number } = &self.0;
         if !lane.takes_input() {
             let message = "its input was closed, or it was started without";
             return Err(Error::new(ErrorCode::Invalid, "write to stdin", message));
         }
         // Input that came too late has no effect, as after the end of any process.
-        let _ = lane.write(*number, hub, data).await;
+        let _ = lane.write_input(*number, hub, data).await;
         Ok(())
     }
 
@@ -204,7 +204,7 @@ impl ProcessControl for Control {
 
     async fn resize(&self, to: TerminalSize) -> Result<()> {
         if !self.is_over().await {
-            self.send(|channel| ToAgent::Resize(channel, size(to)));
+            self.send(|channel| ToAgent::Resize(channel, to_size(to)));
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use stockade_core::{
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::hub::{Closed, Hub};
-use super::lane::{FileFailure, Finish, Kind, Lane};
+use super::lane::{FileFailure, Finish, LaneKind, Lane};
 use crate::protocol::{
     End, FileEntry, FileErrorKind, FileKind, FromAgent, HEADER_BYTES, Hello, MAX_FRAME,
     PROTOCOL_VERSION, StartKind, Stream, ToAgent, frame_length,
@@ -28,13 +28,13 @@ const MODE_BITS: u32 = 0o7777;
 const MAX_FILE_BYTES: u64 = i64::MAX as u64;
 
 /// Reads until the pipe is gone or broken.
-pub async fn read(hub: Arc<Hub>, mut reader: impl AsyncRead + Unpin) {
+pub async fn read_messages(hub: Arc<Hub>, mut reader: impl AsyncRead + Unpin) {
     let closed = tokio::select! {
         closed = read_frames(&hub, &mut reader) => closed,
-        closed = hub.overfull() => closed,
-        _ = hub.closed() => return,
+        closed = hub.wait_until_overfull() => closed,
+        _ = hub.wait_until_closed() => return,
     };
-    hub.fail(closed);
+    hub.fail_all(closed);
 }
 
 async fn read_frames(hub: &Hub, reader: &mut (impl AsyncRead + Unpin)) -> Closed {
@@ -65,131 +65,131 @@ fn take_frames(hub: &Hub, buffer: &mut BytesMut) -> Result<(), Closed> {
         let frame = buffer.split_to(HEADER_BYTES + length).freeze();
         let body = frame.slice(HEADER_BYTES..);
         let message = FromAgent::decode(&body).map_err(Closed::broken)?;
-        handle(hub, &body, message)?;
+        handle_message(hub, &body, message)?;
     }
     Ok(())
 }
 
-fn handle(hub: &Hub, body: &Bytes, message: FromAgent<'_>) -> Result<(), Closed> {
+fn handle_message(hub: &Hub, body: &Bytes, message: FromAgent<'_>) -> Result<(), Closed> {
     if !hub.is_greeted() && !matches!(message, FromAgent::Hello(_)) {
         return Err(Closed::broken("it did not say hello"));
     }
     match message {
-        FromAgent::Hello(hello) => greet(hub, hello),
+        FromAgent::Hello(hello) => handle_hello(hub, hello),
         FromAgent::Started(number, pid) => {
-            let lane = hub.lane(number)?;
-            require_kind(&lane, Kind::Run)?;
-            lane.update(|state| state.pid = Some(pid));
+            let lane = hub.find_lane(number)?;
+            require_kind(&lane, LaneKind::Run)?;
+            lane.update_state(|state| state.pid = Some(pid));
             Ok(())
         }
         FromAgent::StartFailed(number, kind, _, detail) => {
             let status = ExitStatus::StartFailed(start_failure(kind, clean_foreign(detail)));
-            hub.lane(number)?.update(|state| state.ended = true);
-            finish(hub, number, Finish::Exit(status.into()))
+            hub.find_lane(number)?.update_state(|state| state.ended = true);
+            finish_channel(hub, number, Finish::Exit(status.into()))
         }
-        FromAgent::Output(number, stream, data) => output(hub, number, stream, share(body, data)),
+        FromAgent::Output(number, stream, data) => handle_output(hub, number, stream, share_slice(body, data)),
         FromAgent::Exited { channel, end, cpu_us, peak_kib, unsent: [stdout, stderr] } => {
-            let exit = Exit { unsent: Unsent { stdout, stderr }, ..exit(end, cpu_us, peak_kib)? };
-            finish(hub, channel, Finish::Exit(exit))
+            let exit = Exit { unsent: Unsent { stdout, stderr }, ..to_exit(end, cpu_us, peak_kib)? };
+            finish_channel(hub, channel, Finish::Exit(exit))
         }
-        FromAgent::Ended(number) => ended(hub, number, false),
-        FromAgent::KeeperLost(number) => ended(hub, number, true),
-        FromAgent::StdinCredit(number, amount) => hub.lane(number)?.grant_input(amount),
-        FromAgent::FileDone(number) => finish(hub, number, Finish::Done),
-        FromAgent::FileEntry(number, entry) => finish(hub, number, Finish::Entry(to_entry(entry))),
-        FromAgent::FileData(number, data) => finish(hub, number, Finish::Data(share(body, data))),
+        FromAgent::Ended(number) => end_channel(hub, number, false),
+        FromAgent::KeeperLost(number) => end_channel(hub, number, true),
+        FromAgent::StdinCredit(number, amount) => hub.find_lane(number)?.grant_input(amount),
+        FromAgent::FileDone(number) => finish_channel(hub, number, Finish::Done),
+        FromAgent::FileEntry(number, entry) => finish_channel(hub, number, Finish::Entry(to_entry(entry))),
+        FromAgent::FileData(number, data) => finish_channel(hub, number, Finish::Data(share_slice(body, data))),
         FromAgent::FileError(number, kind, _, path, detail) => {
             let failure =
                 FileFailure { kind, path: clean_foreign(path), detail: clean_foreign(detail) };
-            finish(hub, number, Finish::Failed(failure))
+            finish_channel(hub, number, Finish::Failed(failure))
         }
     }
 }
 
-fn greet(hub: &Hub, hello: Hello) -> Result<(), Closed> {
+fn handle_hello(hub: &Hub, hello: Hello) -> Result<(), Closed> {
     if hello.version != PROTOCOL_VERSION || (hello.max_frame as usize) < MAX_FRAME {
         let Hello { version, .. } = hello;
         return Err(Closed::broken(format_args!(
             "it speaks version {version}, not {PROTOCOL_VERSION}"
         )));
     }
-    hub.greet()
+    hub.note_hello()
 }
 
-fn require_kind(lane: &Lane, kind: Kind) -> Result<(), Closed> {
+fn require_kind(lane: &Lane, kind: LaneKind) -> Result<(), Closed> {
     if lane.kind == kind { Ok(()) } else { Err(Closed::broken("an answer that does not fit")) }
 }
 
-fn output(hub: &Hub, number: u32, stream: Stream, data: Bytes) -> Result<(), Closed> {
-    if let Some(amount) = hub.lane(number)?.push_output(stream, data)? {
+fn handle_output(hub: &Hub, number: u32, stream: Stream, data: Bytes) -> Result<(), Closed> {
+    if let Some(amount) = hub.find_lane(number)?.push_output(stream, data)? {
         hub.send(&ToAgent::Credit(number, stream, amount));
     }
     Ok(())
 }
 
 /// A slice of what was read, or a copy where that is cheaper to keep.
-fn share(body: &Bytes, data: &[u8]) -> Bytes {
+fn share_slice(body: &Bytes, data: &[u8]) -> Bytes {
     if data.len() >= MIN_SHARED_BYTES { body.slice_ref(data) } else { Bytes::copy_from_slice(data) }
 }
 
 /// The channel's result. Comes once, and must be one that was asked for.
-fn finish(hub: &Hub, number: u32, finish: Finish) -> Result<(), Closed> {
-    let lane = hub.lane(number)?;
-    if !answers(lane.kind, &finish) {
+fn finish_channel(hub: &Hub, number: u32, finish: Finish) -> Result<(), Closed> {
+    let lane = hub.find_lane(number)?;
+    if !is_expected(lane.kind, &finish) {
         return Err(Closed::broken("an answer that does not fit"));
     }
-    let over = lane.update(|state| {
+    let over = lane.update_state(|state| {
         if state.finish.is_some() {
             return Err(Closed::broken("it ended a channel twice"));
         }
-        if lane.kind == Kind::Watch && matches!(finish, Finish::Done) {
+        if lane.kind == LaneKind::Watch && matches!(finish, Finish::Done) {
             let twice = std::mem::replace(&mut state.confirmed, true);
             return if twice { Err(Closed::broken("it answered twice")) } else { Ok(false) };
         }
         state.finish = Some(finish);
-        Ok(lane.kind != Kind::Run || state.ended)
+        Ok(lane.kind != LaneKind::Run || state.ended)
     })?;
     if over {
-        hub.forget(number);
+        hub.forget_lane(number);
     }
     Ok(())
 }
 
-fn answers(kind: Kind, finish: &Finish) -> bool {
+fn is_expected(kind: LaneKind, finish: &Finish) -> bool {
     match finish {
-        Finish::Exit(_) => kind == Kind::Run,
-        Finish::Entry(_) => kind == Kind::Entry,
-        Finish::Data(data) => matches!(kind, Kind::Data(most) if data.len() <= most as usize),
-        Finish::Done => matches!(kind, Kind::Plain | Kind::Stream | Kind::Watch),
-        Finish::Failed(_) => kind != Kind::Run,
+        Finish::Exit(_) => kind == LaneKind::Run,
+        Finish::Entry(_) => kind == LaneKind::Entry,
+        Finish::Data(data) => matches!(kind, LaneKind::Data(most) if data.len() <= most as usize),
+        Finish::Done => matches!(kind, LaneKind::Plain | LaneKind::Stream | LaneKind::Watch),
+        Finish::Failed(_) => kind != LaneKind::Run,
         Finish::Closed(_) => true,
     }
 }
 
 /// No process of an execution is left, or a watch is over.
-fn ended(hub: &Hub, number: u32, lost: bool) -> Result<(), Closed> {
-    let lane = hub.lane(number)?;
-    if lane.kind != Kind::Watch {
-        require_kind(&lane, Kind::Run)?;
+fn end_channel(hub: &Hub, number: u32, lost: bool) -> Result<(), Closed> {
+    let lane = hub.find_lane(number)?;
+    if lane.kind != LaneKind::Watch {
+        require_kind(&lane, LaneKind::Run)?;
     }
-    let over = lane.update(|state| {
+    let over = lane.update_state(|state| {
         if state.ended {
             return Err(Closed::broken("it ended an execution twice"));
         }
         state.ended = true;
         state.lost = lost;
-        if lane.kind == Kind::Watch {
+        if lane.kind == LaneKind::Watch {
             state.finish = Some(Finish::Done);
         }
         Ok(state.finish.is_some())
     })?;
     if over {
-        hub.forget(number);
+        hub.forget_lane(number);
     }
     Ok(())
 }
 
-fn exit(end: End, cpu_us: u64, peak_kib: u64) -> Result<Exit, Closed> {
+fn to_exit(end: End, cpu_us: u64, peak_kib: u64) -> Result<Exit, Closed> {
     let status = match end {
         End::Code(code) if (0..=255).contains(&code) => ExitStatus::Exited(code),
         End::Signal(number) if (1..=64).contains(&number) => ExitStatus::Signalled(Signal(number)),

@@ -6,9 +6,9 @@ use bytes::Bytes;
 use stockade_core::{Result, SandboxPath};
 
 use super::deadline::Deadline;
-use super::files::{deadline, no_success};
+use super::files::{request_deadline, no_success};
 use super::hub::{Hub, too_slow};
-use super::lane::{Finish, Kind, Lane};
+use super::lane::{Finish, LaneKind, Lane};
 use crate::protocol::{FileRequest, ToAgent};
 
 /// A request that yields a stream. Dropping it ends the request.
@@ -25,12 +25,12 @@ impl Yield {
     pub async fn open(
         hub: &Arc<Hub>,
         operation: &'static str,
-        kind: Kind,
+        kind: LaneKind,
         request: FileRequest<'_>,
     ) -> Result<Self> {
         let open = hub.open(operation, kind, |number| ToAgent::File(number, request)).await?;
         let (number, lane) = open;
-        let deadline = (kind != Kind::Watch).then(deadline);
+        let deadline = (kind != LaneKind::Watch).then(request_deadline);
         Ok(Self { hub: hub.clone(), lane, number, operation, deadline })
     }
 
@@ -41,9 +41,9 @@ impl Yield {
     /// The next piece; nothing after the last. Safe to drop half-way.
     pub async fn next(&mut self) -> Result<Option<Bytes>> {
         let next = self.lane.next_output(self.number, &self.hub);
-        match within(self.deadline, self.operation, next).await? {
+        match await_before_deadline(self.deadline, self.operation, next).await? {
             Ok((_, data)) => {
-                self.transferred(data.len());
+                self.extend_deadline(data.len());
                 Ok(Some(data))
             }
             Err(Finish::Done) => Ok(None),
@@ -53,12 +53,12 @@ impl Yield {
 }
 
 impl Yield {
-    fn transferred(&mut self, bytes: usize) {
+    fn extend_deadline(&mut self, bytes: usize) {
         self.deadline.iter_mut().for_each(|deadline| deadline.transferred(bytes));
     }
 }
 
-async fn within<T>(
+async fn await_before_deadline<T>(
     deadline: Option<Deadline>,
     operation: &'static str,
     part: impl Future<Output = T>,
@@ -71,7 +71,7 @@ async fn within<T>(
 
 impl Drop for Yield {
     fn drop(&mut self) {
-        self.lane.abandon(self.number, &self.hub);
+        self.lane.abandon_channel(self.number, &self.hub);
     }
 }
 
@@ -81,7 +81,7 @@ pub struct TarOut(Yield);
 impl TarOut {
     pub(super) async fn open(hub: &Arc<Hub>, path: &SandboxPath) -> Result<Self> {
         let request = FileRequest::TarOut(path.as_str());
-        Yield::open(hub, "archive", Kind::Stream, request).await.map(Self)
+        Yield::open(hub, "archive", LaneKind::Stream, request).await.map(Self)
     }
 
     /// The next piece; nothing after the last. Safe to drop half-way.
@@ -96,7 +96,7 @@ pub struct TarIn(Yield);
 impl TarIn {
     pub(super) async fn open(hub: &Arc<Hub>, path: &SandboxPath) -> Result<Self> {
         let request = FileRequest::TarIn(path.as_str());
-        Yield::open(hub, "unpack", Kind::Plain, request).await.map(Self)
+        Yield::open(hub, "unpack", LaneKind::Plain, request).await.map(Self)
     }
 
     /// Sends a piece, waiting while it is not unpacked. An archive that was refused says so here or
@@ -104,12 +104,12 @@ impl TarIn {
     pub async fn write(&mut self, data: Bytes) -> Result<()> {
         let bytes = data.len();
         let Yield { hub, lane, number, operation, deadline } = &self.0;
-        let written = within(*deadline, operation, lane.write(*number, hub, data)).await?;
+        let written = await_before_deadline(*deadline, operation, lane.write_input(*number, hub, data)).await?;
         if !written {
-            let finish = within(*deadline, operation, lane.finish()).await?;
+            let finish = await_before_deadline(*deadline, operation, lane.wait_for_finish()).await?;
             return Err(no_success(operation, finish));
         }
-        self.0.transferred(bytes);
+        self.0.extend_deadline(bytes);
         Ok(())
     }
 
@@ -117,7 +117,7 @@ impl TarIn {
     pub async fn finish(self) -> Result<()> {
         let Yield { hub, lane, number, operation, deadline } = &self.0;
         lane.close_input(*number, hub);
-        let finish = within(*deadline, operation, lane.finish()).await?;
+        let finish = await_before_deadline(*deadline, operation, lane.wait_for_finish()).await?;
         if matches!(finish, Finish::Done) { Ok(()) } else { Err(no_success(operation, finish)) }
     }
 }

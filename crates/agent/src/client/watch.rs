@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use stockade_core::{Result, SandboxPath};
 
-use super::files::{deadline, no_success};
+use super::files::{request_deadline, no_success};
 use super::hub::{Closed, Hub, too_slow};
-use super::lane::Kind;
-use super::listing::Records;
+use super::lane::LaneKind;
+use super::listing::RecordBuffer;
 use super::transfer::Yield;
 use crate::protocol::{FileRequest, WatchEvent, WatchKind};
 
@@ -25,20 +25,20 @@ pub struct Change {
 pub struct Watch {
     hub: Arc<Hub>,
     pieces: Yield,
-    records: Records,
+    records: RecordBuffer,
 }
 
 impl Watch {
     pub(super) async fn open(hub: &Arc<Hub>, path: &SandboxPath) -> Result<Self> {
         let request = FileRequest::Watch(path.as_str());
-        let pieces = Yield::open(hub, "watch", Kind::Watch, request).await?;
-        let answer = pieces.lane().until(|state| match &state.finish {
+        let pieces = Yield::open(hub, "watch", LaneKind::Watch, request).await?;
+        let answer = pieces.lane().wait_until(|state| match &state.finish {
             Some(finish) => Some(Err(finish.clone())),
             None => state.confirmed.then_some(Ok(())),
         });
-        let answer = deadline().within(answer).await.map_err(|_| too_slow("watch"))?;
+        let answer = request_deadline().within(answer).await.map_err(|_| too_slow("watch"))?;
         answer.map_err(|finish| no_success("watch", finish))?;
-        Ok(Self { hub: hub.clone(), pieces, records: Records::default() })
+        Ok(Self { hub: hub.clone(), pieces, records: RecordBuffer::default() })
     }
 
     /// The next change; nothing once the directory is gone. Safe to drop half-way.
@@ -53,12 +53,12 @@ impl Watch {
                 Ok(None) => {}
                 Err(error) => {
                     let closed = Closed::broken(error);
-                    self.hub.fail(closed.clone());
-                    return Err(closed.error("watch"));
+                    self.hub.fail_all(closed.clone());
+                    return Err(closed.to_error("watch"));
                 }
             }
             match self.pieces.next().await? {
-                Some(piece) => self.records.push(&piece),
+                Some(piece) => self.records.push_chunk(&piece),
                 None => return Ok(None),
             }
         }

@@ -7,7 +7,7 @@ use super::parts::{
 use super::wire::{DecodeError, Put, Take, TooLong, put_frame};
 
 /// A channel's number.
-type Channel = u32;
+type ChannelNumber = u32;
 
 /// What the engine tells the agent. Tags from 64 on are kept for network streams.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,26 +15,26 @@ pub enum ToAgent<'a> {
     /// The first message.
     Hello(Hello),
     /// Opens a channel with a program.
-    Spawn(Channel, Spawn<'a>),
+    Spawn(ChannelNumber, Spawn<'a>),
     /// Input.
-    Stdin(Channel, &'a [u8]),
+    Stdin(ChannelNumber, &'a [u8]),
     /// The end of input.
-    StdinEnd(Channel),
+    StdinEnd(ChannelNumber),
     /// More output of this stream may be sent.
-    Credit(Channel, Stream, u32),
+    Credit(ChannelNumber, Stream, u32),
     /// A signal for the program and its descendants.
-    Signal(Channel, u8),
+    Signal(ChannelNumber, u8),
     /// Ends everything that belongs to the channel.
-    Kill(Channel),
+    Kill(ChannelNumber),
     /// The terminal's new size.
-    Resize(Channel, Size),
+    Resize(ChannelNumber, Size),
     /// Nobody wants the program's output any more: it is counted, and not sent.
-    Hush(Channel),
+    Hush(ChannelNumber),
     /// To an agent that goes on with another side in the place of the one it had: numbers up to the first
     /// were used, and these channels are known. Right after the first message.
-    Keep(Channel, Vec<Channel>),
+    Keep(ChannelNumber, Vec<ChannelNumber>),
     /// Opens a channel with a file operation.
-    File(Channel, FileRequest<'a>),
+    File(ChannelNumber, FileRequest<'a>),
 }
 
 /// What the agent tells the engine. Tags from 64 on are kept for network streams.
@@ -43,15 +43,15 @@ pub enum FromAgent<'a> {
     /// The first message.
     Hello(Hello),
     /// The program runs, with this process id.
-    Started(Channel, u32),
+    Started(ChannelNumber, u32),
     /// It never ran: why, the system's error number, a sentence. Ends the channel.
-    StartFailed(Channel, StartKind, i32, &'a str),
+    StartFailed(ChannelNumber, StartKind, i32, &'a str),
     /// Output.
-    Output(Channel, Stream, &'a [u8]),
+    Output(ChannelNumber, Stream, &'a [u8]),
     /// The program ended, and no output follows.
     Exited {
         /// The channel.
-        channel: Channel,
+        channel: ChannelNumber,
         /// How it ended.
         end: End,
         /// Processor time in microseconds, of the program and its descendants that ended before it.
@@ -62,20 +62,20 @@ pub enum FromAgent<'a> {
         unsent: [u64; 2],
     },
     /// No process of this execution is left. Before or after `Exited`; with it, ends the channel.
-    Ended(Channel),
+    Ended(ChannelNumber),
     /// As `Ended`, but the keeper was killed from inside, so descendants may have got away from it.
-    KeeperLost(Channel),
+    KeeperLost(ChannelNumber),
     /// More input may be sent.
-    StdinCredit(Channel, u32),
+    StdinCredit(ChannelNumber, u32),
     /// The file request succeeded. Ends the channel, except a watch's.
-    FileDone(Channel),
+    FileDone(ChannelNumber),
     /// What is at the path. Ends the channel.
-    FileEntry(Channel, FileEntry<'a>),
+    FileEntry(ChannelNumber, FileEntry<'a>),
     /// What was read. Ends the channel.
-    FileData(Channel, &'a [u8]),
+    FileData(ChannelNumber, &'a [u8]),
     /// The file request failed: why, the system's error number, at which path, a sentence. Ends the
     /// channel.
-    FileError(Channel, FileErrorKind, i32, &'a str, &'a str),
+    FileError(ChannelNumber, FileErrorKind, i32, &'a str, &'a str),
 }
 
 impl<'a> ToAgent<'a> {
@@ -161,7 +161,7 @@ impl<'a> ToAgent<'a> {
 
 impl<'a> FromAgent<'a> {
     /// The channel that it is about.
-    pub fn channel(&self) -> Option<Channel> {
+    pub fn channel(&self) -> Option<ChannelNumber> {
         match self {
             Self::Hello(_) => None,
             Self::Started(channel, _)
@@ -287,7 +287,7 @@ impl<'a> FromAgent<'a> {
 /// `out` as it was when `fill` fails or adds nothing.
 pub fn put_output<E>(
     out: &mut Vec<u8>,
-    channel: Channel,
+    channel: ChannelNumber,
     stream: Stream,
     fill: impl FnOnce(&mut Vec<u8>) -> Result<usize, E>,
 ) -> Result<usize, E> {

@@ -31,7 +31,7 @@ pub struct Carried {
 }
 
 /// Starts to carry. What the agent is to read goes into the answer.
-pub fn carry(pipe: Socket, out: Outbox) -> io::Result<(Carried, mpsc::Sender<Bytes>)> {
+pub fn spawn_carrier(pipe: Socket, out: Outbox) -> io::Result<(Carried, mpsc::Sender<Bytes>)> {
     pipe.set_nonblocking(true)?;
     let (reader, writer) = UnixStream::from_std(pipe.try_clone()?)?.into_split();
     let (inbox, waiting) = mpsc::channel(INBOX_CAPACITY);
@@ -42,7 +42,7 @@ pub fn carry(pipe: Socket, out: Outbox) -> io::Result<(Carried, mpsc::Sender<Byt
 
 impl Carried {
     /// Has the agent go on by another pipe. Nothing comes by this one any more.
-    pub async fn renew(self, out: Outbox) -> io::Result<(Self, mpsc::Sender<Bytes>)> {
+    pub async fn reconnect_agent(self, out: Outbox) -> io::Result<(Self, mpsc::Sender<Bytes>)> {
         let (ours, theirs) = Socket::pair()?;
         let old = UnixStream::from_std(self.pipe)?;
         old.async_io(Interest::WRITABLE, || send(&old, &[0], &[&theirs])).await?;
@@ -50,7 +50,7 @@ impl Carried {
         let ended = timeout(AGENT_TIMEOUT, self.outward).await;
         self.inward.abort();
         ended.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-        carry(ours, out)
+        spawn_carrier(ours, out)
     }
 }
 
@@ -67,7 +67,7 @@ async fn copy_from_agent(mut agent: OwnedReadHalf, out: Outbox) {
     loop {
         let mut piece = Vec::with_capacity(READ_CHUNK_BYTES);
         let read = agent.read_buf(&mut piece).await.unwrap_or(0);
-        if out.send(Frame::Agent(piece.into())).await.is_err() || read == 0 {
+        if out.send_frame(Frame::Agent(piece.into())).await.is_err() || read == 0 {
             return;
         }
     }

@@ -27,7 +27,7 @@ pub const GUEST_ROOT_DIR: &str = "/run/stockade";
 pub const GUEST_IMAGE_DIR: &str = "/image";
 
 /// Where everything lies.
-pub struct Base {
+pub struct FarBase {
     root: PathBuf,
     /// This version's own directory.
     own: PathBuf,
@@ -35,21 +35,21 @@ pub struct Base {
 }
 
 /// One sandbox's directory, held.
-pub struct Place {
+pub struct SandboxDir {
     dir: PathBuf,
     _held: File,
 }
 
-fn failed(what: &str, error: io::Error) -> Error {
+fn unusable_error(what: &str, error: io::Error) -> Error {
     let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&error.kind());
     let code = if full { ErrorCode::TooLarge } else { ErrorCode::System };
     Error::new(code, "create", format!("{what} cannot be used")).source(error)
 }
 
-impl Base {
+impl FarBase {
     /// Told by where this program lies: `BASE/far/VERSION/stockade-far`.
-    pub fn of_this_program() -> Result<Self> {
-        let program = std::env::current_exe().map_err(|error| failed("this program", error))?;
+    pub fn from_current_exe() -> Result<Self> {
+        let program = std::env::current_exe().map_err(|error| unusable_error("this program", error))?;
         let mut above = program.ancestors().skip(1).map(Path::to_owned);
         let (Some(own), Some(far), Some(root)) = (above.next(), above.next(), above.next()) else {
             return Err(Error::new(
@@ -67,7 +67,7 @@ impl Base {
     }
 
     /// In a machine of this program's own.
-    pub fn of_a_guest() -> Self {
+    pub fn for_guest() -> Self {
         Self {
             root: GUEST_ROOT_DIR.into(),
             own: GUEST_ROOT_DIR.into(),
@@ -81,22 +81,22 @@ impl Base {
     }
 
     /// Where this version keeps what it has measured.
-    pub fn own(&self) -> &Path {
+    pub fn own_dir(&self) -> &Path {
         &self.own
     }
 
-    fn sandboxes(&self) -> PathBuf {
+    fn sandboxes_dir(&self) -> PathBuf {
         self.root.join("sandboxes")
     }
 
-    fn dir(&self, id: &SandboxId) -> PathBuf {
-        self.sandboxes().join(id.as_str())
+    fn sandbox_dir(&self, id: &SandboxId) -> PathBuf {
+        self.sandboxes_dir().join(id.as_str())
     }
 
-    /// Held by whoever makes a directory or looks for dead ones, so that one that is being made is not
+    /// The lock for making a directory or looking for dead ones, so that one that is being made is not
     /// taken for one.
-    fn lock(&self) -> io::Result<File> {
-        match DirBuilder::new().mode(0o700).create(self.sandboxes()) {
+    fn acquire_lock(&self) -> io::Result<File> {
+        match DirBuilder::new().mode(0o700).create(self.sandboxes_dir()) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
@@ -107,49 +107,49 @@ impl Base {
     }
 
     /// The sandboxes that have a directory.
-    pub fn ids(&self) -> Vec<SandboxId> {
-        let entries = fs::read_dir(self.sandboxes()).into_iter().flatten().flatten();
+    pub fn list_ids(&self) -> Vec<SandboxId> {
+        let entries = fs::read_dir(self.sandboxes_dir()).into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
     }
 
     /// Makes the directory of a new sandbox.
-    pub fn open(&self, id: &SandboxId, capacity: Option<u32>) -> Result<Place> {
-        let _lock = self.lock().map_err(|error| failed("the directory for sandboxes", error))?;
-        if capacity.is_some_and(|most| self.ids().len() >= most as usize) {
+    pub fn create_sandbox_dir(&self, id: &SandboxId, capacity: Option<u32>) -> Result<SandboxDir> {
+        let _lock = self.acquire_lock().map_err(|error| unusable_error("the directory for sandboxes", error))?;
+        if capacity.is_some_and(|most| self.list_ids().len() >= most as usize) {
             let message = "it has as many sandboxes as it may";
             return Err(Error::new(ErrorCode::QuotaExceeded, "create", message)
                 .remedy("end some of them, or raise its capacity in the configuration"));
         }
-        let dir = self.dir(id);
-        let fail = |error| failed("the sandbox's directory", error);
+        let dir = self.sandbox_dir(id);
+        let fail = |error| unusable_error("the sandbox's directory", error);
         DirBuilder::new().mode(0o700).create(&dir).map_err(fail)?;
-        let made = Place::make(&dir);
+        let made = SandboxDir::make(&dir);
         if made.is_err() {
             let _ = clear(&dir);
         }
         made.map_err(fail)
     }
 
-    /// Removes what dead processes have left. What cannot be removed stays for whoever comes next, and
-    /// stops nobody: destroying it says why.
-    pub async fn reap(&self, native: &Native) -> Result<()> {
+    /// Removes the sandboxes of dead processes. What cannot be removed stays for the next reap, and
+    /// fails no request: destroying it says why.
+    pub async fn reap_dead_sandboxes(&self, native: &Native) -> Result<()> {
         let dead: Vec<_> = {
             let _lock =
-                self.lock().map_err(|error| failed("the directory for sandboxes", error))?;
-            let held = |id: SandboxId| Some((lock_if_dead(&self.dir(&id))?, id));
-            self.ids().into_iter().filter_map(held).collect()
+                self.acquire_lock().map_err(|error| unusable_error("the directory for sandboxes", error))?;
+            let held = |id: SandboxId| Some((lock_if_dead(&self.sandbox_dir(&id))?, id));
+            self.list_ids().into_iter().filter_map(held).collect()
         };
         for (_held, id) in &dead {
             if crate::destroy_sandbox(native, id).await.is_ok() {
-                let _ = remove_sandbox_dir(&self.dir(id));
+                let _ = remove_sandbox_dir(&self.sandbox_dir(id));
             }
         }
         Ok(())
     }
 
-    /// Removes every trace of a sandbox, whoever serves it. Says whether there was any.
-    pub async fn destroy(&self, id: &SandboxId, native: &Native) -> Result<bool> {
-        let dir = self.dir(id);
+    /// Removes every trace of a sandbox, ending the process that serves it. Says whether there was any.
+    pub async fn destroy_sandbox(&self, id: &SandboxId, native: &Native) -> Result<bool> {
+        let dir = self.sandbox_dir(id);
         let found = dir.exists();
         if found {
             end_server(&dir).await;
@@ -159,8 +159,8 @@ impl Base {
         Ok(found)
     }
 
-    /// Removes versions that nobody has used for long, and what was left half-way when one was carried.
-    pub fn tidy(&self) {
+    /// Removes versions that were not used for long, and drafts of uploads that were abandoned.
+    pub fn remove_stale_versions(&self) {
         let versions = fs::read_dir(self.root.join("far")).into_iter().flatten().flatten();
         let old = |path: &PathBuf| {
             let half_way =
@@ -177,9 +177,9 @@ impl Base {
     }
 }
 
-/// Whether nobody else can have put something here.
+/// Checks that no other user can have put something here.
 fn check_private(dir: &Path) -> Result<()> {
-    let found = fs::symlink_metadata(dir).map_err(|error| failed("its own directory", error))?;
+    let found = fs::symlink_metadata(dir).map_err(|error| unusable_error("its own directory", error))?;
     let own = rustix::process::geteuid().as_raw();
     if found.is_dir() && found.uid() == own && found.mode() & 0o022 == 0 {
         return Ok(());
@@ -193,7 +193,7 @@ fn check_private(dir: &Path) -> Result<()> {
 fn lock_if_dead(dir: &Path) -> Option<Option<File>> {
     let lock = match File::open(dir.join("lock")) {
         Ok(lock) => lock,
-        // Killed before it had a lock: whoever makes one is kept out while this is asked.
+        // Killed before it had a lock: the lock of all sandboxes keeps makers out meanwhile.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(None),
         Err(_) => return None,
     };
@@ -233,7 +233,7 @@ fn remove_sandbox_dir(dir: &Path) -> Result<()> {
     if dir.exists() { Err(left(message)) } else { Ok(()) }
 }
 
-impl Place {
+impl SandboxDir {
     fn make(dir: &Path) -> io::Result<Self> {
         let mut held = File::options().create_new(true).append(true).open(dir.join("lock"))?;
         flock(&held, FlockOperation::NonBlockingLockExclusive)?;
@@ -250,7 +250,7 @@ impl Place {
     }
 
     /// Removes it.
-    pub fn remove(self) -> Result<()> {
+    pub fn remove_dir(self) -> Result<()> {
         remove_sandbox_dir(&self.dir)
     }
 }

@@ -16,11 +16,11 @@ use stockade_backends::across::words::HELLO_LINE;
 use stockade_backends::native::Native;
 use tokio::sync::oneshot;
 
-use crate::base::{Base, GUEST_IMAGE_DIR, GUEST_ROOT_DIR};
+use crate::base::{FarBase, GUEST_IMAGE_DIR, GUEST_ROOT_DIR};
 use crate::identity::{self, Papers};
 use crate::measure;
-use crate::serve::{self, Heard};
-use crate::streams::{self, Streams};
+use crate::serve::{self, PeerLiveness};
+use crate::streams::{self, StreamPair};
 use crate::vsock::Listener;
 
 /// The directory of the kernel modules, named in the order in which they are loaded.
@@ -42,18 +42,18 @@ pub fn is_second(argument: Option<&str>) -> bool {
 }
 
 /// The first process. Only comes back by ending the machine.
-pub fn first() {
-    if let Err(error) = prepare().and_then(|()| wait_for_second()) {
+pub fn run_first_process() {
+    if let Err(error) = prepare_root().and_then(|()| wait_for_second()) {
         let _ = writeln!(io::stderr(), "stockade: {error}");
     }
-    // Without anything that could turn it off, starting anew is the end: nobody starts it again.
+    // Without anything that could turn it off, a reboot is the end: the monitor does not start it again.
     let _ = reboot(RebootCommand::Restart);
 }
 
 fn wait_for_second() -> io::Result<()> {
     let second = Command::new("/proc/self/exe").arg(SECOND_PROCESS_ARGUMENT).spawn()?;
     loop {
-        // Also buries those whom nobody else waits for.
+        // Also reaps orphans.
         match wait(WaitOptions::empty()) {
             Ok(Some((ended, _))) if ended.as_raw_pid() as u32 == second.id() => return Ok(()),
             Ok(_) => {}
@@ -68,22 +68,22 @@ fn with_context(what: &str, error: impl Into<io::Error>) -> io::Error {
 }
 
 /// Everything in the order in which each needs what is before it.
-fn prepare() -> io::Result<()> {
+fn prepare_root() -> io::Result<()> {
     let plain = MountFlags::NOSUID | MountFlags::NOEXEC;
     // The first root cannot be left: everything lives in one that can.
-    mount_at("tmpfs", "tmpfs", "/new", MountFlags::NOSUID | MountFlags::NODEV, "mode=755")?;
-    mount_at("dev", "devtmpfs", "/new/dev", MountFlags::NOSUID, "mode=755")?;
-    mount_at("pts", "devpts", "/new/dev/pts", plain, "ptmxmode=666")?;
-    mount_at("shm", "tmpfs", "/new/dev/shm", plain, "mode=1777")?;
-    mount_at("proc", "proc", "/new/proc", plain, "")?;
-    mount_at("sys", "sysfs", "/new/sys", plain, "")?;
-    mount_at("groups", "cgroup2", "/new/sys/fs/cgroup", plain, "")?;
+    mount_filesystem("tmpfs", "tmpfs", "/new", MountFlags::NOSUID | MountFlags::NODEV, "mode=755")?;
+    mount_filesystem("dev", "devtmpfs", "/new/dev", MountFlags::NOSUID, "mode=755")?;
+    mount_filesystem("pts", "devpts", "/new/dev/pts", plain, "ptmxmode=666")?;
+    mount_filesystem("shm", "tmpfs", "/new/dev/shm", plain, "mode=1777")?;
+    mount_filesystem("proc", "proc", "/new/proc", plain, "")?;
+    mount_filesystem("sys", "sysfs", "/new/sys", plain, "")?;
+    mount_filesystem("groups", "cgroup2", "/new/sys/fs/cgroup", plain, "")?;
     fs::write("/new/sys/fs/cgroup/cgroup.subtree_control", CGROUP_CONTROLLERS)
         .map_err(|error| with_context("control groups", error))?;
     load_modules()?;
     let disk = format!("/new{GUEST_ROOT_DIR}");
-    mount_at("/new/dev/vda", "erofs", &format!("/new{GUEST_IMAGE_DIR}"), MountFlags::RDONLY, "")?;
-    mount_at(
+    mount_filesystem("/new/dev/vda", "erofs", &format!("/new{GUEST_IMAGE_DIR}"), MountFlags::RDONLY, "")?;
+    mount_filesystem(
         "/new/dev/vdb",
         "ext4",
         &disk,
@@ -98,7 +98,7 @@ fn prepare() -> io::Result<()> {
     enter_root("/new")
 }
 
-fn mount_at(
+fn mount_filesystem(
     source: &str,
     kind: &str,
     target: &str,
@@ -131,41 +131,41 @@ fn enter_root(root: &str) -> io::Result<()> {
     Ok(rustix::process::chdir("/")?)
 }
 
-/// The second process: measures, waits to be copied, and serves as whoever it is then.
-pub async fn second(native: Native) -> io::Result<()> {
-    let base = Base::of_a_guest();
-    let measured = Box::new(measure::anew(&native, &base).await);
+/// The second process: measures, waits to be copied, and serves under the identity of the copy.
+pub async fn run_second_process(native: Native) -> io::Result<()> {
+    let base = FarBase::for_guest();
+    let measured = Box::new(measure::measure_anew(&native, &base).await);
     let mut ready = serde_json::to_vec(&Ready { measured })?;
     ready.push(b'\n');
     let papers = Papers::prepare()?;
     // In here the machine is copied: what follows happens once in each copy.
     let (copied, streams) = match open_port()? {
-        Some(port) => wait_at(port, ready, papers)?,
-        None => wait_for_a_connection(&ready, papers)?,
+        Some(port) => wait_at_port(port, ready, papers)?,
+        None => wait_for_connection(&ready, papers)?,
     };
     let gone = |_| io::Error::other("whoever waits for the port is gone");
     let (identity, papers) = copied.await.map_err(gone)??;
-    native.call_machine(identity::own(&identity));
-    serve::serve(native, Ok(base), streams, Heard::InACopy(papers)).await
+    native.call_machine(identity::sandbox_identity(&identity));
+    serve::serve_connection(native, Ok(base), streams, PeerLiveness::InACopy(papers)).await
 }
 
 /// Who a copy is, once it is one.
-type Copied = oneshot::Receiver<io::Result<(Identity, Papers)>>;
+type IdentityReceiver = oneshot::Receiver<io::Result<(Identity, Papers)>>;
 
 /// Says that it is ready, by the thread that waits for what the port brings: it is there before the machine
 /// is copied, and does in the copy what has to be done before anybody is answered.
-fn wait_at(port: File, ready: Vec<u8>, papers: Papers) -> io::Result<(Copied, Streams)> {
+fn wait_at_port(port: File, ready: Vec<u8>, papers: Papers) -> io::Result<(IdentityReceiver, StreamPair)> {
     let (tell, copied) = oneshot::channel();
     let greet = move |mut port: &File| {
         let told = port.write_all(&ready).and_then(|()| read_line(port));
-        // Nobody may hear it any more: then the machine is about to end.
-        let _ = tell.send(told.and_then(|told| become_one(&told, port, papers)));
+        // The receiver may be gone: then the machine is about to end.
+        let _ = tell.send(told.and_then(|told| assume_identity(&told, port, papers)));
     };
-    Ok((copied, streams::port(port, greet)?))
+    Ok((copied, streams::spawn_port_streams(port, greet)?))
 }
 
 /// The same by a socket. A connection does not survive the copying: the next one is the copy's own.
-fn wait_for_a_connection(ready: &[u8], papers: Papers) -> io::Result<(Copied, Streams)> {
+fn wait_for_connection(ready: &[u8], papers: Papers) -> io::Result<(IdentityReceiver, StreamPair)> {
     let listener =
         Listener::open().map_err(|error| with_context("nobody can speak to it", error))?;
     let mut pipe = listener.accept()?;
@@ -177,19 +177,19 @@ fn wait_for_a_connection(ready: &[u8], papers: Papers) -> io::Result<(Copied, St
         }
     };
     let (tell, copied) = oneshot::channel();
-    let _ = tell.send(become_one(&told, &pipe, papers));
-    Ok((copied, streams::port(pipe, |_| {})?))
+    let _ = tell.send(assume_identity(&told, &pipe, papers));
+    Ok((copied, streams::spawn_port_streams(pipe, |_| {})?))
 }
 
 /// Becomes who it is told to be, and says the first word.
-fn become_one(told: &[u8], mut pipe: &File, papers: Papers) -> io::Result<(Identity, Papers)> {
+fn assume_identity(told: &[u8], mut pipe: &File, papers: Papers) -> io::Result<(Identity, Papers)> {
     let identity = serde_json::from_slice(told)?;
-    papers.take(&identity)?;
+    papers.apply_identity(&identity)?;
     pipe.write_all(HELLO_LINE)?;
     Ok((identity, papers))
 }
 
-/// The port of our name, whatever number the kernel gave it.
+/// Opens the port of our name, by any number that the kernel gave it.
 fn open_port() -> io::Result<Option<File>> {
     for entry in fs::read_dir("/sys/class/virtio-ports").into_iter().flatten().flatten() {
         let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Becomes somebody else than the machine that this one is a copy of: before anything of a guest runs here.
+//! Gives a copy of a machine an identity of its own: before anything of a guest runs here.
 #![allow(unsafe_code, reason = "one request to the kernel's random numbers has no safe form")]
 
 use std::fs::{self, File, Permissions};
@@ -20,7 +20,7 @@ const BOOT_ID_FILE: &str = "boot-id";
 /// The ioctl RNDRESEEDCRNG: reseeds the random generator from the pool at once.
 const RESEED_IOCTL: rustix::ioctl::Opcode = rustix::ioctl::opcode::none(b'R', 7);
 
-/// What it takes to become somebody else, opened before the machine is copied: in software, every way
+/// The files that a new identity is written to, opened before the machine is copied: in software, every way
 /// through the kernel that a copy goes for the first time costs it milliseconds.
 pub struct Papers {
     pool: File,
@@ -48,14 +48,14 @@ impl Papers {
     }
 
     /// There is a sandbox, whose first process this is.
-    pub fn know(&mut self, first: i32) -> io::Result<()> {
+    pub fn open_sandbox_uts(&mut self, first: i32) -> io::Result<()> {
         self.names.1 = Some(File::open(format!("/proc/{first}/ns/uts"))?);
         Ok(())
     }
 
     /// Takes it on, and the sandbox with it if there is one.
-    pub fn take(&self, identity: &Identity) -> io::Result<()> {
-        self.reseed(&unhex(&identity.seed)?)?;
+    pub fn apply_identity(&self, identity: &Identity) -> io::Result<()> {
+        self.reseed_random(&decode_hex(&identity.seed)?)?;
         sethostname(identity.hostname.as_bytes())?;
         let now = Timespec {
             tv_sec: i64::try_from(identity.clock / 1_000_000_000).map_err(io::Error::other)?,
@@ -66,11 +66,11 @@ impl Papers {
         self.machine_id.write_all_at(format!("{:32.32}\n", identity.machine_id).as_bytes(), 0)?;
         self.boot_id
             .write_all_at(format!("{:36.36}\n", format_uuid(&identity.boot_id)).as_bytes(), 0)?;
-        self.rename(&identity.hostname)
+        self.set_sandbox_hostname(&identity.hostname)
     }
 
     /// Has the sandbox be called otherwise.
-    fn rename(&self, hostname: &str) -> io::Result<()> {
+    fn set_sandbox_hostname(&self, hostname: &str) -> io::Result<()> {
         let (own, Some(sandbox)) = &self.names else { return Ok(()) };
         let enter = |names: &File| {
             let kind = Some(LinkNameSpaceType::HostNameAndNISDomainName);
@@ -85,7 +85,7 @@ impl Papers {
         Ok(renamed?)
     }
 
-    fn reseed(&self, seed: &[u8]) -> io::Result<()> {
+    fn reseed_random(&self, seed: &[u8]) -> io::Result<()> {
         (&self.pool).write_all(seed)?;
         // SAFETY: this request takes no argument and returns nothing.
         unsafe { rustix::ioctl::ioctl(&self.pool, rustix::ioctl::NoArg::<RESEED_IOCTL>::new()) }?;
@@ -94,7 +94,7 @@ impl Papers {
 }
 
 /// What sandboxes are told of it.
-pub fn own(identity: &Identity) -> Own {
+pub fn sandbox_identity(identity: &Identity) -> Own {
     let own = Path::new(IDENTITY_DIR);
     Own {
         hostname: identity.hostname.clone(),
@@ -103,7 +103,7 @@ pub fn own(identity: &Identity) -> Own {
     }
 }
 
-fn unhex(text: &str) -> io::Result<Vec<u8>> {
+fn decode_hex(text: &str) -> io::Result<Vec<u8>> {
     let digit = |at: usize| text.get(at..at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
     let bytes: Option<Vec<u8>> = (0..text.len()).step_by(2).map(digit).collect();
     bytes.ok_or_else(|| io::ErrorKind::InvalidData.into())

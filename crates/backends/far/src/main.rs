@@ -24,8 +24,8 @@ use stockade_backends::native::Native;
 use stockade_core::{Backend, Error, ErrorCode, Result, SandboxId};
 use stockade_launcher::make_private;
 
-use base::Base;
-use serve::Heard;
+use base::FarBase;
+use serve::PeerLiveness;
 use tokio::io::AsyncWriteExt;
 
 /// The longest sandbox id with its newline.
@@ -33,13 +33,13 @@ const MAX_ID_BYTES: u64 = 64;
 
 fn main() -> ExitCode {
     if guest::is_first() {
-        guest::first();
+        guest::run_first_process();
         return ExitCode::FAILURE;
     }
     make_private();
     let asked = std::env::args().nth(1);
     if let (Some("vmm"), Some(socket)) = (asked.as_deref(), std::env::args().nth(2)) {
-        let error = vmm::become_it(&socket);
+        let error = vmm::become_vmm(&socket);
         let _ = writeln!(std::io::stderr(), "{error}");
         return ExitCode::FAILURE;
     }
@@ -53,16 +53,16 @@ fn main() -> ExitCode {
     if serves {
         let served = runtime.block_on(async {
             match inside {
-                true => guest::second(native).await,
-                false => serve_here(native).await,
+                true => guest::run_second_process(native).await,
+                false => serve_stdio(native).await,
             }
         });
-        // Whoever still waits for input in a thread of its own is not waited for.
+        // Threads that still wait for input are not waited for.
         runtime.shutdown_background();
         return if served.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
-    let base = Base::of_this_program();
-    let answer = runtime.block_on(answer(asked.as_deref().unwrap_or_default(), &native, base));
+    let base = FarBase::from_current_exe();
+    let answer = runtime.block_on(answer_request(asked.as_deref().unwrap_or_default(), &native, base));
     let said = answer.unwrap_or_else(|error| Said::Failed((&error).into()));
     let Ok(text) = serde_json::to_string(&said) else { return ExitCode::FAILURE };
     match writeln!(std::io::stdout(), "{text}") {
@@ -71,26 +71,26 @@ fn main() -> ExitCode {
     }
 }
 
-async fn serve_here(native: Native) -> std::io::Result<()> {
-    let (input, mut output) = (streams::input()?, streams::output()?);
+async fn serve_stdio(native: Native) -> std::io::Result<()> {
+    let (input, mut output) = (streams::open_stdin()?, streams::open_stdout()?);
     output.write_all(HELLO_LINE).await?;
-    let heard = Heard::Within(serve::PEER_TIMEOUT);
-    serve::serve(native, Base::of_this_program(), (input, output), heard).await
+    let heard = PeerLiveness::Within(serve::PEER_TIMEOUT);
+    serve::serve_connection(native, FarBase::from_current_exe(), (input, output), heard).await
 }
 
 /// One thing and no sandbox.
-async fn answer(asked: &str, native: &Native, base: Result<Base>) -> Result<Said> {
+async fn answer_request(asked: &str, native: &Native, base: Result<FarBase>) -> Result<Said> {
     let base = base?;
     match asked {
         "probe" => {
-            base.reap(native).await?;
-            base.tidy();
-            Ok(Said::Measured(Box::new(measure::anew(native, &base).await)))
+            base.reap_dead_sandboxes(native).await?;
+            base.remove_stale_versions();
+            Ok(Said::Measured(Box::new(measure::measure_anew(native, &base).await)))
         }
-        "list" => Ok(Said::Listed(base.ids())),
+        "list" => Ok(Said::Listed(base.list_ids())),
         "destroy" => {
-            let found = base.destroy(&id_from_input()?, native).await?;
-            base.reap(native).await?;
+            let found = base.destroy_sandbox(&read_id_from_stdin()?, native).await?;
+            base.reap_dead_sandboxes(native).await?;
             Ok(Said::Gone { found })
         }
         other => Err(Error::new(ErrorCode::Invalid, "start", format!("`{other}` is no request"))),
@@ -98,7 +98,7 @@ async fn answer(asked: &str, native: &Native, base: Result<Base>) -> Result<Said
 }
 
 /// Ids never stand in a command line: the connection's own processes would carry them on.
-fn id_from_input() -> Result<SandboxId> {
+fn read_id_from_stdin() -> Result<SandboxId> {
     let mut text = String::new();
     let read = std::io::stdin().take(MAX_ID_BYTES).read_to_string(&mut text);
     let wrong = || Error::new(ErrorCode::Invalid, "destroy", "no sandbox is named");

@@ -14,10 +14,10 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 
 use crate::agent::AGENT_TIMEOUT;
-use crate::base::Base;
+use crate::base::FarBase;
 use crate::identity::Papers;
-use crate::session::Session;
-use crate::streams::{Input, Output};
+use crate::session::FarSession;
+use crate::streams::{InputStream, OutputStream};
 use crate::watch::Watches;
 
 /// Timeout after which a silent peer counts as gone; it sends a frame at least every two seconds.
@@ -27,19 +27,19 @@ const QUEUE_CAPACITY: usize = 8;
 
 /// Where frames for the other side go.
 #[derive(Clone)]
-pub struct Outbox(mpsc::Sender<Item>);
+pub struct Outbox(mpsc::Sender<OutboxItem>);
 
 /// What waits for the other side.
-enum Item {
+enum OutboxItem {
     Frame(Bytes),
     /// The last before this side stands still.
     Last(Bytes),
-    /// What follows is for the other side of a copy; what is before it is for nobody.
+    /// What follows is for the peer of a copy; what is before it is dropped.
     Anew,
 }
 
 /// How this side goes on after it stood still.
-pub enum Way {
+pub enum ResumeMode {
     /// As if nothing had happened.
     On,
     /// As a copy: what waits is thrown away.
@@ -48,26 +48,26 @@ pub enum Way {
 
 impl Outbox {
     /// Waits while the other side does not read.
-    pub async fn send(&self, frame: Frame) -> Result<(), FrameError> {
-        self.put(Item::Frame(frame.encode()?)).await
+    pub async fn send_frame(&self, frame: Frame) -> Result<(), FrameError> {
+        self.push_item(OutboxItem::Frame(frame.encode()?)).await
     }
 
     /// What follows is for the other side of this copy.
-    pub async fn begin_anew(&self) -> Result<(), FrameError> {
-        self.put(Item::Anew).await
+    pub async fn mark_new_peer(&self) -> Result<(), FrameError> {
+        self.push_item(OutboxItem::Anew).await
     }
 
-    async fn put(&self, item: Item) -> Result<(), FrameError> {
+    async fn push_item(&self, item: OutboxItem) -> Result<(), FrameError> {
         let gone = |_| FrameError::Io(io::ErrorKind::BrokenPipe.into());
         self.0.send(item).await.map_err(gone)
     }
 }
 
 /// Where bytes for the agent go, once there is one.
-pub type ToAgent = Arc<Mutex<Option<mpsc::Sender<Bytes>>>>;
+pub type AgentInbox = Arc<Mutex<Option<mpsc::Sender<Bytes>>>>;
 
 /// What is asked of this side, in order.
-pub enum Asked {
+pub enum SessionRequest {
     /// A piece of the other copy of the workspace.
     Piece(Bytes),
     /// A request.
@@ -77,57 +77,57 @@ pub enum Asked {
 }
 
 /// How the other side is known to be there.
-pub enum Heard {
+pub enum PeerLiveness {
     /// It speaks at least once in so long.
     Within(Duration),
     /// It cannot go without this one, which is a machine of its own.
     InACopy(Papers),
 }
 
-/// Serves one sandbox to whoever has heard the first word. Nothing of it is left when this returns.
-pub async fn serve(
+/// Serves one sandbox to a peer that has read the hello. Nothing of it is left when this returns.
+pub async fn serve_connection(
     native: Native,
-    base: Result<Base>,
-    (input, output): (Input, Output),
-    heard: Heard,
+    base: Result<FarBase>,
+    (input, output): (InputStream, OutputStream),
+    heard: PeerLiveness,
 ) -> io::Result<()> {
     let (silence, papers) = match heard {
-        Heard::Within(silence) => (Some(silence), None),
-        Heard::InACopy(papers) => (None, Some(papers)),
+        PeerLiveness::Within(silence) => (Some(silence), None),
+        PeerLiveness::InACopy(papers) => (None, Some(papers)),
     };
     let (outbox, waiting) = mpsc::channel(QUEUE_CAPACITY);
     let (requests, asked) = mpsc::channel(QUEUE_CAPACITY);
-    let (over, to_agent) = (Arc::new(Notify::new()), ToAgent::default());
+    let (over, to_agent) = (Arc::new(Notify::new()), AgentInbox::default());
     let watches = Arc::new(Watches::new(Outbox(outbox.clone())));
     let (ways, way) = mpsc::channel(1);
-    let reader = Reader {
+    let reader = FrameReader {
         requests,
         agent: Arc::clone(&to_agent),
         watches: Arc::clone(&watches),
         out: Outbox(outbox.clone()),
         ways: ways.clone(),
     };
-    tokio::spawn(write(waiting, output, way, Arc::clone(&over)));
-    tokio::spawn(reader.read(input, silence, Arc::clone(&over)));
-    let mut session = Session::new(native, base, (Outbox(outbox), ways), to_agent, watches, papers);
+    tokio::spawn(write_frames(waiting, output, way, Arc::clone(&over)));
+    tokio::spawn(reader.read_frames(input, silence, Arc::clone(&over)));
+    let mut session = FarSession::new(native, base, (Outbox(outbox), ways), to_agent, watches, papers);
     tokio::select! {
         () = over.notified() => {}
-        () = session.run(asked) => {}
+        () = session.run_requests(asked) => {}
     }
-    session.end().await
+    session.shut_down().await
 }
 
-async fn write(
-    mut waiting: mpsc::Receiver<Item>,
-    mut output: Output,
-    mut way: mpsc::Receiver<Way>,
+async fn write_frames(
+    mut waiting: mpsc::Receiver<OutboxItem>,
+    mut output: OutputStream,
+    mut way: mpsc::Receiver<ResumeMode>,
     over: Arc<Notify>,
 ) {
     while let Some(item) = waiting.recv().await {
         let (bytes, last) = match item {
-            Item::Frame(bytes) => (bytes, false),
-            Item::Last(bytes) => (bytes, true),
-            Item::Anew => continue,
+            OutboxItem::Frame(bytes) => (bytes, false),
+            OutboxItem::Last(bytes) => (bytes, true),
+            OutboxItem::Anew => continue,
         };
         if output.write_all(&bytes).await.is_err() {
             break;
@@ -140,31 +140,31 @@ async fn write(
 }
 
 /// Until it is said how it goes on.
-async fn stand_still(waiting: &mut mpsc::Receiver<Item>, way: &mut mpsc::Receiver<Way>) {
-    if let Some(Way::Anew) = way.recv().await {
-        while let Some(Item::Frame(_) | Item::Last(_)) = waiting.recv().await {}
+async fn stand_still(waiting: &mut mpsc::Receiver<OutboxItem>, way: &mut mpsc::Receiver<ResumeMode>) {
+    if let Some(ResumeMode::Anew) = way.recv().await {
+        while let Some(OutboxItem::Frame(_) | OutboxItem::Last(_)) = waiting.recv().await {}
     }
 }
 
 /// Sorts what arrives.
-struct Reader {
-    requests: mpsc::Sender<Asked>,
-    agent: ToAgent,
+struct FrameReader {
+    requests: mpsc::Sender<SessionRequest>,
+    agent: AgentInbox,
     watches: Arc<Watches>,
     out: Outbox,
-    ways: mpsc::Sender<Way>,
+    ways: mpsc::Sender<ResumeMode>,
 }
 
-impl Reader {
-    async fn read(self, input: Input, silence: Option<Duration>, over: Arc<Notify>) {
+impl FrameReader {
+    async fn read_frames(self, input: InputStream, silence: Option<Duration>, over: Arc<Notify>) {
         let mut input = BufReader::with_capacity(64 * 1024, input);
         let silence = silence.unwrap_or(Duration::MAX);
         while let Ok(Ok(Some(frame))) = timeout(silence, Frame::read(&mut input)).await {
             let went = match frame {
                 Frame::Beat => true,
-                Frame::Agent(data) => self.tell(data).await,
-                Frame::Tree(piece) => self.requests.send(Asked::Piece(piece)).await.is_ok(),
-                Frame::Word(text) => self.word(&text).await,
+                Frame::Agent(data) => self.send_to_agent(data).await,
+                Frame::Tree(piece) => self.requests.send(SessionRequest::Piece(piece)).await.is_ok(),
+                Frame::Word(text) => self.handle_word(&text).await,
             };
             if !went {
                 break;
@@ -175,32 +175,32 @@ impl Reader {
 
     /// An execution is watched before anything that was sent after that reaches the agent, whatever else
     /// is being done meanwhile.
-    async fn word(&self, text: &[u8]) -> bool {
+    async fn handle_word(&self, text: &[u8]) -> bool {
         let asked = match serde_json::from_slice(text) {
             Ok(Ask::Watch { execution, cpu_time }) => {
-                return self.watches.begin(execution, cpu_time).await.is_ok();
+                return self.watches.watch_execution(execution, cpu_time).await.is_ok();
             }
             Ok(Ask::Started { execution, pid }) => {
-                self.watches.start(execution, pid);
+                self.watches.mark_started(execution, pid);
                 return true;
             }
             Ok(Ask::StandStill) => return self.stand_still().await.is_ok(),
-            Ok(Ask::GoOn) => return self.ways.send(Way::On).await.is_ok(),
-            Ok(ask) => Asked::Ask(ask),
-            Err(error) => Asked::Nonsense(error),
+            Ok(Ask::GoOn) => return self.ways.send(ResumeMode::On).await.is_ok(),
+            Ok(ask) => SessionRequest::Ask(ask),
+            Err(error) => SessionRequest::Nonsense(error),
         };
         self.requests.send(asked).await.is_ok()
     }
 
-    /// Whoever asks for this has no other request under way.
+    /// Replies as the last frame for now: the peer has no other request under way.
     async fn stand_still(&self) -> Result<(), FrameError> {
         let text = serde_json::to_vec(&Tell::Done { conflicts: Vec::new() });
         let text = text.map_err(io::Error::from)?;
-        self.out.put(Item::Last(Frame::Word(text.into()).encode()?)).await
+        self.out.push_item(OutboxItem::Last(Frame::Word(text.into()).encode()?)).await
     }
 
     /// An agent that does not read what it is told is not one that can be kept.
-    async fn tell(&self, data: Bytes) -> bool {
+    async fn send_to_agent(&self, data: Bytes) -> bool {
         let inbox = self.agent.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(inbox) = inbox else { return false };
         // One that has ended already is asked about later.

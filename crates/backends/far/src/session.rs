@@ -19,13 +19,13 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::agent::{self, Carried};
-use crate::base::{Base, Place};
+use crate::base::{FarBase, SandboxDir};
 use crate::identity::Papers;
 use crate::measure;
-use crate::serve::{Asked, Outbox, ToAgent, Way};
-use crate::watch::{Watches, say};
+use crate::serve::{SessionRequest, Outbox, AgentInbox, ResumeMode};
+use crate::watch::{Watches, send_tell};
 
-type Shared = Arc<Mutex<Tree>>;
+type SharedTree = Arc<Mutex<Tree>>;
 
 /// What arrives of the other copy, until all of it is here; and what became of it.
 struct Arriving {
@@ -34,21 +34,21 @@ struct Arriving {
 }
 
 /// One sandbox and who asks for it.
-pub struct Session {
+pub struct FarSession {
     native: Native,
-    base: Result<Base>,
+    base: Result<FarBase>,
     out: Outbox,
-    ways: mpsc::Sender<Way>,
-    to_agent: ToAgent,
+    ways: mpsc::Sender<ResumeMode>,
+    to_agent: AgentInbox,
     carried: Option<Carried>,
     id: Option<SandboxId>,
-    place: Option<Place>,
+    place: Option<SandboxDir>,
     /// Why there is no place; said when the walls are asked for.
     no_place: Option<Error>,
-    tree: Option<Shared>,
+    tree: Option<SharedTree>,
     /// Whether the guest may change the workspace.
     writable: bool,
-    /// Threads that work in the workspace. They are waited for, whatever becomes of who needs them.
+    /// Threads that work in the workspace. They are waited for, also when the request that needs them is given up.
     arriving: Option<Arriving>,
     packing: Option<JoinHandle<Result<(), TreeError>>>,
     watches: Arc<Watches>,
@@ -56,12 +56,12 @@ pub struct Session {
     papers: Option<Papers>,
 }
 
-fn wrong(message: &str) -> Error {
+fn protocol_error(message: &str) -> Error {
     Error::new(ErrorCode::Protocol, "serve", message)
 }
 
 /// The public form of what went wrong with the workspace here.
-fn not_carried(error: TreeError) -> Error {
+fn workspace_error(error: TreeError) -> Error {
     let full = matches!(&error, TreeError::At { source, .. }
         if matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded));
     let code = if full { ErrorCode::TooLarge } else { ErrorCode::System };
@@ -69,12 +69,12 @@ fn not_carried(error: TreeError) -> Error {
     if full { error.remedy("make room on that host") } else { error }
 }
 
-impl Session {
+impl FarSession {
     pub fn new(
         native: Native,
-        base: Result<Base>,
-        (out, ways): (Outbox, mpsc::Sender<Way>),
-        to_agent: ToAgent,
+        base: Result<FarBase>,
+        (out, ways): (Outbox, mpsc::Sender<ResumeMode>),
+        to_agent: AgentInbox,
         watches: Arc<Watches>,
         papers: Option<Papers>,
     ) -> Self {
@@ -98,12 +98,12 @@ impl Session {
     }
 
     /// Does what is asked until nothing more is, or it can no longer be answered.
-    pub async fn run(&mut self, mut asked: mpsc::Receiver<Asked>) {
+    pub async fn run_requests(&mut self, mut asked: mpsc::Receiver<SessionRequest>) {
         while let Some(asked) = asked.recv().await {
             let done = match asked {
-                Asked::Piece(piece) => self.arrives(piece).await,
-                Asked::Ask(ask) => self.answer(ask).await,
-                Asked::Nonsense(error) => self.nonsense(error).await,
+                SessionRequest::Piece(piece) => self.receive_piece(piece).await,
+                SessionRequest::Ask(ask) => self.answer_request(ask).await,
+                SessionRequest::Nonsense(error) => self.reject_unreadable(error).await,
             };
             if done.is_err() {
                 return;
@@ -112,12 +112,12 @@ impl Session {
     }
 
     /// Takes everything down; nothing is left when it returns.
-    pub async fn end(mut self) -> io::Result<()> {
-        self.take_down().await.map_err(io::Error::other)
+    pub async fn shut_down(mut self) -> io::Result<()> {
+        self.tear_down().await.map_err(io::Error::other)
     }
 
-    async fn take_down(&mut self) -> Result<()> {
-        self.stop().await?;
+    async fn tear_down(&mut self) -> Result<()> {
+        self.destroy_walls().await?;
         // A thread that still works there would put something back, or stand in the way.
         if let Some(Arriving { pieces, unpacked }) = self.arriving.take() {
             drop(pieces);
@@ -126,12 +126,12 @@ impl Session {
         if let Some(packing) = self.packing.take() {
             let _ = packing.await;
         }
-        self.place.take().map_or(Ok(()), Place::remove)
+        self.place.take().map_or(Ok(()), SandboxDir::remove_dir)
     }
 
     /// Also where walls were only about to be built.
-    async fn stop(&mut self) -> Result<()> {
-        self.watches.clear();
+    async fn destroy_walls(&mut self) -> Result<()> {
+        self.watches.clear_all();
         if let (Some(_), Some(id)) = (&self.place, &self.id) {
             crate::destroy_sandbox(&self.native, id).await?;
         }
@@ -139,46 +139,46 @@ impl Session {
         Ok(())
     }
 
-    async fn nonsense(&mut self, error: serde_json::Error) -> Result<(), FrameError> {
-        let error = wrong("the request cannot be read").source(error);
-        say(&self.out, &Tell::Failed((&error).into())).await?;
+    async fn reject_unreadable(&mut self, error: serde_json::Error) -> Result<(), FrameError> {
+        let error = protocol_error("the request cannot be read").source(error);
+        send_tell(&self.out, &Tell::Failed((&error).into())).await?;
         Err(io::Error::from(io::ErrorKind::InvalidData).into())
     }
 
-    async fn answer(&mut self, ask: Ask) -> Result<(), FrameError> {
+    async fn answer_request(&mut self, ask: Ask) -> Result<(), FrameError> {
         let answer = match ask {
             Ask::Open { id, capacity } => {
-                self.open(id, capacity).await;
+                self.open_place(id, capacity).await;
                 return Ok(());
             }
             // Begun where it was heard.
             Ask::Watch { .. } | Ask::Started { .. } | Ask::StandStill | Ask::GoOn => return Ok(()),
-            Ask::Create { spec, enforcement } => self.create(*spec, &enforcement).await,
+            Ask::Create { spec, enforcement } => self.create_walls(*spec, &enforcement).await,
             Ask::Ended { execution, how, cpu_time } => {
-                self.ended(execution, Exit { cpu_time, ..how.exit() }).await
+                self.end_execution(execution, Exit { cpu_time, ..how.exit() }).await
             }
-            Ask::Push => self.arrived().await.map(done_reply),
-            Ask::Pull => self.changes().await.map(|()| done_reply(Vec::new())),
-            Ask::Become { identity, shared } => self.become_a_copy(&identity, shared).await,
-            Ask::Destroy => self.destroy().await,
+            Ask::Push => self.finish_receiving().await.map(done_reply),
+            Ask::Pull => self.send_changes().await.map(|()| done_reply(Vec::new())),
+            Ask::Become { identity, shared } => self.become_copy(&identity, shared).await,
+            Ask::Destroy => self.destroy_sandbox().await,
         };
         let answer = answer.unwrap_or_else(|error| Tell::Failed((&error).into()));
-        say(&self.out, &answer).await
+        send_tell(&self.out, &answer).await
     }
 
-    async fn open(&mut self, id: SandboxId, capacity: Option<u32>) {
+    async fn open_place(&mut self, id: SandboxId, capacity: Option<u32>) {
         let made = match (&self.base, &self.place) {
             (Err(error), _) => Err(error.clone()),
-            (Ok(_), Some(_)) => Err(wrong("there is a sandbox already")),
-            (Ok(base), None) => match base.reap(&self.native).await {
-                Ok(()) => base.open(&id, capacity),
+            (Ok(_), Some(_)) => Err(protocol_error("there is a sandbox already")),
+            (Ok(base), None) => match base.reap_dead_sandboxes(&self.native).await {
+                Ok(()) => base.create_sandbox_dir(&id, capacity),
                 Err(error) => Err(error),
             },
         };
         let opened = made.and_then(|place| {
             let tree = Tree::open(&place.workspace(), Side::Far, u64::MAX);
             self.place = Some(place);
-            tree.map_err(|error| wrong("its directory cannot be used").source(error))
+            tree.map_err(|error| protocol_error("its directory cannot be used").source(error))
         });
         match opened {
             Ok(tree) => self.tree = Some(Arc::new(Mutex::new(tree))),
@@ -188,12 +188,12 @@ impl Session {
     }
 
     /// A piece of the other copy. What is wrong with it is said with the request that follows.
-    async fn arrives(&mut self, piece: Bytes) -> Result<(), FrameError> {
+    async fn receive_piece(&mut self, piece: Bytes) -> Result<(), FrameError> {
         let Some(tree) = &self.tree else { return Ok(()) };
         let arriving = self.arriving.get_or_insert_with(|| {
             let (pieces, source) = pour::source();
             let tree = Arc::clone(tree);
-            let unpacked = tokio::task::spawn_blocking(move || lock(&tree).take(source));
+            let unpacked = tokio::task::spawn_blocking(move || lock_tree(&tree).take(source));
             Arriving { pieces: Some(pieces), unpacked }
         });
         if let Some(pieces) = &arriving.pieces {
@@ -204,91 +204,91 @@ impl Session {
 
     /// Waits until what arrived is in its place. Whoever gives up half-way leaves the thread where it is
     /// found again.
-    async fn arrived(&mut self) -> Result<Vec<Conflict>> {
+    async fn finish_receiving(&mut self) -> Result<Vec<Conflict>> {
         let Some(arriving) = &mut self.arriving else { return Ok(Vec::new()) };
         arriving.pieces = None;
         let unpacked = (&mut arriving.unpacked).await;
         self.arriving = None;
-        unpacked.map_err(|error| wrong("a thread ended").source(error))?.map_err(not_carried)
+        unpacked.map_err(|error| protocol_error("a thread ended").source(error))?.map_err(workspace_error)
     }
 
-    async fn create(&mut self, spec: SandboxSpec, expected: &[Enforcement]) -> Result<Tell> {
+    async fn create_walls(&mut self, spec: SandboxSpec, expected: &[Enforcement]) -> Result<Tell> {
         if let Some(error) = self.no_place.take() {
             return Err(error);
         }
-        self.arrived().await?;
+        self.finish_receiving().await?;
         let (Ok(base), Some(place), Some(id)) = (&self.base, &self.place, &self.id) else {
-            return Err(wrong("there is no place for it yet"));
+            return Err(protocol_error("there is no place for it yet"));
         };
         self.writable = !spec.read_only && matches!(spec.workspace, Workspace::Local(_));
-        let known = measure::known(&self.native, base).await;
+        let known = measure::load_or_measure(&self.native, base).await;
         let spec = localize_spec(spec, place, base)?;
         let admitted = admit(&spec, &known)
             .map_err(|refusals| Error::refused("create", Some(known.backend.clone()), refusals))?;
         check_enforcement(&admitted, expected)?;
         let (walls, pipe) = self.native.walls(id, &admitted).await?;
         if let Some(papers) = &mut self.papers {
-            let unknown = |error| wrong("what it is called cannot be changed").source(error);
-            papers.know(walls.first_process()).map_err(unknown)?;
+            let unknown = |error| protocol_error("what it is called cannot be changed").source(error);
+            papers.open_sandbox_uts(walls.first_process()).map_err(unknown)?;
         }
-        self.watches.stand(walls);
-        self.carry(agent::carry(pipe, self.out.clone()))
+        self.watches.set_walls(walls);
+        self.start_agent(agent::spawn_carrier(pipe, self.out.clone()))
     }
 
-    fn carry(&mut self, carried: io::Result<(Carried, mpsc::Sender<Bytes>)>) -> Result<Tell> {
-        let broken = |error: io::Error| wrong("the agent's pipe failed").source(error);
+    fn start_agent(&mut self, carried: io::Result<(Carried, mpsc::Sender<Bytes>)>) -> Result<Tell> {
+        let broken = |error: io::Error| protocol_error("the agent's pipe failed").source(error);
         let (carried, inbox) = carried.map_err(broken)?;
         self.carried = Some(carried);
         *self.to_agent.lock().unwrap_or_else(PoisonError::into_inner) = Some(inbox);
         Ok(done_reply(Vec::new()))
     }
 
-    /// This machine is a copy of another: somebody else from now on, for another side. What the guest runs
+    /// This machine is a copy of another: another identity from now on, for another peer. What the guest runs
     /// goes on.
-    async fn become_a_copy(&mut self, identity: &Identity, shared: bool) -> Result<Tell> {
+    async fn become_copy(&mut self, identity: &Identity, shared: bool) -> Result<Tell> {
         if self.papers.is_none() {
-            return Err(wrong("this is no machine of its own"));
+            return Err(protocol_error("this is no machine of its own"));
         }
-        let Some(carried) = self.carried.take() else { return Err(wrong("there is no sandbox")) };
+        let Some(carried) = self.carried.take() else { return Err(protocol_error("there is no sandbox")) };
         match self.tree.take().filter(|_| shared) {
-            Some(tree) => self.meet_again(tree)?,
+            Some(tree) => self.reset_tree(tree)?,
             None => self.writable = false,
         }
         // Nothing that was under way reaches the other side, and nothing waits for it.
-        let _ = self.ways.send(Way::Anew).await;
-        let renamed = self.papers.as_ref().map_or(Ok(()), |papers| papers.take(identity));
-        let renewed = carried.renew(self.out.clone()).await;
-        let gone = |error: FrameError| wrong("nobody hears").source(error);
-        self.out.begin_anew().await.map_err(gone)?;
-        renamed.map_err(|error| wrong("it cannot be called otherwise").source(error))?;
-        self.carry(renewed)
+        let _ = self.ways.send(ResumeMode::Anew).await;
+        let renamed = self.papers.as_ref().map_or(Ok(()), |papers| papers.apply_identity(identity));
+        let renewed = carried.reconnect_agent(self.out.clone()).await;
+        let gone = |error: FrameError| protocol_error("nobody hears").source(error);
+        self.out.mark_new_peer().await.map_err(gone)?;
+        renamed.map_err(|error| protocol_error("it cannot be called otherwise").source(error))?;
+        self.start_agent(renewed)
     }
 
     /// The other copy of the workspace is one that nothing is known of.
-    fn meet_again(&mut self, tree: Shared) -> Result<()> {
+    fn reset_tree(&mut self, tree: SharedTree) -> Result<()> {
         match self.writable {
-            true => lock(&tree).forget(),
-            false => lock(&tree).give_way().map_err(not_carried)?,
+            true => lock_tree(&tree).forget(),
+            false => lock_tree(&tree).give_way().map_err(workspace_error)?,
         }
         self.tree = Some(tree);
         Ok(())
     }
 
-    async fn ended(&mut self, execution: u32, exit: Exit) -> Result<Tell> {
-        // One that nobody watched began after what this machine was taken back to.
+    async fn end_execution(&mut self, execution: u32, exit: Exit) -> Result<Tell> {
+        // An execution that was not watched began after what this machine was taken back to.
         let judged =
-            self.watches.end(execution).map_or(exit.clone(), |watched| watched.judge(exit));
+            self.watches.remove_execution(execution).map_or(exit.clone(), |watched| watched.judge(exit));
         let verdict = Verdict::of(&judged);
-        self.changes().await?;
+        self.send_changes().await?;
         Ok(Tell::Judged(verdict))
     }
 
     /// Sends what the guest has changed.
-    async fn changes(&mut self) -> Result<()> {
+    async fn send_changes(&mut self) -> Result<()> {
         let Some(tree) = self.tree.clone().filter(|_| self.writable) else { return Ok(()) };
         let (drain, mut pieces) = pour::drain();
         let pack = move || {
-            let mut tree = lock(&tree);
+            let mut tree = lock_tree(&tree);
             tree.send(drain)?;
             // What cannot be taken over there comes back from there.
             tree.agreed(&[]);
@@ -296,24 +296,24 @@ impl Session {
         };
         let packing = self.packing.insert(tokio::task::spawn_blocking(pack));
         while let Some(piece) = pieces.recv().await {
-            let gone = |error: FrameError| wrong("nobody takes the changes").source(error);
-            self.out.send(Frame::Tree(piece)).await.map_err(gone)?;
+            let gone = |error: FrameError| protocol_error("nobody takes the changes").source(error);
+            self.out.send_frame(Frame::Tree(piece)).await.map_err(gone)?;
         }
         let packed = packing.await;
         self.packing = None;
-        packed.map_err(|error| wrong("a thread ended").source(error))?.map_err(not_carried)
+        packed.map_err(|error| protocol_error("a thread ended").source(error))?.map_err(workspace_error)
     }
 
-    /// The walls first: nobody writes any more when the last changes are looked for.
-    async fn destroy(&mut self) -> Result<Tell> {
-        self.stop().await?;
-        let changed = self.changes().await;
-        self.take_down().await?;
+    /// The walls first: the guest writes no more when the last changes are looked for.
+    async fn destroy_sandbox(&mut self) -> Result<Tell> {
+        self.destroy_walls().await?;
+        let changed = self.send_changes().await;
+        self.tear_down().await?;
         changed.map(|()| done_reply(Vec::new()))
     }
 }
 
-fn lock(tree: &Shared) -> std::sync::MutexGuard<'_, Tree> {
+fn lock_tree(tree: &SharedTree) -> std::sync::MutexGuard<'_, Tree> {
     tree.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -322,25 +322,25 @@ fn done_reply(conflicts: Vec<Conflict>) -> Tell {
 }
 
 /// The spec as it is on this host. What names paths of the other one is refused, never looked for here.
-fn localize_spec(spec: SandboxSpec, place: &Place, base: &Base) -> Result<SandboxSpec> {
+fn localize_spec(spec: SandboxSpec, place: &SandboxDir, base: &FarBase) -> Result<SandboxSpec> {
     if !spec.mounts.is_empty() || spec.image != Image::Host {
-        return Err(wrong("its image or mounts lie on another host"));
+        return Err(protocol_error("its image or mounts lie on another host"));
     }
     let workspace = match spec.workspace {
         Workspace::Ephemeral => Workspace::Ephemeral,
         Workspace::Local(_) => {
             let here = HostPath::try_from(place.workspace());
             Workspace::Local(
-                here.map_err(|error| wrong("its directory has no name").source(error))?,
+                here.map_err(|error| protocol_error("its directory has no name").source(error))?,
             )
         }
-        Workspace::Overlay(_) => return Err(wrong("layers lie on another host")),
+        Workspace::Overlay(_) => return Err(protocol_error("layers lie on another host")),
     };
     let image = match base.image() {
         None => Image::Host,
         Some(image) => Image::Directory(
             HostPath::try_from(std::path::PathBuf::from(image))
-                .map_err(|error| wrong("its image has no name").source(error))?,
+                .map_err(|error| protocol_error("its image has no name").source(error))?,
         ),
     };
     Ok(SandboxSpec { workspace, image, backend: BackendChoice::Auto, ..spec })

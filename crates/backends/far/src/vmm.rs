@@ -13,7 +13,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use stockade_backends::across::vmm::{FIRST_FILE_FD, MAX_MESSAGE_BYTES, MAX_MESSAGE_FILES};
 
 /// Only comes back if it fails.
-pub fn become_it(socket: &str) -> io::Error {
+pub fn become_vmm(socket: &str) -> io::Error {
     match receive_arguments(socket) {
         Ok((line, files)) => exec_vmm(&line, &files),
         Err(error) => error,
@@ -43,7 +43,7 @@ fn assign_numbers(files: &[OwnedFd]) -> io::Result<Vec<OwnedFd>> {
 
 /// The arguments and the files that they speak of.
 fn receive_arguments(socket: &str) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
-    // Once: whoever started this program is the only one who can see the name.
+    // Once: only the process that started this program can see the name.
     let (socket, _) = UnixListener::bind(socket)?.accept()?;
     let mut line = vec![0; MAX_MESSAGE_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MESSAGE_FILES))];

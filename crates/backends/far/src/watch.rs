@@ -21,11 +21,11 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// All of them.
 pub struct Watches {
     out: Outbox,
-    state: Mutex<State>,
+    state: Mutex<WatchState>,
 }
 
 #[derive(Default)]
-struct State {
+struct WatchState {
     walls: Option<Walls>,
     executions: HashMap<u32, Execution>,
 }
@@ -37,18 +37,18 @@ struct Killer {
 }
 
 /// Says something to the other side.
-pub async fn say(out: &Outbox, tell: &Tell) -> Result<(), FrameError> {
+pub async fn send_tell(out: &Outbox, tell: &Tell) -> Result<(), FrameError> {
     let text = serde_json::to_vec(tell).map_err(std::io::Error::from)?;
-    out.send(Frame::Word(text.into())).await
+    out.send_frame(Frame::Word(text.into())).await
 }
 
 #[async_trait]
 impl ProcessControl for Killer {
-    /// Whoever waits for this is let go when the end is told: it returns only if that does not come.
+    /// The caller is let go when the end is told: it returns only if that does not come.
     async fn kill(&self) -> Result<()> {
         let gone =
             |error: FrameError| Error::new(ErrorCode::Gone, "kill", "nobody hears").source(error);
-        say(&self.out, &Tell::Kill { execution: self.execution }).await.map_err(gone)?;
+        send_tell(&self.out, &Tell::Kill { execution: self.execution }).await.map_err(gone)?;
         tokio::time::sleep(KILL_TIMEOUT).await;
         Err(Error::new(ErrorCode::TooSlow, "kill", "the other side does not end it"))
     }
@@ -59,27 +59,27 @@ impl Watches {
         Self { out, state: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, WatchState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The walls stand.
-    pub fn stand(&self, walls: Walls) {
-        self.lock().walls = Some(walls);
+    pub fn set_walls(&self, walls: Walls) {
+        self.lock_state().walls = Some(walls);
     }
 
     /// Holds an execution that is about to start to its limits. One that cannot be is not let run.
-    pub async fn begin(&self, execution: u32, cpu_time: Option<Span>) -> Result<(), FrameError> {
-        if self.watch(execution, cpu_time) {
+    pub async fn watch_execution(&self, execution: u32, cpu_time: Option<Span>) -> Result<(), FrameError> {
+        if self.try_watch(execution, cpu_time) {
             return Ok(());
         }
-        // Said here and not by a task: whoever asks for many of them waits for this side.
-        say(&self.out, &Tell::Kill { execution }).await
+        // Sent here and not by a task: a peer that asks for many of them waits for this side.
+        send_tell(&self.out, &Tell::Kill { execution }).await
     }
 
-    fn watch(&self, execution: u32, cpu_time: Option<Span>) -> bool {
+    fn try_watch(&self, execution: u32, cpu_time: Option<Span>) -> bool {
         let killer = Killer { out: self.out.clone(), execution };
-        let state = &mut *self.lock();
+        let state = &mut *self.lock_state();
         let control: Arc<dyn ProcessControl> = Arc::new(killer);
         let walls =
             state.walls.as_ref().filter(|_| state.executions.len() < MAX_WATCHED_EXECUTIONS);
@@ -90,20 +90,20 @@ impl Watches {
     }
 
     /// Its program runs.
-    pub fn start(&self, execution: u32, pid: u32) {
-        if let Some(execution) = self.lock().executions.get(&execution) {
+    pub fn mark_started(&self, execution: u32, pid: u32) {
+        if let Some(execution) = self.lock_state().executions.get(&execution) {
             execution.start(pid);
         }
     }
 
     /// One that has ended is not watched any more.
-    pub fn end(&self, execution: u32) -> Option<Execution> {
-        self.lock().executions.remove(&execution)
+    pub fn remove_execution(&self, execution: u32) -> Option<Execution> {
+        self.lock_state().executions.remove(&execution)
     }
 
     /// Nothing is watched any more, and the walls may come down.
-    pub fn clear(&self) {
-        let state = std::mem::take(&mut *self.lock());
+    pub fn clear_all(&self) {
+        let state = std::mem::take(&mut *self.lock_state());
         drop(state);
     }
 }

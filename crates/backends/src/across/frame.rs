@@ -101,7 +101,7 @@ impl Frame {
 mod tests {
     use super::*;
 
-    async fn read(bytes: &[u8]) -> Result<Option<Frame>, FrameError> {
+    async fn read_frame(bytes: &[u8]) -> Result<Option<Frame>, FrameError> {
         Frame::read(&mut &*bytes).await
     }
 
@@ -109,9 +109,9 @@ mod tests {
     async fn every_frame_reads_back() {
         let data = Bytes::from_static(b"abc");
         for frame in [Frame::Agent(data.clone()), Frame::Beat, Frame::Word(data.clone())] {
-            assert_eq!(read(&frame.encode().unwrap()).await.unwrap(), Some(frame));
+            assert_eq!(read_frame(&frame.encode().unwrap()).await.unwrap(), Some(frame));
         }
-        assert_eq!(read(b"").await.unwrap(), None);
+        assert_eq!(read_frame(b"").await.unwrap(), None);
     }
 
     #[tokio::test]
@@ -119,7 +119,7 @@ mod tests {
         for bytes in
             [&b"\x01\xff\xff\xff\xff"[..], b"\x00\0\0\0\0", b"\x02\x01\0\0\0x", b"\x01\x02"]
         {
-            assert!(read(bytes).await.is_err(), "{bytes:?}");
+            assert!(read_frame(bytes).await.is_err(), "{bytes:?}");
         }
         assert!(Frame::Tree(vec![0; MAX_PAYLOAD_BYTES + 1].into()).encode().is_err());
     }

@@ -18,8 +18,8 @@ pub(super) const AGENT_PATH: &str = "/.stockade-agent";
 const AGENT_FILE_MODE: u32 = 0o555;
 
 /// Where it lies on the host.
-pub(super) fn outside() -> Result<PathBuf> {
-    private::base().and_then(|base| ensure_agent_file(&base)).map_err(|error| {
+pub(super) fn ensure_host_agent() -> Result<PathBuf> {
+    private::ensure_base_dir().and_then(|base| ensure_agent_file(&base)).map_err(|error| {
         Error::new(ErrorCode::System, "create", "the agent cannot be laid out for the engine")
             .backend(NAME)
             .remedy(private::PRIVATE_DIR_REMEDY)
@@ -32,7 +32,7 @@ fn ensure_agent_file(directory: &Path) -> io::Result<PathBuf> {
     let hash: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
     let file = directory.join(format!("agent-{}", &hash[..16]));
     if !is_agent_file(&file, bytes) {
-        write(directory, &file, bytes)?;
+        write_file_atomically(directory, &file, bytes)?;
     }
     Ok(file)
 }
@@ -48,7 +48,7 @@ fn is_agent_file(file: &Path, bytes: &[u8]) -> bool {
 }
 
 /// Whole or not at all, whoever else writes the same; of this mode whatever the mask of this process.
-fn write(directory: &Path, file: &Path, bytes: &[u8]) -> io::Result<()> {
+fn write_file_atomically(directory: &Path, file: &Path, bytes: &[u8]) -> io::Result<()> {
     let draft = directory.join(format!("draft-{}", std::process::id()));
     let _ = fs::remove_file(&draft);
     let mut out = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;

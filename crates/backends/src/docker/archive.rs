@@ -23,14 +23,14 @@ const NAME_ANNOTATIONS: [&str; 2] =
     ["org.opencontainers.image.ref.name", "io.containerd.image.name"];
 
 /// Copies the archive without its names.
-pub(super) fn copy(path: &Path, out: impl Write) -> io::Result<()> {
+pub(super) fn copy_without_names(path: &Path, out: impl Write) -> io::Result<()> {
     let mut archive = tar::Archive::new(File::open(path)?);
     let mut to = tar::Builder::new(out);
     let mut lists = 0;
     for entry in archive.entries()? {
         let mut entry = entry?;
-        let place = plain(&entry.path()?)?;
-        match (list(&place, entry.header())?, place) {
+        let place = normalize_entry_path(&entry.path()?)?;
+        match (detect_image_list(&place, entry.header())?, place) {
             (_, place) if place.as_os_str().is_empty() => {}
             (Some(REPOSITORIES_FILE), _) => {}
             (Some(name), place) => {
@@ -41,24 +41,24 @@ pub(super) fn copy(path: &Path, out: impl Write) -> io::Result<()> {
                 to.append_data(&mut header, place, bytes.as_slice())?;
                 lists += 1;
             }
-            (None, place) => pass(&mut to, &mut entry, &place)?,
+            (None, place) => copy_entry(&mut to, &mut entry, &place)?,
         }
     }
     match lists {
-        0 => Err(wrong("it lists no image; a compressed archive has to be unpacked first")),
+        0 => Err(invalid_archive("it lists no image; a compressed archive has to be unpacked first")),
         _ => to.into_inner()?.flush(),
     }
 }
 
 /// The way to an entry, without detours.
-fn plain(path: &Path) -> io::Result<PathBuf> {
+fn normalize_entry_path(path: &Path) -> io::Result<PathBuf> {
     let mut plain = PathBuf::new();
     for part in path.components() {
         match part {
             Component::Normal(name) => plain.push(name),
             Component::CurDir => {}
             Component::ParentDir | Component::RootDir | Component::Prefix(_) => {
-                return Err(wrong("an entry leads out of it"));
+                return Err(invalid_archive("an entry leads out of it"));
             }
         }
     }
@@ -66,15 +66,15 @@ fn plain(path: &Path) -> io::Result<PathBuf> {
 }
 
 /// Which list of images an entry is. One that another could be taken for is no archive of an image.
-fn list(place: &Path, header: &tar::Header) -> io::Result<Option<&'static str>> {
+fn detect_image_list(place: &Path, header: &tar::Header) -> io::Result<Option<&'static str>> {
     let known = [DOCKER_MANIFEST_FILE, OCI_INDEX_FILE, REPOSITORIES_FILE];
     let name = place.file_name().unwrap_or(OsStr::new(""));
     let Some(name) = known.into_iter().find(|known| name == *known) else { return Ok(None) };
     let alone = place.components().count() == 1 && header.entry_type().is_file();
-    if alone { Ok(Some(name)) } else { Err(wrong("a list of images is not where it belongs")) }
+    if alone { Ok(Some(name)) } else { Err(invalid_archive("a list of images is not where it belongs")) }
 }
 
-fn pass<R: Read>(
+fn copy_entry<R: Read>(
     to: &mut tar::Builder<impl Write>,
     entry: &mut tar::Entry<'_, R>,
     place: &Path,
@@ -91,15 +91,15 @@ fn strip_image_names(name: &str, entry: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     entry.take(MAX_LIST_BYTES + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MAX_LIST_BYTES {
-        return Err(wrong("its list of images is too long"));
+        return Err(invalid_archive("its list of images is too long"));
     }
     let mut told: Value = serde_json::from_slice(&bytes)?;
     let images =
         if name == DOCKER_MANIFEST_FILE { Some(&mut told) } else { told.get_mut("manifests") };
     let Some([image]) = images.and_then(Value::as_array_mut).map(Vec::as_mut_slice) else {
-        return Err(wrong("it holds not exactly one image"));
+        return Err(invalid_archive("it holds not exactly one image"));
     };
-    let image = image.as_object_mut().ok_or_else(|| wrong("its list of images is malformed"))?;
+    let image = image.as_object_mut().ok_or_else(|| invalid_archive("its list of images is malformed"))?;
     if name == DOCKER_MANIFEST_FILE {
         image.insert("RepoTags".into(), Value::Array(Vec::new()));
     } else if let Some(notes) = image.get_mut("annotations").and_then(Value::as_object_mut) {
@@ -108,7 +108,7 @@ fn strip_image_names(name: &str, entry: impl Read) -> io::Result<Vec<u8>> {
     Ok(serde_json::to_vec(&told)?)
 }
 
-fn wrong(what: &str) -> io::Error {
+fn invalid_archive(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
@@ -131,7 +131,7 @@ mod tests {
 
     fn copied(entries: &[(&str, &str)]) -> io::Result<Vec<(String, String)>> {
         let mut out = Vec::new();
-        copy(archive(entries).path(), &mut out)?;
+        copy_without_names(archive(entries).path(), &mut out)?;
         let mut all = Vec::new();
         for entry in tar::Archive::new(out.as_slice()).entries()? {
             let mut entry = entry?;

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use tokio_util::io::StreamReader;
 
 use super::socket::{is_missing, is_underway};
-use super::{NAME, failed, plan};
+use super::{NAME, engine_failed, plan};
 use crate::linux::brake::Stopper;
 use crate::linux::cgroup::Group;
 use crate::linux::find;
@@ -48,10 +48,10 @@ pub(super) struct Container {
 }
 
 /// Both directions of the agent's pipe.
-pub(super) struct Pipe(AttachContainerResults);
+pub(super) struct ContainerPipe(AttachContainerResults);
 
 /// A container that runs: its first process, as the host sees it.
-pub(super) struct Started {
+pub(super) struct StartedContainer {
     pid: i32,
     pidfd: OwnedFd,
     name: String,
@@ -63,30 +63,30 @@ impl Container {
         id: &SandboxId,
         body: ContainerCreateBody,
     ) -> Result<Self> {
-        let name = plan::name(id);
+        let name = plan::container_name(id);
         let options = CreateContainerOptions { name: Some(name.clone()), ..Default::default() };
         let made = api.create_container(Some(options), body).await;
-        let hash = made.map_err(|error| failed("create", &error))?.id;
+        let hash = made.map_err(|error| engine_failed("create", &error))?.id;
         Ok(Self { api: api.clone(), name, hash })
     }
 
     /// Removes one that never ran.
-    pub(super) async fn discard(&self) {
+    pub(super) async fn remove_unstarted(&self) {
         let options = RemoveContainerOptions { force: true, v: true, ..Default::default() };
         let _ = self.api.remove_container(&self.hash, Some(options)).await;
     }
 
     /// Where the engine has given it a volume.
-    pub(super) async fn volume(&self) -> Result<Option<String>> {
+    pub(super) async fn find_volume(&self) -> Result<Option<String>> {
         let found = self.api.inspect_container(&self.hash, None::<InspectContainerOptions>).await;
-        let mounts = found.map_err(|error| failed("create", &error))?.mounts.unwrap_or_default();
+        let mounts = found.map_err(|error| engine_failed("create", &error))?.mounts.unwrap_or_default();
         let volume = mounts.into_iter().find(|mount| mount.typ.as_deref() == Some("volume"));
         Ok(volume.map(|volume| volume.destination.unwrap_or_default()))
     }
 
     /// Attaches before it starts, so that the agent never runs without anybody at its pipe.
-    pub(super) async fn start(&self) -> Result<(Pipe, Started)> {
-        let told = |error| failed("create", &error);
+    pub(super) async fn start(&self) -> Result<(ContainerPipe, StartedContainer)> {
+        let told = |error| engine_failed("create", &error);
         let options = AttachContainerOptions {
             stream: true,
             stdin: true,
@@ -96,22 +96,22 @@ impl Container {
         let pipe = self.api.attach_container(&self.name, Some(options)).await.map_err(told)?;
         let started = self.api.start_container(&self.name, None::<StartContainerOptions>).await;
         started.map_err(told)?;
-        Ok((Pipe(pipe), self.started().await?))
+        Ok((ContainerPipe(pipe), self.inspect_started().await?))
     }
 
-    async fn started(&self) -> Result<Started> {
+    async fn inspect_started(&self) -> Result<StartedContainer> {
         let found = self.api.inspect_container(&self.name, None::<InspectContainerOptions>).await;
-        let state = found.map_err(|error| failed("create", &error))?.state;
+        let state = found.map_err(|error| engine_failed("create", &error))?.state;
         let pid = state.and_then(|state| state.pid).and_then(|pid| i32::try_from(pid).ok());
         let pid = pid.filter(|pid| *pid > 0).ok_or_else(ended_at_once)?;
         let pidfd = Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::NONBLOCK));
         let pidfd = pidfd.ok_or_else(ended_at_once)?;
         let pidfd = pidfd.map_err(|errno| ended_at_once().source(std::io::Error::from(errno)))?;
-        Ok(Started { pid, pidfd, name: self.name.clone() })
+        Ok(StartedContainer { pid, pidfd, name: self.name.clone() })
     }
 
     /// An engine refuses to do what is done already: then that is all that was wanted.
-    async fn settled(
+    async fn accept_if_done(
         &self,
         what: &'static str,
         asked: Result<(), bollard::errors::Error>,
@@ -120,7 +120,7 @@ impl Container {
         let Err(error) = asked else { return Ok(()) };
         let found = self.api.inspect_container(&self.name, None::<InspectContainerOptions>).await;
         let state = found.ok().and_then(|found| found.state).and_then(|state| state.paused);
-        if state == Some(paused) { Ok(()) } else { Err(failed(what, &error)) }
+        if state == Some(paused) { Ok(()) } else { Err(engine_failed(what, &error)) }
     }
 }
 
@@ -130,11 +130,11 @@ impl Stopper for Container {
         match stop {
             true => {
                 let asked = self.api.pause_container(&self.name).await;
-                self.settled("pause", asked, true).await
+                self.accept_if_done("pause", asked, true).await
             }
             false => {
                 let asked = self.api.unpause_container(&self.name).await;
-                self.settled("resume", asked, false).await
+                self.accept_if_done("resume", asked, false).await
             }
         }
     }
@@ -146,7 +146,7 @@ fn ended_at_once() -> Error {
         .remedy("see the engine's own log; the agent needs a 64-bit x86 Linux kernel")
 }
 
-impl Pipe {
+impl ContainerPipe {
     /// Waits for the agent's first word.
     pub(super) async fn connect(self) -> Result<AgentClient> {
         let AttachContainerResults { output, input } = self.0;
@@ -165,9 +165,9 @@ impl Pipe {
     }
 }
 
-impl Started {
+impl StartedContainer {
     /// The sandbox as the host sees it, to be held to its limits.
-    pub(super) fn running(
+    pub(super) fn into_running(
         self,
         id: &SandboxId,
         admitted: &Admitted,
@@ -178,7 +178,7 @@ impl Started {
         let (api, runtime) = (api.clone(), tokio::runtime::Handle::current());
         let kill = move || {
             let (api, name) = (api.clone(), name.clone());
-            runtime.spawn(async move { kill(&api, &name).await });
+            runtime.spawn(async move { kill_container(&api, &name).await });
         };
         let built = Built {
             backend: NAME,
@@ -192,7 +192,7 @@ impl Started {
     }
 }
 
-async fn kill(api: &Api, name: &str) {
+async fn kill_container(api: &Api, name: &str) {
     let options = RemoveContainerOptions { force: true, v: true, ..Default::default() };
     // Whoever destroys it next is told if it is still there.
     let _ = tokio::time::timeout(TEARDOWN_TIMEOUT, api.remove_container(name, Some(options))).await;
@@ -200,7 +200,7 @@ async fn kill(api: &Api, name: &str) {
 
 /// Who asked for a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Asker {
+pub(super) enum RemovalCaller {
     /// Whoever has heard the engine's answer, or sees the container.
     Here,
     /// Somebody who was dead by then, and had perhaps no answer: the engine may still be at it.
@@ -208,12 +208,12 @@ pub(super) enum Asker {
 }
 
 /// Removes a container, running or not, and waits until the engine has forgotten it.
-pub(super) async fn remove(api: &Api, id: &SandboxId, asker: Asker) -> Result<()> {
-    let name = plan::name(id);
+pub(super) async fn destroy_container(api: &Api, id: &SandboxId, asker: RemovalCaller) -> Result<()> {
+    let name = plan::container_name(id);
     let begun = Instant::now();
     let mut expected = match asker {
-        Asker::Here => None,
-        Asker::DeadSince(then) => Some(then),
+        RemovalCaller::Here => None,
+        RemovalCaller::DeadSince(then) => Some(then),
     };
     loop {
         let options = RemoveContainerOptions { force: true, v: true, ..Default::default() };
@@ -235,7 +235,7 @@ pub(super) async fn remove(api: &Api, id: &SandboxId, asker: Asker) -> Result<()
             Err(error) if is_underway(&error) => {}
             // A runtime may be unable to end what is paused.
             Err(error) if is_busy(&error) => drop(api.unpause_container(&name).await),
-            Err(error) => return Err(failed("destroy", &error)),
+            Err(error) => return Err(engine_failed("destroy", &error)),
         }
         if begun.elapsed() > TEARDOWN_TIMEOUT {
             return Err(left_behind(&NAME, id, "the engine does not remove its container"));
@@ -250,8 +250,8 @@ fn is_busy(error: &bollard::errors::Error) -> bool {
 }
 
 /// Waits until its first process has ended: with it, everything in it.
-pub(super) async fn ended(running: &Running) -> Result<()> {
-    let waited = tokio::time::timeout(TEARDOWN_TIMEOUT, running::ended(&running.pidfd)).await;
+pub(super) async fn wait_for_container_exit(running: &Running) -> Result<()> {
+    let waited = tokio::time::timeout(TEARDOWN_TIMEOUT, running::wait_for_exit(&running.pidfd)).await;
     let left = |what| left_behind(&NAME, &running.id, what);
     waited
         .map_err(|_| left("its last process does not end"))?
@@ -267,14 +267,14 @@ pub(super) async fn attended_no_more(
     id: &SandboxId,
     hash: Option<&str>,
 ) -> Result<()> {
-    let name = plan::name(id);
+    let name = plan::container_name(id);
     let meant = |part: &[u8]| {
         let holds = |hash: &str| part.windows(hash.len()).any(|window| window == hash.as_bytes());
         part == name.as_bytes() || hash.is_some_and(holds)
     };
     let begun = tokio::time::Instant::now();
     loop {
-        let left = find::helpers(engine, meant);
+        let left = find::find_engine_helpers(engine, meant);
         if left.is_empty() {
             return Ok(());
         }

@@ -19,8 +19,8 @@ use stockade_launcher::{Made, host_root};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use super::socket::{Engine, is_missing, words};
-use super::{NAME, Progress, failed, plan, tree};
+use super::socket::{EngineHandle, is_missing, describe_api_error};
+use super::{NAME, Progress, engine_failed, plan, tree};
 use crate::linux::fingerprint;
 
 /// Import lock: one image at a time, as engines fail where the same one is made twice at once.
@@ -59,34 +59,34 @@ pub(super) struct Image {
 }
 
 /// Sees to it that the engine has the image.
-pub(super) async fn ready(
-    engine: &Engine,
+pub(super) async fn ensure_image(
+    engine: &EngineHandle,
     admitted: &Admitted,
     progress: &Progress,
 ) -> Result<Image> {
     let spec = admitted.spec();
     match &spec.image {
-        Wanted::Host => host(&engine.api, plan::user(spec, engine)?).await,
+        Wanted::Host => ensure_host_image(&engine.api, plan::choose_user(spec, engine)?).await,
         Wanted::Directory(path) => {
-            describe_image(&engine.api, directory(engine, path).await?).await
+            describe_image(&engine.api, ensure_directory_image(engine, path).await?).await
         }
-        Wanted::Oci(path) => describe_image(&engine.api, archive(&engine.api, path).await?).await,
+        Wanted::Oci(path) => describe_image(&engine.api, ensure_archive_image(&engine.api, path).await?).await,
         Wanted::Named(name) => {
-            describe_image(&engine.api, named(&engine.api, name, progress).await?).await
+            describe_image(&engine.api, ensure_named_image(&engine.api, name, progress).await?).await
         }
         // Not admitted on this backend.
-        Wanted::Wasm(path) => Err(unusable(path, "is not an image for an engine")),
+        Wanted::Wasm(path) => Err(unusable_image(path, "is not an image for an engine")),
     }
 }
 
 async fn describe_image(api: &Api, name: String) -> Result<Image> {
-    let found = api.inspect_image(&name).await.map_err(|error| failed("create", &error))?;
+    let found = api.inspect_image(&name).await.map_err(|error| engine_failed("create", &error))?;
     let volumes = found.config.and_then(|config| config.volumes).unwrap_or_default();
     Ok(Image { id: found.id.unwrap_or(name), volumes, own: false, shown: Vec::new() })
 }
 
 /// The host's own programs: an image of the small files and links, and mounts of the directories.
-async fn host(api: &Api, User { uid, gid }: User) -> Result<Image> {
+async fn ensure_host_image(api: &Api, User { uid, gid }: User) -> Result<Image> {
     let pieces = host_root(uid, gid);
     let shown = pieces.iter().filter_map(|piece| match &piece.made {
         Made::Mount(source) => Some(source.clone()),
@@ -94,72 +94,72 @@ async fn host(api: &Api, User { uid, gid }: User) -> Result<Image> {
     });
     let shown = shown.collect();
     let archive = tree::of_pieces(&pieces).map_err(|error| not_packed("host", error))?;
-    let name = format!("{IMAGE_REPOSITORY}/host:{}", fingerprint::hash(&archive));
-    if !has(api, &name).await? {
-        import(api, &name, stream::iter([Ok(archive.into())])).await?;
+    let name = format!("{IMAGE_REPOSITORY}/host:{}", fingerprint::hash_bytes(&archive));
+    if !has_image(api, &name).await? {
+        import_root_archive(api, &name, stream::iter([Ok(archive.into())])).await?;
     }
     Ok(Image { id: name, volumes: Vec::new(), own: true, shown })
 }
 
-async fn directory(engine: &Engine, path: &HostPath) -> Result<String> {
+async fn ensure_directory_image(engine: &EngineHandle, path: &HostPath) -> Result<String> {
     let (api, kind) = (&engine.api, "directory");
     let root = path.as_path().to_owned();
     let key = tokio::task::spawn_blocking(move || fingerprint::of_tree(&root)).await;
     let key = key.map_err(std::io::Error::other).and_then(|key| key);
-    let key = key.map_err(|error| unusable(path, "cannot be read").source(error))?;
-    let name = format!("{IMAGE_REPOSITORY}/{kind}:{}", tag(path, &key));
-    if !has(api, &name).await? {
-        import(api, &name, tree::stream(path.as_path().to_owned(), engine.rootless)).await?;
-        prune(api, kind, path, &name).await;
+    let key = key.map_err(|error| unusable_image(path, "cannot be read").source(error))?;
+    let name = format!("{IMAGE_REPOSITORY}/{kind}:{}", build_tag(path, &key));
+    if !has_image(api, &name).await? {
+        import_root_archive(api, &name, tree::stream_tree(path.as_path().to_owned(), engine.rootless)).await?;
+        prune_images(api, kind, path, &name).await;
     }
     Ok(name)
 }
 
 /// Where something lies, and its state: so that an earlier state of the same is known.
-fn tag(path: &HostPath, key: &str) -> String {
+fn build_tag(path: &HostPath, key: &str) -> String {
     format!("{}{key}", path_tag_prefix(path))
 }
 
 fn path_tag_prefix(path: &HostPath) -> String {
-    format!("{:.16}-", fingerprint::hash(path.to_string().as_bytes()))
+    format!("{:.16}-", fingerprint::hash_bytes(path.to_string().as_bytes()))
 }
 
 /// An archive as `docker save` or `podman save` writes it.
-async fn archive(api: &Api, path: &HostPath) -> Result<String> {
-    let key = fingerprint::version(path.as_path());
-    let key = key.map_err(|error| unusable(path, "cannot be read").source(error))?;
+async fn ensure_archive_image(api: &Api, path: &HostPath) -> Result<String> {
+    let key = fingerprint::hash_file_state(path.as_path());
+    let key = key.map_err(|error| unusable_image(path, "cannot be read").source(error))?;
     let kind = "archive";
-    let (repo, tag) = (format!("{IMAGE_REPOSITORY}/{kind}"), tag(path, &key));
+    let (repo, tag) = (format!("{IMAGE_REPOSITORY}/{kind}"), build_tag(path, &key));
     let name = format!("{repo}:{tag}");
-    if has(api, &name).await? {
+    if has_image(api, &name).await? {
         return Ok(name);
     }
-    let bytes = tree::archive(path.as_path().to_owned());
+    let bytes = tree::stream_archive(path.as_path().to_owned());
     let loaded = api.import_image(ImportImageOptions::default(), body_try_stream(bytes), None);
-    let said = drain(loaded, |info| info.stream.or(info.status)).await.map_err(|why| {
-        unusable(path, &format!("is not an archive that the engine can load: {why}"))
+    let said = drain_reply(loaded, |info| info.stream.or(info.status)).await.map_err(|why| {
+        unusable_image(path, &format!("is not an archive that the engine can load: {why}"))
     })?;
     let image = loaded_name(&said)
-        .ok_or_else(|| unusable(path, "holds no image that the engine could load"))?;
+        .ok_or_else(|| unusable_image(path, "holds no image that the engine could load"))?;
     let options = TagImageOptions { repo: Some(repo), tag: Some(tag) };
-    api.tag_image(&image, Some(options)).await.map_err(|error| failed("create", &error))?;
-    prune(api, kind, path, &name).await;
+    api.tag_image(&image, Some(options)).await.map_err(|error| engine_failed("create", &error))?;
+    prune_images(api, kind, path, &name).await;
     Ok(name)
 }
 
 /// Removes images of earlier states of the same, and old ones that will be made again if anybody wants
 /// them: a few at a time. The engine keeps what a container uses. Failing to is no harm.
-async fn prune(api: &Api, kind: &str, path: &HostPath, kept: &str) {
+async fn prune_images(api: &Api, kind: &str, path: &HostPath, kept: &str) {
     let filters =
         HashMap::from([("reference".to_owned(), vec![format!("{IMAGE_REPOSITORY}/{kind}")])]);
     let options = ListImagesOptions { filters: Some(filters), ..ListImagesOptions::default() };
     let Ok(images) = api.list_images(Some(options)).await else { return };
-    for name in unwanted(&images, kind, path, kept) {
+    for name in select_unwanted_images(&images, kind, path, kept) {
         let _ = api.remove_image(&name, None::<RemoveImageOptions>, None).await;
     }
 }
 
-fn unwanted(images: &[ImageSummary], kind: &str, path: &HostPath, kept: &str) -> Vec<String> {
+fn select_unwanted_images(images: &[ImageSummary], kind: &str, path: &HostPath, kept: &str) -> Vec<String> {
     let earlier = &format!("{IMAGE_REPOSITORY}/{kind}:{}", path_tag_prefix(path));
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let now = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
@@ -182,8 +182,8 @@ fn loaded_name(said: &[String]) -> Option<String> {
     names.map(|name| name.trim().to_owned()).next_back()
 }
 
-async fn named(api: &Api, name: &ImageName, progress: &Progress) -> Result<String> {
-    if has(api, name.as_str()).await? {
+async fn ensure_named_image(api: &Api, name: &ImageName, progress: &Progress) -> Result<String> {
+    if has_image(api, name.as_str()).await? {
         return Ok(name.to_string());
     }
     let tagged = name.as_str().rsplit('/').next().is_some_and(|last| last.contains([':', '@']));
@@ -194,7 +194,7 @@ async fn named(api: &Api, name: &ImageName, progress: &Progress) -> Result<Strin
         ..CreateImageOptions::default()
     };
     progress(&format!("fetching the image {name}"));
-    let pulled = drain(api.create_image(Some(options), None, None), |info| {
+    let pulled = drain_reply(api.create_image(Some(options), None, None), |info| {
         let line = [info.id, info.status].into_iter().flatten().collect::<Vec<_>>().join(" ");
         progress(&line);
         None
@@ -203,22 +203,22 @@ async fn named(api: &Api, name: &ImageName, progress: &Progress) -> Result<Strin
     Ok(name.to_string())
 }
 
-async fn has(api: &Api, name: &str) -> Result<bool> {
+async fn has_image(api: &Api, name: &str) -> Result<bool> {
     match api.inspect_image(name).await {
         Ok(_) => Ok(true),
         Err(error) if is_missing(&error) => Ok(false),
-        Err(error) => Err(failed("create", &error)),
+        Err(error) => Err(engine_failed("create", &error)),
     }
 }
 
 /// Makes an image of a root's archive, unless somebody else has just made it.
-async fn import(
+async fn import_root_archive(
     api: &Api,
     name: &str,
     archive: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static,
 ) -> Result<()> {
     let _alone = IMPORT_LOCK.lock().await;
-    if has(api, name).await? {
+    if has_image(api, name).await? {
         return Ok(());
     }
     let options = CreateImageOptions {
@@ -228,7 +228,7 @@ async fn import(
         ..CreateImageOptions::default()
     };
     let made =
-        drain(api.create_image(Some(options), Some(body_try_stream(archive)), None), |_| None)
+        drain_reply(api.create_image(Some(options), Some(body_try_stream(archive)), None), |_| None)
             .await;
     let Err(why) = made else { return Ok(()) };
     if made_by_another(api, name, &why).await? {
@@ -244,7 +244,7 @@ async fn import(
 async fn made_by_another(api: &Api, name: &str, why: &str) -> Result<bool> {
     let underway = why.to_lowercase().replace(' ', "").contains("alreadyexists");
     let begun = Instant::now();
-    while !has(api, name).await? {
+    while !has_image(api, name).await? {
         if !underway || begun.elapsed() > IMPORT_TIMEOUT {
             return Ok(false);
         }
@@ -254,7 +254,7 @@ async fn made_by_another(api: &Api, name: &str, why: &str) -> Result<bool> {
 }
 
 /// Reads an engine's answer to its end, with what is worth keeping of each line.
-async fn drain<T>(
+async fn drain_reply<T>(
     answer: impl Stream<Item = Result<T, bollard::errors::Error>>,
     mut keep: impl FnMut(T) -> Option<String>,
 ) -> Result<Vec<String>, String> {
@@ -264,7 +264,7 @@ async fn drain<T>(
         match tokio::time::timeout(STALL_TIMEOUT, answer.next()).await {
             Err(_) => return Err(format!("nothing came for {} s", STALL_TIMEOUT.as_secs())),
             Ok(None) => return Ok(kept),
-            Ok(Some(Err(error))) => return Err(words(&error)),
+            Ok(Some(Err(error))) => return Err(describe_api_error(&error)),
             Ok(Some(Ok(line))) => kept.extend(keep(line)),
         }
         let excess = kept.len().saturating_sub(MAX_TAIL_LINES);
@@ -285,7 +285,7 @@ fn not_packed(what: &str, error: std::io::Error) -> Error {
     Error::new(ErrorCode::System, "create", message).backend(NAME).source(error)
 }
 
-fn unusable(path: &HostPath, what: &str) -> Error {
+fn unusable_image(path: &HostPath, what: &str) -> Error {
     Error::new(ErrorCode::Invalid, "create", format!("image: `{path}` {what}"))
         .backend(NAME)
         .remedy("give a directory that holds a root, or an archive of `docker save`")

@@ -16,8 +16,8 @@ use stockade_core::{Error, ErrorCode, Result};
 
 use super::container::Container;
 use super::images::Image;
-use super::list::{Connection, Failure, escaped};
-use super::socket::Engine;
+use super::list::{EngineConnection, ApiFailure, percent_encode};
+use super::socket::EngineHandle;
 use super::{NAME, agent, plan};
 use crate::linux::trial_id;
 
@@ -39,20 +39,20 @@ pub(super) fn no_health_check() -> HealthConfig {
 
 /// Covers each volume that an image declares with nothing, beside the mounts that were asked for.
 pub(super) fn cover_volumes(host: &mut HostConfig, volumes: &[String]) -> Result<()> {
-    let targets = targets(host);
+    let targets = list_mount_targets(host);
     if volumes.len() > MAX_VOLUMES {
-        return Err(refused(&format!("declares more than {MAX_VOLUMES} volumes")));
+        return Err(image_refused(&format!("declares more than {MAX_VOLUMES} volumes")));
     }
     for volume in volumes {
-        let volume = plain(volume).ok_or_else(|| {
-            refused(&format!("declares a volume at `{}`, which is no path", volume.escape_debug()))
+        let volume = normalize_path(volume).ok_or_else(|| {
+            image_refused(&format!("declares a volume at `{}`, which is no path", volume.escape_debug()))
         })?;
         if targets.contains(&volume) {
             continue;
         }
-        if let Some(target) = targets.iter().find(|target| overlap(target, &volume)) {
+        if let Some(target) = targets.iter().find(|target| is_overlapping(target, &volume)) {
             let what = format!("declares a volume at `{volume}`, in the way of `{target}`");
-            return Err(refused(&what));
+            return Err(image_refused(&what));
         }
         host.tmpfs.get_or_insert_default().insert(volume, EMPTY_VOLUME_OPTIONS.into());
     }
@@ -60,14 +60,14 @@ pub(super) fn cover_volumes(host: &mut HostConfig, volumes: &[String]) -> Result
 }
 
 /// Where anything is mounted in a container.
-pub(super) fn targets(host: &HostConfig) -> BTreeSet<String> {
+pub(super) fn list_mount_targets(host: &HostConfig) -> BTreeSet<String> {
     let mounts = host.mounts.iter().flatten().filter_map(|mount| mount.target.clone());
     let in_memory = host.tmpfs.iter().flat_map(HashMap::keys).cloned();
     mounts.chain(in_memory).collect()
 }
 
 /// A path of plain parts, without detours; nothing for the root and for what leads elsewhere.
-fn plain(path: &str) -> Option<String> {
+fn normalize_path(path: &str) -> Option<String> {
     let parts: Vec<_> =
         path.strip_prefix('/')?.split('/').filter(|part| !part.is_empty()).collect();
     let fits = !parts.is_empty() && !parts.iter().any(|part| matches!(*part, "." | ".."));
@@ -76,7 +76,7 @@ fn plain(path: &str) -> Option<String> {
 }
 
 /// Whether one lies in the other.
-fn overlap(one: &str, other: &str) -> bool {
+fn is_overlapping(one: &str, other: &str) -> bool {
     let within = |inner: &str, outer: &str| {
         inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
@@ -86,7 +86,7 @@ fn overlap(one: &str, other: &str) -> bool {
 /// Refuses an image in which a link leads one of these targets into another, or the agent's anywhere. Looked up
 /// by a container without mounts, which is never started.
 pub(super) async fn check_links(
-    engine: &Engine,
+    engine: &EngineHandle,
     image: &Image,
     targets: &BTreeSet<String>,
 ) -> Result<()> {
@@ -99,45 +99,45 @@ pub(super) async fn check_links(
         cmd: Some(Vec::new()),
         healthcheck: Some(no_health_check()),
         network_disabled: Some(true),
-        labels: Some(plan::labels(&id, None)),
+        labels: Some(plan::build_labels(&id, None)),
         host_config: Some(host),
         ..ContainerCreateBody::default()
     };
     let container = Container::create(&engine.api, &id, body).await?;
     let checked = check_in(engine, &container.hash, targets).await;
     // One that is left is swept by whoever connects next.
-    container.discard().await;
+    container.remove_unstarted().await;
     checked
 }
 
-async fn check_in(engine: &Engine, container: &str, targets: &BTreeSet<String>) -> Result<()> {
-    let mut files = Files::of(&engine.socket, container).await.map_err(unknown)?;
+async fn check_in(engine: &EngineHandle, container: &str, targets: &BTreeSet<String>) -> Result<()> {
+    let mut files = ImageFiles::of(&engine.socket, container).await.map_err(unknown_contents)?;
     for target in targets {
-        let resolved = files.resolve(target).await?;
+        let resolved = files.resolve_links(target).await?;
         let elsewhere = resolved != *target;
-        let into = targets.iter().find(|other| overlap(other, &resolved));
+        let into = targets.iter().find(|other| is_overlapping(other, &resolved));
         if elsewhere && (target == agent::AGENT_PATH || into.is_some()) {
             let what = format!("has a link at `{target}`, which would lead the mount elsewhere");
-            return Err(refused(&what));
+            return Err(image_refused(&what));
         }
     }
     Ok(())
 }
 
 /// The files of a container. Asked without the client library, which does not tell of a link that leads nowhere.
-struct Files<'a> {
-    connection: Connection,
+struct ImageFiles<'a> {
+    connection: EngineConnection,
     container: &'a str,
 }
 
-impl<'a> Files<'a> {
-    async fn of(socket: &Path, container: &'a str) -> Result<Self, Failure> {
-        Ok(Self { connection: Connection::open(socket).await?, container })
+impl<'a> ImageFiles<'a> {
+    async fn of(socket: &Path, container: &'a str) -> Result<Self, ApiFailure> {
+        Ok(Self { connection: EngineConnection::open(socket).await?, container })
     }
 
     /// Where a path leads to.
-    async fn resolve(&mut self, path: &str) -> Result<String> {
-        let mut left: Vec<String> = parts(path);
+    async fn resolve_links(&mut self, path: &str) -> Result<String> {
+        let mut left: Vec<String> = split_reversed(path);
         let (mut at, mut links) = (String::new(), 0);
         while let Some(part) = left.pop() {
             if part == ".." {
@@ -145,25 +145,25 @@ impl<'a> Files<'a> {
                 continue;
             }
             let next = format!("{at}/{part}");
-            let Some(target) = self.link(&next).await.map_err(unknown)? else {
+            let Some(target) = self.read_link(&next).await.map_err(unknown_contents)? else {
                 at = next;
                 continue;
             };
             links += 1;
             if links > MAX_LINKS {
-                return Err(refused(&format!("has too many links at `{path}`")));
+                return Err(image_refused(&format!("has too many links at `{path}`")));
             }
             if target.starts_with('/') {
                 at.clear();
             }
-            left.extend(parts(&target));
+            left.extend(split_reversed(&target));
         }
         Ok(if at.is_empty() { "/".into() } else { at })
     }
 
     /// Where a link points to; nothing if it is none, or not there.
-    async fn link(&mut self, path: &str) -> Result<Option<String>, Failure> {
-        let url = format!("/v1.40/containers/{}/archive?path={}", self.container, escaped(path));
+    async fn read_link(&mut self, path: &str) -> Result<Option<String>, ApiFailure> {
+        let url = format!("/v1.40/containers/{}/archive?path={}", self.container, percent_encode(path));
         let request = Request::head(url).header("Host", "engine").body(Empty::<Bytes>::new())?;
         let response = self.connection.sender.send_request(request).await?;
         let status = response.status();
@@ -199,7 +199,7 @@ fn from_base64(text: &[u8]) -> Vec<u8> {
     bytes.collect()
 }
 
-fn unknown(error: Failure) -> Error {
+fn unknown_contents(error: ApiFailure) -> Error {
     let why = stockade_core::clean_foreign(&error.to_string());
     let message = format!("the engine does not tell what is in the image: {why}");
     Error::new(ErrorCode::Unavailable, "create", message)
@@ -208,23 +208,23 @@ fn unknown(error: Failure) -> Error {
 }
 
 /// The parts of a path, the first one last.
-fn parts(path: &str) -> Vec<String> {
+fn split_reversed(path: &str) -> Vec<String> {
     let parts = path.split('/').filter(|part| !part.is_empty() && *part != ".");
     parts.rev().map(str::to_owned).collect()
 }
 
 /// Whether an engine has made a volume all the same.
 pub(super) async fn check_no_volume(container: &Container) -> Result<()> {
-    match container.volume().await? {
+    match container.find_volume().await? {
         None => Ok(()),
         Some(path) => {
             let path = stockade_core::clean_foreign(&path);
-            Err(refused(&format!("was given a volume at `{path}`, which nobody asked for")))
+            Err(image_refused(&format!("was given a volume at `{path}`, which nobody asked for")))
         }
     }
 }
 
-fn refused(what: &str) -> Error {
+fn image_refused(what: &str) -> Error {
     Error::new(ErrorCode::Denied, "create", format!("image: it {what}")).backend(NAME).remedy(
         "make an image of its files alone: `docker export` a container of it, and `docker import`",
     )

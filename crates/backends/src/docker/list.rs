@@ -22,11 +22,11 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_REPLY_BYTES: usize = 64 << 20;
 
 /// Anything that can go wrong on the way.
-pub(super) type Failure = Box<dyn std::error::Error + Send + Sync>;
+pub(super) type ApiFailure = Box<dyn std::error::Error + Send + Sync>;
 
 /// The sandboxes of this user, whoever made them.
-pub(super) async fn sandboxes(socket: &Path) -> Result<Vec<SandboxId>> {
-    let asked = tokio::time::timeout(LIST_TIMEOUT, ask(socket)).await;
+pub(super) async fn list_sandboxes(socket: &Path) -> Result<Vec<SandboxId>> {
+    let asked = tokio::time::timeout(LIST_TIMEOUT, request_containers(socket)).await;
     let listed = asked.unwrap_or_else(|_| Err("it does not answer".into()));
     let listed = listed.map_err(|error| {
         Error::new(ErrorCode::Unavailable, "list", format!("the engine failed: {error}"))
@@ -39,29 +39,29 @@ pub(super) async fn sandboxes(socket: &Path) -> Result<Vec<SandboxId>> {
 }
 
 /// A connection of its own, until the handle is dropped.
-pub(super) struct Connection {
+pub(super) struct EngineConnection {
     pub sender: http1::SendRequest<Empty<Bytes>>,
     driving: AbortHandle,
 }
 
-impl Connection {
-    pub(super) async fn open(socket: &Path) -> Result<Self, Failure> {
+impl EngineConnection {
+    pub(super) async fn open(socket: &Path) -> Result<Self, ApiFailure> {
         let stream = UnixStream::connect(socket).await?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         Ok(Self { sender, driving: tokio::spawn(connection).abort_handle() })
     }
 }
 
-impl Drop for Connection {
+impl Drop for EngineConnection {
     fn drop(&mut self) {
         self.driving.abort();
     }
 }
 
-async fn ask(socket: &Path) -> Result<Value, Failure> {
-    let mut connection = Connection::open(socket).await?;
-    let owned = format!("{}={}", plan::OWNER_LABEL, plan::owner());
-    let filters = escaped(&json!({ "label": [owned] }).to_string());
+async fn request_containers(socket: &Path) -> Result<Value, ApiFailure> {
+    let mut connection = EngineConnection::open(socket).await?;
+    let owned = format!("{}={}", plan::OWNER_LABEL, plan::owner_label());
+    let filters = percent_encode(&json!({ "label": [owned] }).to_string());
     let request = Request::get(format!("/v1.40/containers/json?all=true&filters={filters}"))
         .header("Host", "engine")
         .body(Empty::<Bytes>::new())?;
@@ -75,7 +75,7 @@ async fn ask(socket: &Path) -> Result<Value, Failure> {
 }
 
 /// Everything but letters and digits as a query wants it.
-pub(super) fn escaped(text: &str) -> String {
+pub(super) fn percent_encode(text: &str) -> String {
     let one = |byte: u8| match byte.is_ascii_alphanumeric() {
         true => char::from(byte).to_string(),
         false => format!("%{byte:02X}"),
@@ -89,6 +89,6 @@ mod tests {
 
     #[test]
     fn a_query_holds_nothing_that_would_end_it() {
-        assert_eq!(escaped("{\"a\":[\"b=1&\"]}"), "%7B%22a%22%3A%5B%22b%3D1%26%22%5D%7D");
+        assert_eq!(percent_encode("{\"a\":[\"b=1&\"]}"), "%7B%22a%22%3A%5B%22b%3D1%26%22%5D%7D");
     }
 }

@@ -36,9 +36,9 @@ use crate::linux::running::Running;
 use crate::linux::sandbox::{Kernel, LinuxSandbox};
 use crate::linux::turns::{Turns, to_its_end};
 use crate::linux::{self, hold, lock};
-use container::{Asker, Container};
+use container::{RemovalCaller, Container};
 use images::Image;
-use socket::Engine;
+use socket::EngineHandle;
 
 pub use socket::Options;
 
@@ -62,12 +62,12 @@ pub type Progress = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// The docker backend. Connects when it is first asked for something.
 pub struct Docker {
-    inner: Arc<Inner>,
+    inner: Arc<DockerInner>,
 }
 
-struct Inner {
+struct DockerInner {
     options: Options,
-    engine: OnceCell<Engine>,
+    engine: OnceCell<EngineHandle>,
     turns: Turns,
     running: Mutex<HashMap<SandboxId, Arc<Running>>>,
     /// The sandboxes that were asked for here, and what the engine calls the containers that it made.
@@ -81,7 +81,7 @@ struct Inner {
 
 /// What was seen of a container from outside.
 #[derive(Debug, Clone)]
-struct Seen {
+struct MeasuredWalls {
     boundary: Boundary,
     /// The limits that were asked for and that nothing holds it to.
     loose: Vec<LimitKind>,
@@ -106,7 +106,7 @@ impl Docker {
     /// A backend that has not touched anything yet. `progress` is told how far the fetching of an
     /// image is.
     pub fn new(options: Options, progress: Progress) -> Self {
-        let inner = Inner {
+        let inner = DockerInner {
             options,
             engine: OnceCell::new(),
             turns: Turns::default(),
@@ -120,61 +120,61 @@ impl Docker {
     }
 }
 
-impl Inner {
+impl DockerInner {
     /// The engine behind the socket. One that could not be reached is tried again the next time.
-    async fn engine(&self) -> Result<&Engine> {
+    async fn get_engine(&self) -> Result<&EngineHandle> {
         self.engine.get_or_try_init(|| self.connect()).await
     }
 
-    async fn connect(&self) -> Result<Engine> {
-        let engine = Engine::connect(&self.options).await?;
+    async fn connect(&self) -> Result<EngineHandle> {
+        let engine = EngineHandle::connect(&self.options).await?;
         // What cannot be swept now stops nobody: whoever connects next tries again.
-        let _ = tokio::time::timeout(SWEEP_TIMEOUT, sweep(&engine)).await;
+        let _ = tokio::time::timeout(SWEEP_TIMEOUT, remove_forsaken_containers(&engine)).await;
         Ok(engine)
     }
 
-    fn running(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Running>>> {
+    fn lock_running(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Running>>> {
         lock(&self.running)
     }
 
-    async fn build(
+    async fn build_sandbox(
         &self,
         id: &SandboxId,
         admitted: &Admitted,
         image: &Image,
         purpose: Purpose,
-    ) -> Result<(LinuxSandbox, Seen)> {
-        let engine = self.engine().await?;
-        let held = hold::take(&NAME, admitted.spec())?;
-        let body = plan::body(id, admitted, engine, image)?;
-        self.check(engine, image, body.host_config.as_ref()).await?;
+    ) -> Result<(LinuxSandbox, MeasuredWalls)> {
+        let engine = self.get_engine().await?;
+        let held = hold::hold_layers(&NAME, admitted.spec())?;
+        let body = plan::build_create_body(id, admitted, engine, image)?;
+        self.check_image(engine, image, body.host_config.as_ref()).await?;
         let container = Container::create(&engine.api, id, body).await?;
         lock(&self.asked).insert(id.clone(), Some(container.hash.clone()));
         inert::check_no_volume(&container).await?;
         let (pipe, started) = container.start().await?;
-        let running = started.running(id, admitted, held, &engine.api);
-        self.running().insert(id.clone(), Arc::clone(&running));
+        let running = started.into_running(id, admitted, held, &engine.api);
+        self.lock_running().insert(id.clone(), Arc::clone(&running));
         // Its first process is what it will be only once the agent has spoken.
         let client = pipe.connect().await?;
-        let first = walls::first(running.pid, id, &container.hash, &agent::outside()?)?;
+        let first = walls::identify_first_process(running.pid, id, &container.hash, &agent::ensure_host_agent()?)?;
         let boundary = walls::read_back(first, running.pid, engine, &client).await?;
-        let loose = walls::loose(running.pid, running.group.as_ref(), admitted);
+        let loose = walls::find_loose_limits(running.pid, running.group.as_ref(), admitted);
         if purpose == Purpose::Use {
             walls::keep_the_promise(admitted, boundary, &loose)?;
         }
-        let user = plan::user(admitted.spec(), engine)?;
+        let user = plan::choose_user(admitted.spec(), engine)?;
         let archives = Archives::new(NAME, admitted);
         let shared = boundary == Boundary::SharedKernel;
         let kernel = if shared { Kernel::Shared } else { Kernel::Apart };
         let brake = Brake::new(NAME, container);
         let sandbox = LinuxSandbox { running, client, user, archives, brake, kernel };
         let one_user = shared && walls::has_one_user(sandbox.running.pid);
-        Ok((sandbox, Seen { boundary, loose, one_user }))
+        Ok((sandbox, MeasuredWalls { boundary, loose, one_user }))
     }
 
     /// Looks an image's links up, once for the same mounts: an image does not change.
-    async fn check(&self, engine: &Engine, image: &Image, host: Option<&HostConfig>) -> Result<()> {
-        let targets = host.map(inert::targets).unwrap_or_default();
+    async fn check_image(&self, engine: &EngineHandle, image: &Image, host: Option<&HostConfig>) -> Result<()> {
+        let targets = host.map(inert::list_mount_targets).unwrap_or_default();
         let key = (image.id.clone(), targets);
         if image.own || lock(&self.checked).contains(&key) {
             return Ok(());
@@ -195,19 +195,19 @@ impl Inner {
         id: &SandboxId,
         admitted: &Admitted,
         purpose: Purpose,
-    ) -> Result<(LinuxSandbox, Seen)> {
+    ) -> Result<(LinuxSandbox, MeasuredWalls)> {
         lock(&self.asked).insert(id.clone(), None);
-        let image = images::ready(self.engine().await?, admitted, &self.progress).await?;
+        let image = images::ensure_image(self.get_engine().await?, admitted, &self.progress).await?;
         let turn = self.turns.take(id).await;
         let (inner, id, admitted) = (Arc::clone(self), id.clone(), admitted.clone());
         to_its_end(NAME, async move {
             let _turn = turn;
-            let build = inner.build(&id, &admitted, &image, purpose);
+            let build = inner.build_sandbox(&id, &admitted, &image, purpose);
             let built = tokio::time::timeout(BUILD_TIMEOUT, build).await;
             let built = built.unwrap_or_else(|_| Err(too_slow()));
             if built.is_err() {
                 // What is left is found by its label once the engine can be reached again.
-                let _ = inner.remove(&id, Asker::Here).await;
+                let _ = inner.remove(&id, RemovalCaller::Here).await;
             }
             built
         })
@@ -217,11 +217,11 @@ impl Inner {
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
         let _turn = self.turns.take(id).await;
         if lock(&self.asked).contains_key(id) {
-            self.remove(id, Asker::Here).await?;
+            self.remove(id, RemovalCaller::Here).await?;
             lock(&self.asked).remove(id);
             return Ok(());
         }
-        let removed = self.remove(id, Asker::DeadSince(self.reaping_since())).await;
+        let removed = self.remove(id, RemovalCaller::DeadSince(self.reaping_since())).await;
         self.reaping_since();
         removed
     }
@@ -236,17 +236,17 @@ impl Inner {
         since
     }
 
-    async fn remove(&self, id: &SandboxId, asker: Asker) -> Result<()> {
-        let engine = self.engine().await?;
-        container::remove(&engine.api, id, asker).await?;
-        let running = self.running().get(id).cloned();
+    async fn remove(&self, id: &SandboxId, asker: RemovalCaller) -> Result<()> {
+        let engine = self.get_engine().await?;
+        container::destroy_container(&engine.api, id, asker).await?;
+        let running = self.lock_running().get(id).cloned();
         if let Some(running) = running {
-            container::ended(&running).await?;
+            container::wait_for_container_exit(&running).await?;
             running.let_go();
         }
         let hash = lock(&self.asked).get(id).cloned().flatten();
         container::attended_no_more(engine.uid, id, hash.as_deref()).await?;
-        self.running().remove(id);
+        self.lock_running().remove(id);
         self.turns.forget(id);
         Ok(())
     }
@@ -259,11 +259,11 @@ impl Backend for Docker {
     }
 
     async fn probe(&self) -> Capabilities {
-        probe::measure(self).await
+        probe::measure_capabilities(self).await
     }
 
     fn fingerprint(&self) -> Option<String> {
-        Some(format!("{}\n{}", linux::fingerprint()?, self.inner.options.fingerprint()?))
+        Some(format!("{}\n{}", linux::host_fingerprint()?, self.inner.options.fingerprint()?))
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
@@ -272,8 +272,8 @@ impl Backend for Docker {
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
-        match self.inner.engine().await {
-            Ok(engine) => list::sandboxes(&engine.socket).await,
+        match self.inner.get_engine().await {
+            Ok(engine) => list::list_sandboxes(&engine.socket).await,
             // Nothing can be there where there is no engine.
             Err(error) if error.code() == ErrorCode::Unavailable => Ok(Vec::new()),
             Err(error) => Err(error),
@@ -286,10 +286,10 @@ impl Backend for Docker {
 }
 
 /// Removes what was made only to see whether it can be, by engines that are dead: no lease tells of it.
-async fn sweep(engine: &Engine) -> Result<()> {
-    for id in list::sandboxes(&engine.socket).await? {
+async fn remove_forsaken_containers(engine: &EngineHandle) -> Result<()> {
+    for id in list::list_sandboxes(&engine.socket).await? {
         if throwaway::is_forsaken(id.as_str()) {
-            let _ = container::remove(&engine.api, &id, Asker::Here).await;
+            let _ = container::destroy_container(&engine.api, &id, RemovalCaller::Here).await;
         }
     }
     Ok(())
@@ -302,6 +302,6 @@ fn too_slow() -> Error {
 }
 
 /// The engine refused, or went away.
-fn failed(what: &'static str, error: &bollard::errors::Error) -> Error {
-    socket::told(what, error)
+fn engine_failed(what: &'static str, error: &bollard::errors::Error) -> Error {
+    socket::convert_api_error(what, error)
 }

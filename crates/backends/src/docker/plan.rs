@@ -16,10 +16,10 @@ use stockade_core::{
 use stockade_launcher::{PRIVATE_DIRECTORIES, Rlimits, SANDBOX_HOME};
 
 use super::images::Image;
-use super::socket::Engine;
+use super::socket::EngineHandle;
 use super::{NAME, agent, inert};
 use crate::linux::limits::{counted_inside, per_process, with_runtime};
-use crate::linux::paths::{directory, resolve, unusable};
+use crate::linux::paths::{resolve_directory, resolve_path, unusable_path};
 use crate::linux::{DEFAULT_USER, MAX_SCRATCH_BYTES, OWN_PROCESSES};
 
 /// Whom a rootless engine's own user is inside.
@@ -37,23 +37,23 @@ const TENANT_LABEL: &str = "stockade.tenant";
 const ENGINE_LABEL: &str = "stockade.engine";
 
 /// What the container of a sandbox is called.
-pub(super) fn name(id: &SandboxId) -> String {
+pub(super) fn container_name(id: &SandboxId) -> String {
     format!("stockade-{id}")
 }
 
 /// This user, as a label's value.
-pub(super) fn owner() -> String {
+pub(super) fn owner_label() -> String {
     rustix::process::geteuid().as_raw().to_string()
 }
 
-pub(super) fn body(
+pub(super) fn build_create_body(
     id: &SandboxId,
     admitted: &Admitted,
-    engine: &Engine,
+    engine: &EngineHandle,
     image: &Image,
 ) -> Result<ContainerCreateBody> {
     let spec = admitted.spec();
-    let user = user(spec, engine)?;
+    let user = choose_user(spec, engine)?;
     // Another kernel may leave orphans to its first process alone.
     let apart = engine.runtime.is_some().then_some("--apart");
     let mut host = host_config(admitted, engine, image, user)?;
@@ -81,17 +81,17 @@ pub(super) fn body(
         stop_timeout: Some(0),
         working_dir: Some("/".into()),
         network_disabled: Some(true),
-        labels: Some(labels(id, Some(&spec.tenant))),
+        labels: Some(build_labels(id, Some(&spec.tenant))),
         host_config: Some(host),
         ..ContainerCreateBody::default()
     })
 }
 
-pub(super) fn labels(id: &SandboxId, tenant: Option<&TenantName>) -> HashMap<String, String> {
+pub(super) fn build_labels(id: &SandboxId, tenant: Option<&TenantName>) -> HashMap<String, String> {
     let label = |name: &str, value: String| (name.to_owned(), value);
     HashMap::from([
         label(SANDBOX_LABEL, id.to_string()),
-        label(OWNER_LABEL, owner()),
+        label(OWNER_LABEL, owner_label()),
         label(TENANT_LABEL, tenant.map(TenantName::to_string).unwrap_or_default()),
         label(ENGINE_LABEL, std::process::id().to_string()),
     ])
@@ -99,7 +99,7 @@ pub(super) fn labels(id: &SandboxId, tenant: Option<&TenantName>) -> HashMap<Str
 
 fn host_config(
     admitted: &Admitted,
-    engine: &Engine,
+    engine: &EngineHandle,
     image: &Image,
     user: User,
 ) -> Result<HostConfig> {
@@ -110,10 +110,10 @@ fn host_config(
         true => (with_runtime(limits), counted_inside(limits)),
         false => (*limits, per_process(limits)),
     };
-    let memory = limits.memory.map(|memory| number(memory.0));
+    let memory = limits.memory.map(|memory| clamp_to_i64(memory.0));
     Ok(HostConfig {
         auto_remove: Some(true),
-        network_mode: Some(network(&spec.network).into()),
+        network_mode: Some(network_mode(&spec.network).into()),
         readonly_rootfs: Some(true),
         cap_drop: Some(vec!["ALL".into()]),
         security_opt: Some(vec!["no-new-privileges".into()]),
@@ -128,28 +128,28 @@ fn host_config(
         pids_limit: in_group
             .processes
             .filter(|_| engine.limits.processes)
-            .map(|most| number(u64::from(most) + OWN_PROCESSES)),
+            .map(|most| clamp_to_i64(u64::from(most) + OWN_PROCESSES)),
         nano_cpus: limits
             .cpu_rate
             .filter(|_| engine.limits.cpu)
             .map(|rate| i64::from(rate.0) * 1_000_000),
-        ulimits: Some(ulimits(&each)),
-        mounts: Some(mounts(spec, image)?),
-        tmpfs: Some(private(spec, limits, user, engine)),
+        ulimits: Some(build_ulimits(&each)),
+        mounts: Some(build_mounts(spec, image)?),
+        tmpfs: Some(build_tmpfs_mounts(spec, limits, user, engine)),
         ..HostConfig::default()
     })
 }
 
-fn network(network: &Network) -> &'static str {
+fn network_mode(network: &Network) -> &'static str {
     match network {
         // Egress is not admitted on this backend; loopback is there in any case, and its own.
         Network::Auto | Network::None | Network::Loopback | Network::Egress(_) => "none",
     }
 }
 
-fn ulimits(limits: &Rlimits) -> Vec<ResourcesUlimits> {
+fn build_ulimits(limits: &Rlimits) -> Vec<ResourcesUlimits> {
     let limit = |name: &str, most: Option<u64>| {
-        let most = number(most?);
+        let most = clamp_to_i64(most?);
         Some(ResourcesUlimits { name: Some(name.into()), soft: Some(most), hard: Some(most) })
     };
     let set = [
@@ -163,16 +163,16 @@ fn ulimits(limits: &Rlimits) -> Vec<ResourcesUlimits> {
     set.into_iter().flatten().collect()
 }
 
-fn number(count: u64) -> i64 {
+fn clamp_to_i64(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
 /// Private writable places, each of its own size; in memory, and gone with the container.
-fn private(
+fn build_tmpfs_mounts(
     spec: &SandboxSpec,
     limits: &EffectiveLimits,
     user: User,
-    engine: &Engine,
+    engine: &EngineHandle,
 ) -> HashMap<String, String> {
     let size = limits.disk.map_or(MAX_SCRATCH_BYTES, |disk| disk.0.min(MAX_SCRATCH_BYTES));
     let User { uid, gid } = user;
@@ -199,20 +199,20 @@ fn private(
     places
 }
 
-fn mounts(spec: &SandboxSpec, image: &Image) -> Result<Vec<Mount>> {
-    let mut mounts = vec![bind(&agent::outside()?, agent::AGENT_PATH, true)?];
+fn build_mounts(spec: &SandboxSpec, image: &Image) -> Result<Vec<Mount>> {
+    let mut mounts = vec![build_bind_mount(&agent::ensure_host_agent()?, agent::AGENT_PATH, true)?];
     for directory in &image.shown {
-        mounts.push(bind(directory, &directory.to_string_lossy(), true)?);
+        mounts.push(build_bind_mount(directory, &directory.to_string_lossy(), true)?);
     }
     if let Workspace::Local(path) = &spec.workspace {
-        let path = directory(&NAME, "workspace", path)?;
+        let path = resolve_directory(&NAME, "workspace", path)?;
         for target in spec.workspace_paths() {
-            mounts.push(bind(&path, target, spec.read_only)?);
+            mounts.push(build_bind_mount(&path, target, spec.read_only)?);
         }
     }
     for mount in spec.all_mounts() {
-        let source = resolve(&NAME, "mounts", &mount.source)?;
-        mounts.push(bind(&source, mount.target.as_str(), mount.read_only)?);
+        let source = resolve_path(&NAME, "mounts", &mount.source)?;
+        mounts.push(build_bind_mount(&source, mount.target.as_str(), mount.read_only)?);
     }
     Ok(mounts)
 }
@@ -225,9 +225,9 @@ fn workspace_dir(spec: &SandboxSpec) -> &str {
     }
 }
 
-fn bind(source: &Path, target: &str, read_only: bool) -> Result<Mount> {
+fn build_bind_mount(source: &Path, target: &str, read_only: bool) -> Result<Mount> {
     let text =
-        source.to_str().ok_or_else(|| unusable(&NAME, "mounts", source, "is not valid UTF-8"))?;
+        source.to_str().ok_or_else(|| unusable_path(&NAME, "mounts", source, "is not valid UTF-8"))?;
     Ok(Mount {
         target: Some(target.into()),
         source: Some(text.into()),
@@ -244,7 +244,7 @@ fn bind(source: &Path, target: &str, read_only: bool) -> Result<Mount> {
 
 /// Whom everything in the sandbox runs as: whom the caller chose, or whose files it works on. A
 /// container has no way to show files as anybody else's.
-pub(super) fn user(spec: &SandboxSpec, engine: &Engine) -> Result<User> {
+pub(super) fn choose_user(spec: &SandboxSpec, engine: &EngineHandle) -> Result<User> {
     if let Some(chosen) = spec.user {
         return Ok(chosen);
     }
@@ -253,9 +253,9 @@ pub(super) fn user(spec: &SandboxSpec, engine: &Engine) -> Result<User> {
     }
     match &spec.workspace {
         Workspace::Local(path) => {
-            let path = resolve(&NAME, "workspace", path)?;
+            let path = resolve_path(&NAME, "workspace", path)?;
             let found = std::fs::metadata(&path).map_err(|error| {
-                unusable(&NAME, "workspace", &path, "cannot be used").source(error)
+                unusable_path(&NAME, "workspace", &path, "cannot be used").source(error)
             })?;
             Ok(User { uid: found.uid(), gid: found.gid() })
         }

@@ -7,7 +7,7 @@ use stockade_core::{
     Boundary, Capabilities, Error, Feature, LimitKind, Millicores, SandboxSpec, Support,
 };
 
-use super::{Docker, Inner, NAME, Purpose, Seen};
+use super::{Docker, DockerInner, NAME, Purpose, MeasuredWalls};
 use crate::linux::turns::to_its_end;
 use crate::linux::{self, limits};
 
@@ -67,31 +67,31 @@ const MISSING_FEATURES: [(Feature, &str, &str); 6] = [
     (Feature::FullSnapshot, "it cannot capture memory", OTHER_BACKEND_REMEDY),
 ];
 
-pub(super) async fn measure(docker: &Docker) -> Capabilities {
+pub(super) async fn measure_capabilities(docker: &Docker) -> Capabilities {
     match inspect_container(&docker.inner).await {
         Ok(seen) => describe_features(&seen),
         Err(error) => {
             let remedy = error.hint().unwrap_or("see docs/backends/docker.md").to_owned();
             // Nothing was seen that could claim more.
             let boundary = Boundary::SharedKernel;
-            Capabilities::unavailable(NAME, boundary, linux::reason(&error), remedy)
+            Capabilities::unavailable(NAME, boundary, linux::describe_error(&error), remedy)
         }
     }
 }
 
 /// Looks at a container; and, where that has a kernel of its own, at one that is made for such a
 /// kernel.
-async fn inspect_container(docker: &Arc<Inner>) -> Result<Seen, Error> {
-    let seen = trial(docker, Boundary::SharedKernel).await?;
+async fn inspect_container(docker: &Arc<DockerInner>) -> Result<MeasuredWalls, Error> {
+    let seen = try_sandbox(docker, Boundary::SharedKernel).await?;
     if seen.boundary == Boundary::SharedKernel {
         return Ok(seen);
     }
-    trial(docker, seen.boundary).await
+    try_sandbox(docker, seen.boundary).await
 }
 
 /// Builds a sandbox with every limit, reads its walls and limits back, and takes it down, whoever still
 /// waits for that.
-async fn trial(docker: &Arc<Inner>, boundary: Boundary) -> Result<Seen, Error> {
+async fn try_sandbox(docker: &Arc<DockerInner>, boundary: Boundary) -> Result<MeasuredWalls, Error> {
     let docker = Arc::clone(docker);
     to_its_end(NAME, async move {
         let id = linux::trial_id();
@@ -106,7 +106,7 @@ async fn trial(docker: &Arc<Inner>, boundary: Boundary) -> Result<Seen, Error> {
     .await
 }
 
-fn describe_features(seen: &Seen) -> Capabilities {
+fn describe_features(seen: &MeasuredWalls) -> Capabilities {
     let mut all = Capabilities::none(NAME, seen.boundary)
         .with(Feature::Pause, Support::full("the engine's freezer"));
     for (feature, by) in WALL_FEATURES {
@@ -122,7 +122,7 @@ fn describe_features(seen: &Seen) -> Capabilities {
         (Feature::CpuTimeLimit, LimitKind::CpuTime),
         (Feature::OpenFilesLimit, LimitKind::OpenFiles),
     ] {
-        all = all.with(feature, limit(feature, !seen.loose.contains(&kind)));
+        all = all.with(feature, limit_support(feature, !seen.loose.contains(&kind)));
     }
     // A freezer is one of a group's.
     if seen.loose.contains(&LimitKind::CpuTime) {
@@ -157,7 +157,7 @@ fn with_gaps(all: Capabilities) -> Capabilities {
 }
 
 /// What is different where a container has a kernel of its own, whose end is the sandbox's.
-fn with_own_kernel(all: Capabilities, seen: &Seen) -> Capabilities {
+fn with_own_kernel(all: Capabilities, seen: &MeasuredWalls) -> Capabilities {
     let by = "RLIMIT_NPROC, counted by the sandbox's own kernel for it alone";
     let paused = "an engine cannot end a paused container of such a runtime";
     let all = all
@@ -176,7 +176,7 @@ fn with_own_kernel(all: Capabilities, seen: &Seen) -> Capabilities {
     }
 }
 
-fn limit(feature: Feature, holds: bool) -> Support {
+fn limit_support(feature: Feature, holds: bool) -> Support {
     match holds {
         true if feature == Feature::OpenFilesLimit => Support::full("RLIMIT_NOFILE"),
         true => Support::full("the container's control group"),

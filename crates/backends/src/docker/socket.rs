@@ -30,7 +30,7 @@ pub struct Options {
 
 /// The engine behind a socket.
 #[derive(Debug)]
-pub(super) struct Engine {
+pub(super) struct EngineHandle {
     pub api: Api,
     pub socket: PathBuf,
     /// Whom it runs as on the host.
@@ -42,12 +42,12 @@ pub(super) struct Engine {
 
     pub runtime: Option<String>,
     /// The limits that it says it can set.
-    pub limits: Limits,
+    pub limits: EngineLimits,
 }
 
 /// The limits that an engine says it can set.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
+pub(super) struct EngineLimits {
     pub memory: bool,
     pub processes: bool,
     pub cpu: bool,
@@ -67,7 +67,7 @@ impl Options {
                 .ok_or_else(|| remote_engine_error(&host));
         }
         let found = default_sockets().into_iter().find(|path| path.exists());
-        found.ok_or_else(|| unavailable("no engine's socket is there").remedy(ENGINE_REMEDY))
+        found.ok_or_else(|| engine_unavailable("no engine's socket is there").remedy(ENGINE_REMEDY))
     }
 
     /// Changes when the engine was started anew.
@@ -93,22 +93,22 @@ fn may_use(path: &Path) -> bool {
     access(path, Access::WRITE_OK).is_ok()
 }
 
-impl Engine {
+impl EngineHandle {
     pub(super) async fn connect(options: &Options) -> Result<Self> {
         let socket = options.socket()?;
         let path = socket.to_string_lossy();
         let api =
             Api::connect_with_unix(&path, REQUEST_TIMEOUT_SECONDS, bollard::API_DEFAULT_VERSION)
-                .map_err(|error| unreachable(&path, &error))?;
+                .map_err(|error| engine_unreachable(&path, &error))?;
         let greeted =
-            tokio::time::timeout(HANDSHAKE_TIMEOUT, greet(api, socket.clone(), options)).await;
+            tokio::time::timeout(HANDSHAKE_TIMEOUT, negotiate_engine(api, socket.clone(), options)).await;
         greeted
-            .map_err(|_| unavailable("it does not answer").remedy("see why the engine hangs"))?
-            .map_err(|error| unreachable(&path, &error))
+            .map_err(|_| engine_unavailable("it does not answer").remedy("see why the engine hangs"))?
+            .map_err(|error| engine_unreachable(&path, &error))
     }
 }
 
-async fn greet(api: Api, socket: PathBuf, options: &Options) -> Result<Engine, ApiError> {
+async fn negotiate_engine(api: Api, socket: PathBuf, options: &Options) -> Result<EngineHandle, ApiError> {
     let api = api.negotiate_version().await?;
     let (version, info) = (api.version().await?, api.info().await?);
     let parts = version.components.unwrap_or_default();
@@ -116,13 +116,13 @@ async fn greet(api: Api, socket: PathBuf, options: &Options) -> Result<Engine, A
     let security = info.security_options.unwrap_or_default();
     let has = |name: &str| security.iter().any(|option| option.contains(name));
     let uid = runs_as(&socket).await;
-    Ok(Engine {
+    Ok(EngineHandle {
         uid,
         rootless: has("rootless") || uid != 0,
         owned_memory: !podman,
 
         runtime: options.runtime.clone(),
-        limits: Limits {
+        limits: EngineLimits {
             memory: info.memory_limit.unwrap_or(false),
             processes: info.pids_limit.unwrap_or(false),
             cpu: info.cpu_cfs_quota.unwrap_or(false),
@@ -138,24 +138,24 @@ async fn runs_as(socket: &Path) -> u32 {
     peer.map_or(u32::MAX, |peer| peer.uid())
 }
 
-fn unavailable(message: impl Into<String>) -> Error {
+fn engine_unavailable(message: impl Into<String>) -> Error {
     Error::new(ErrorCode::Unavailable, "connect", message.into()).backend(NAME)
 }
 
-fn unreachable(path: &str, error: &ApiError) -> Error {
-    unavailable(format!("the engine at `{path}` cannot be reached: {}", words(error)))
+fn engine_unreachable(path: &str, error: &ApiError) -> Error {
+    engine_unavailable(format!("the engine at `{path}` cannot be reached: {}", describe_api_error(error)))
         .remedy(ENGINE_REMEDY)
 }
 
 fn remote_engine_error(host: &str) -> Error {
-    unavailable(format!(
+    engine_unavailable(format!(
         "DOCKER_HOST is `{host}`: an engine elsewhere does not see this host's files"
     ))
     .remedy("set DOCKER_HOST=unix://…, or use the ssh backend for another machine")
 }
 
 /// What the engine said, in one line.
-pub(super) fn words(error: &ApiError) -> String {
+pub(super) fn describe_api_error(error: &ApiError) -> String {
     let text = if let ApiError::DockerResponseServerError { message, .. } = error {
         message.clone()
     } else {
@@ -176,13 +176,13 @@ pub(super) fn is_underway(error: &ApiError) -> bool {
 }
 
 /// The engine refused, or went away.
-pub(super) fn told(what: &'static str, error: &ApiError) -> Error {
+pub(super) fn convert_api_error(what: &'static str, error: &ApiError) -> Error {
     let refused = matches!(error, ApiError::DockerResponseServerError { .. });
     let (code, remedy) = match refused {
         true => (ErrorCode::WallMissing, "see the engine's own log"),
         false => (ErrorCode::Unavailable, "see whether the engine still runs, and try again"),
     };
-    Error::new(code, what, format!("the engine failed: {}", words(error)))
+    Error::new(code, what, format!("the engine failed: {}", describe_api_error(error)))
         .backend(NAME)
         .remedy(remedy)
 }

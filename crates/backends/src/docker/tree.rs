@@ -10,7 +10,7 @@ use futures_util::Stream;
 use stockade_launcher::{Made, Piece};
 use tokio::sync::mpsc;
 
-use crate::linux::fingerprint::visit;
+use crate::linux::fingerprint::visit_tree;
 
 /// The size of a chunk of a packed archive.
 const CHUNK_BYTES: usize = 1 << 18;
@@ -67,23 +67,23 @@ fn append_directory(archive: &mut tar::Builder<impl Write>, target: &Path) -> io
 }
 
 /// A tree, packed while it is sent. `as_root`: all of it root's, for an engine that has nobody else.
-pub(super) fn stream(
+pub(super) fn stream_tree(
     root: PathBuf,
     as_root: bool,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
     from_thread(move |out| {
         let mut archive = tar::Builder::new(out);
         archive.follow_symlinks(false);
-        visit(&root, &mut |path| {
+        visit_tree(&root, &mut |path| {
             let inside = path.strip_prefix(&root).map_err(io::Error::other)?;
-            append(&mut archive, path, inside, as_root)
+            append_entry(&mut archive, path, inside, as_root)
         })?;
         archive.into_inner()?.flush()
     })
 }
 
 /// Sockets, fifos and devices are nothing that an image brings along.
-fn append(
+fn append_entry(
     archive: &mut tar::Builder<impl Write>,
     path: &Path,
     inside: &Path,
@@ -113,9 +113,9 @@ fn append(
 }
 
 /// An archive of an image, without its names, read while it is sent.
-pub(super) fn archive(path: PathBuf) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+pub(super) fn stream_archive(path: PathBuf) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
     from_thread(move |mut out| {
-        super::archive::copy(&path, &mut out)?;
+        super::archive::copy_without_names(&path, &mut out)?;
         out.flush()
     })
 }

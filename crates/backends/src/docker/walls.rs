@@ -12,9 +12,9 @@ use stockade_core::{
 };
 
 use super::NAME;
-use super::socket::Engine;
+use super::socket::EngineHandle;
 use crate::linux::OWN_PROCESSES;
-use crate::linux::cgroup::{Group, Held};
+use crate::linux::cgroup::{Group, HeldLimits};
 
 /// How much is read of a file in the guest kernel's `/proc`.
 const MAX_PROC_BYTES: u32 = 64 << 10;
@@ -30,13 +30,13 @@ pub(super) enum First {
 /// Tells who it is, once the agent has spoken: by the very file that it runs, which must be the agent that was
 /// laid on the host, or a runtime of the host's. Anybody else is not this container's. Its arguments are its own
 /// choice, and count only where nobody but root may see the file.
-pub(super) fn first(pid: i32, id: &SandboxId, container: &str, agent: &Path) -> Result<First> {
+pub(super) fn identify_first_process(pid: i32, id: &SandboxId, container: &str, agent: &Path) -> Result<First> {
     let runs = |file: &Path| is_same_file(&PathBuf::from(format!("/proc/{pid}/exe")), file);
     match (runs(agent), by_arguments(pid, id, container)) {
         (Some(true), _) | (None, Some(First::Agent)) => Ok(First::Agent),
         (None, Some(First::Runtime)) => Ok(First::Runtime),
         (Some(false), Some(First::Runtime)) if is_of_the_host(pid) => Ok(First::Runtime),
-        (Some(false) | None, _) => Err(missing("a first process that is this container's agent")),
+        (Some(false) | None, _) => Err(wall_missing("a first process that is this container's agent")),
     }
 }
 
@@ -76,43 +76,43 @@ fn by_arguments(pid: i32, id: &SandboxId, container: &str) -> Option<First> {
 pub(super) async fn read_back(
     first: First,
     pid: i32,
-    engine: &Engine,
+    engine: &EngineHandle,
     client: &AgentClient,
 ) -> Result<Boundary> {
     let outside = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let filtered = ("a filter of system calls", field(&outside, "Seccomp:") == Some("2"));
+    let filtered = ("a filter of system calls", find_status_field(&outside, "Seccomp:") == Some("2"));
     match first {
         First::Agent => {
-            let fresh = ("no new privileges", field(&outside, "NoNewPrivs:") == Some("1"));
+            let fresh = ("no new privileges", find_status_field(&outside, "NoNewPrivs:") == Some("1"));
             let namespace = ("a user namespace", !engine.rootless || is_mapped(pid));
-            stand(capabilities(&outside).into_iter().chain([filtered, fresh, namespace]))?;
+            require_walls(check_capabilities(&outside).into_iter().chain([filtered, fresh, namespace]))?;
             Ok(Boundary::SharedKernel)
         }
         // The guest's own are that kernel's to tell; nothing of the guest has run yet that could lie.
         First::Runtime => {
-            let kernel = inside(client, "/proc/version").await?;
+            let kernel = read_inside(client, "/proc/version").await?;
             let host = fs::read_to_string("/proc/version").unwrap_or_default();
             let own = ("a kernel of its own", !kernel.is_empty() && kernel != host);
-            let status = inside(client, "/proc/1/status").await?;
-            stand(capabilities(&status).into_iter().chain([filtered, own]))?;
+            let status = read_inside(client, "/proc/1/status").await?;
+            require_walls(check_capabilities(&status).into_iter().chain([filtered, own]))?;
             Ok(Boundary::UserspaceKernel)
         }
     }
 }
 
-async fn inside(client: &AgentClient, path: &str) -> Result<String> {
-    let path = path.parse().map_err(|_| missing("a kernel that can be asked"))?;
+async fn read_inside(client: &AgentClient, path: &str) -> Result<String> {
+    let path = path.parse().map_err(|_| wall_missing("a kernel that can be asked"))?;
     let read = client.files().read(&path, 0, MAX_PROC_BYTES).await?;
     Ok(String::from_utf8_lossy(&read).into_owned())
 }
 
-fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+fn find_status_field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }
 
-fn capabilities(status: &str) -> [(&'static str, bool); 2] {
+fn check_capabilities(status: &str) -> [(&'static str, bool); 2] {
     let none = |name: &str| {
-        let set = field(status, name).and_then(|set| u64::from_str_radix(set, 16).ok());
+        let set = find_status_field(status, name).and_then(|set| u64::from_str_radix(set, 16).ok());
         set == Some(0)
     };
     [
@@ -131,18 +131,18 @@ fn is_mapped(pid: i32) -> bool {
     root.is_some_and(|outside| outside != "0")
 }
 
-fn stand(walls: impl IntoIterator<Item = (&'static str, bool)>) -> Result<()> {
+fn require_walls(walls: impl IntoIterator<Item = (&'static str, bool)>) -> Result<()> {
     match walls.into_iter().find(|(_, stands)| !stands) {
         None => Ok(()),
-        Some((wall, _)) => Err(missing(wall)),
+        Some((wall, _)) => Err(wall_missing(wall)),
     }
 }
 
 /// The limits that were asked for and that the container's group is not held to.
-pub(super) fn loose(pid: i32, group: Option<&Group>, admitted: &Admitted) -> Vec<LimitKind> {
+pub(super) fn find_loose_limits(pid: i32, group: Option<&Group>, admitted: &Admitted) -> Vec<LimitKind> {
     let limits = admitted.limits();
-    let held = group.map(Group::held).unwrap_or_default();
-    let Held { memory, processes, cpu } = held;
+    let held = group.map(Group::read_limits).unwrap_or_default();
+    let HeldLimits { memory, processes, cpu } = held;
     let within = |held: Option<u64>, asked: Option<u64>| {
         asked.is_none_or(|asked| held.is_some_and(|held| held <= asked))
     };
@@ -184,7 +184,7 @@ pub(super) fn keep_the_promise(
     loose: &[LimitKind],
 ) -> Result<()> {
     if boundary < admitted.boundary() {
-        return Err(missing("the boundary that was measured before"));
+        return Err(wall_missing("the boundary that was measured before"));
     }
     let promised = admitted.enforcement().iter().find_map(|enforced| match enforced {
         Enforcement::Fully { limit, .. } if loose.contains(limit) => Some(*limit),
@@ -194,11 +194,11 @@ pub(super) fn keep_the_promise(
     });
     match promised {
         None => Ok(()),
-        Some(limit) => Err(missing(&format!("the {limit} limit, in its control group"))),
+        Some(limit) => Err(wall_missing(&format!("the {limit} limit, in its control group"))),
     }
 }
 
-fn missing(wall: &str) -> Error {
+fn wall_missing(wall: &str) -> Error {
     let message = format!("the engine started a container without this wall: {wall}");
     Error::new(ErrorCode::WallMissing, "create", message)
         .backend(NAME)
@@ -224,8 +224,8 @@ mod tests {
             .unwrap();
         child.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
         let pid = child.id().cast_signed();
-        let real = first(pid, &id, "", Path::new("/bin/sh"));
-        let dressed = first(pid, &id, "", &std::env::current_exe().unwrap());
+        let real = identify_first_process(pid, &id, "", Path::new("/bin/sh"));
+        let dressed = identify_first_process(pid, &id, "", &std::env::current_exe().unwrap());
         drop(child.stdin.take());
         child.wait().unwrap();
         assert!(matches!(real, Ok(First::Agent)));

@@ -11,8 +11,8 @@ use stockade_core::{Error, ErrorCode, Result, WORKSPACE_ROOT};
 use stockade_launcher::Made;
 
 use super::NAME;
-use super::plan::Plan;
-use super::private::unusable;
+use super::plan::BundlePlan;
+use super::private::private_dir_unusable;
 use crate::linux::embed;
 
 /// The agent's path inside.
@@ -25,7 +25,7 @@ const PUBLIC_MODE: u32 = 0o755;
 const MOUNT_POINT_MODE: u32 = 0o644;
 
 /// One part of a root.
-pub(super) enum Part<'p> {
+pub(super) enum RootPart<'p> {
     Directory,
     /// A file to mount another on.
     Point,
@@ -34,18 +34,18 @@ pub(super) enum Part<'p> {
 }
 
 /// Parts, with where each lies in the root.
-pub(super) type Parts<'p> = [(&'p Path, Part<'p>)];
+pub(super) type RootParts<'p> = [(&'p Path, RootPart<'p>)];
 
 /// Every part of a root with where it lies, in the order in which they are laid.
-pub(super) fn parts(plan: &Plan) -> Vec<(&Path, Part<'_>)> {
-    let mut parts: Vec<_> = points(plan);
-    parts.push((Path::new(AGENT_PATH), Part::File(embed::agent_bytes(), PUBLIC_MODE)));
+pub(super) fn list_root_parts(plan: &BundlePlan) -> Vec<(&Path, RootPart<'_>)> {
+    let mut parts: Vec<_> = list_mount_points(plan);
+    parts.push((Path::new(AGENT_PATH), RootPart::File(embed::agent_bytes(), PUBLIC_MODE)));
     let made = |piece: &'_ Made| matches!(piece, Made::File(_));
     let (files, links): (Vec<_>, Vec<_>) = plan.pieces.iter().partition(|piece| made(&piece.made));
     for piece in files.into_iter().chain(links) {
         match &piece.made {
-            Made::File(bytes) => parts.push((&piece.target, Part::File(bytes, 0o644))),
-            Made::Link(to) => parts.push((&piece.target, Part::Link(to))),
+            Made::File(bytes) => parts.push((&piece.target, RootPart::File(bytes, 0o644))),
+            Made::Link(to) => parts.push((&piece.target, RootPart::Link(to))),
             Made::Mount(_) => {}
         }
     }
@@ -53,33 +53,33 @@ pub(super) fn parts(plan: &Plan) -> Vec<(&Path, Part<'_>)> {
 }
 
 /// The places of everything that is mounted.
-fn points(plan: &Plan) -> Vec<(&Path, Part<'_>)> {
+fn list_mount_points(plan: &BundlePlan) -> Vec<(&Path, RootPart<'_>)> {
     let own = ["/proc", "/sys", "/dev", WORKSPACE_ROOT].map(Path::new);
-    let mut points: Vec<_> = own.into_iter().map(|own| (own, Part::Directory)).collect();
+    let mut points: Vec<_> = own.into_iter().map(|own| (own, RootPart::Directory)).collect();
     let mounted = plan.pieces.iter().filter_map(|piece| match &piece.made {
         Made::Mount(source) => Some((source, &piece.target)),
         Made::Link(_) | Made::File(_) => None,
     });
     let bound = plan.binds.iter().map(|bind| (&bind.source, &bind.target));
     for (source, target) in mounted.chain(bound) {
-        points.push((target, if source.is_dir() { Part::Directory } else { Part::Point }));
+        points.push((target, if source.is_dir() { RootPart::Directory } else { RootPart::Point }));
     }
     // What lies in a directory that is itself mounted, the runtime makes for itself.
     let own = |target: &Path| !plan.pieces.iter().any(|piece| target.starts_with(&piece.target));
     let places = plan.places.iter().map(|place| place.target.as_path());
-    points.extend(places.filter(|target| own(target)).map(|target| (target, Part::Directory)));
+    points.extend(places.filter(|target| own(target)).map(|target| (target, RootPart::Directory)));
     points
 }
 
 /// Lays a new root.
-pub(super) fn lay(root: &Path, parts: &Parts<'_>) -> Result<()> {
-    make(root).map_err(|error| unusable("the root cannot be laid out", error))?;
+pub(super) fn lay_root(root: &Path, parts: &RootParts<'_>) -> Result<()> {
+    create_directories(root).map_err(|error| private_dir_unusable("the root cannot be laid out", error))?;
     for (target, part) in parts {
         let laid = lay_one(&host_path(root, target), part);
         laid.map_err(|error| match part {
-            Part::Link(_) if error.kind() == io::ErrorKind::AlreadyExists => behind(target),
-            Part::Directory | Part::Point | Part::File(..) | Part::Link(_) => {
-                unusable("the root cannot be laid out", error)
+            RootPart::Link(_) if error.kind() == io::ErrorKind::AlreadyExists => target_behind_link(target),
+            RootPart::Directory | RootPart::Point | RootPart::File(..) | RootPart::Link(_) => {
+                private_dir_unusable("the root cannot be laid out", error)
             }
         })?;
     }
@@ -91,57 +91,57 @@ fn host_path(root: &Path, target: &Path) -> PathBuf {
     root.join(target.strip_prefix("/").unwrap_or(target))
 }
 
-fn lay_one(place: &Path, part: &Part<'_>) -> io::Result<()> {
-    if !matches!(part, Part::Directory) {
-        place.parent().map_or(Ok(()), make)?;
+fn lay_one(place: &Path, part: &RootPart<'_>) -> io::Result<()> {
+    if !matches!(part, RootPart::Directory) {
+        place.parent().map_or(Ok(()), create_directories)?;
     }
     match part {
-        Part::Directory => make(place),
-        Part::Point => {
+        RootPart::Directory => create_directories(place),
+        RootPart::Point => {
             let mut options = OpenOptions::new();
             options.write(true).create(true).truncate(false).mode(MOUNT_POINT_MODE);
             options.open(place).map(drop)
         }
-        Part::File(bytes, mode) => write(place, bytes, *mode),
-        Part::Link(to) => symlink(to, place),
+        RootPart::File(bytes, mode) => write_new_file(place, bytes, *mode),
+        RootPart::Link(to) => symlink(to, place),
     }
 }
 
 /// Makes a directory and those above it, for everybody to look into, whatever the mask of this
 /// process. Goes through no link.
-fn make(place: &Path) -> io::Result<()> {
+fn create_directories(place: &Path) -> io::Result<()> {
     if fs::symlink_metadata(place).is_ok_and(|found| found.is_dir()) {
         return Ok(());
     }
-    place.parent().map_or(Ok(()), make)?;
+    place.parent().map_or(Ok(()), create_directories)?;
     DirBuilder::new().mode(PUBLIC_MODE).create(place)?;
     fs::set_permissions(place, Permissions::from_mode(PUBLIC_MODE))
 }
 
 /// A new file: what is there already is a place that something else was meant for.
-fn write(place: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+fn write_new_file(place: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(place)?;
     file.set_permissions(Permissions::from_mode(mode))?;
     file.write_all(bytes)
 }
 
 /// Whether a root has every part as it would be laid now: somebody may have tidied up in it.
-pub(super) fn fits(root: &Path, parts: &Parts<'_>) -> bool {
+pub(super) fn has_all_parts(root: &Path, parts: &RootParts<'_>) -> bool {
     parts.iter().all(|(target, part)| fits_one(&host_path(root, target), part).unwrap_or(false))
 }
 
-fn fits_one(place: &Path, part: &Part<'_>) -> io::Result<bool> {
+fn fits_one(place: &Path, part: &RootPart<'_>) -> io::Result<bool> {
     let found = fs::symlink_metadata(place)?;
     let has = |mode: u32| found.permissions().mode() & 0o7777 == mode;
     Ok(match part {
-        Part::Directory => found.is_dir() && has(PUBLIC_MODE),
-        Part::Point => found.is_file() && found.permissions().mode() & 0o022 == 0,
-        Part::File(bytes, mode) => found.is_file() && has(*mode) && fs::read(place)? == *bytes,
-        Part::Link(to) => found.is_symlink() && fs::read_link(place)? == *to,
+        RootPart::Directory => found.is_dir() && has(PUBLIC_MODE),
+        RootPart::Point => found.is_file() && found.permissions().mode() & 0o022 == 0,
+        RootPart::File(bytes, mode) => found.is_file() && has(*mode) && fs::read(place)? == *bytes,
+        RootPart::Link(to) => found.is_symlink() && fs::read_link(place)? == *to,
     })
 }
 
-fn behind(link: &Path) -> Error {
+fn target_behind_link(link: &Path) -> Error {
     let message = format!("mounts: a target lies behind `{}`, which is a link", link.display());
     Error::new(ErrorCode::Invalid, "create", message)
         .backend(NAME)
@@ -157,21 +157,21 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("root");
         let parts = [
-            (Path::new("/usr"), Part::Directory),
-            (Path::new("/etc/point"), Part::Point),
-            (Path::new("/etc/file"), Part::File(b"x", 0o644)),
+            (Path::new("/usr"), RootPart::Directory),
+            (Path::new("/etc/point"), RootPart::Point),
+            (Path::new("/etc/file"), RootPart::File(b"x", 0o644)),
         ];
         let make = || {
             stockade_launcher::take_own_umask(rustix::fs::Mode::empty()).unwrap();
-            lay(&root, &parts).unwrap();
+            lay_root(&root, &parts).unwrap();
         };
         std::thread::scope(|scope| scope.spawn(make).join().unwrap());
         for made in ["", "usr", "etc", "etc/point", "etc/file"] {
             let mode = fs::metadata(root.join(made)).unwrap().permissions().mode();
             assert_eq!(mode & 0o022, 0, "{made}");
         }
-        assert!(fits(&root, &parts));
+        assert!(has_all_parts(&root, &parts));
         fs::set_permissions(root.join("etc/point"), Permissions::from_mode(0o666)).unwrap();
-        assert!(!fits(&root, &parts), "somebody may have written to it");
+        assert!(!has_all_parts(&root, &parts), "somebody may have written to it");
     }
 }

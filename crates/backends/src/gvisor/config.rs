@@ -15,38 +15,38 @@ use stockade_core::{SandboxId, User};
 use stockade_launcher::{Made, Rlimits};
 
 use super::bundle::AGENT_PATH;
-use super::plan::{Bind, Place, Plan};
+use super::plan::{Bind, Place, BundlePlan};
 use crate::linux::private;
 
 type Result<T> = std::result::Result<T, OciSpecError>;
 
 /// Writes it into the bundle.
-pub(super) fn write(
+pub(super) fn write_config(
     bundle: &Path,
     root: &Path,
     id: &SandboxId,
-    plan: &Plan,
+    plan: &BundlePlan,
     rlimits: &Rlimits,
 ) -> Result<()> {
-    let spec = serde_json::to_vec(&spec(root, id, plan, rlimits)?)?;
+    let spec = serde_json::to_vec(&build_spec(root, id, plan, rlimits)?)?;
     // Other users can pass through the bundle: none may change what the runtime is about to read.
     let mut file = private::create_file(&bundle.join("config.json"))?;
     file.write_all(&spec)?;
     Ok(())
 }
 
-fn spec(root: &Path, id: &SandboxId, plan: &Plan, rlimits: &Rlimits) -> Result<Spec> {
+fn build_spec(root: &Path, id: &SandboxId, plan: &BundlePlan, rlimits: &Rlimits) -> Result<Spec> {
     SpecBuilder::default()
         .version("1.0.2")
         .root(RootBuilder::default().path(root).readonly(true).build()?)
         .hostname(id.as_str())
-        .process(process(id, plan, rlimits)?)
-        .mounts(mounts(plan)?)
-        .linux(linux(plan)?)
+        .process(build_process(id, plan, rlimits)?)
+        .mounts(build_mounts(plan)?)
+        .linux(build_linux(plan)?)
         .build()
 }
 
-fn process(id: &SandboxId, plan: &Plan, rlimits: &Rlimits) -> Result<Process> {
+fn build_process(id: &SandboxId, plan: &BundlePlan, rlimits: &Rlimits) -> Result<Process> {
     let User { uid, gid } = plan.user;
     let none = || std::collections::HashSet::new();
     let mut capabilities = LinuxCapabilities::default();
@@ -65,12 +65,12 @@ fn process(id: &SandboxId, plan: &Plan, rlimits: &Rlimits) -> Result<Process> {
         .env(Vec::new())
         .cwd("/")
         .capabilities(capabilities)
-        .rlimits(limits(rlimits)?)
+        .rlimits(build_rlimits(rlimits)?)
         .no_new_privileges(true)
         .build()
 }
 
-fn limits(limits: &Rlimits) -> Result<Vec<PosixRlimit>> {
+fn build_rlimits(limits: &Rlimits) -> Result<Vec<PosixRlimit>> {
     let all = [
         (PosixRlimitType::RlimitNofile, limits.nofile),
         (PosixRlimitType::RlimitNproc, limits.nproc),
@@ -84,40 +84,40 @@ fn limits(limits: &Rlimits) -> Result<Vec<PosixRlimit>> {
         .collect()
 }
 
-fn mounts(plan: &Plan) -> Result<Vec<Mount>> {
+fn build_mounts(plan: &BundlePlan) -> Result<Vec<Mount>> {
     let mut all = vec![
-        special("/proc", "proc", &["nosuid", "noexec", "nodev"])?,
-        special("/dev", "tmpfs", &["nosuid"])?,
-        special("/dev/pts", "devpts", &["nosuid", "noexec"])?,
-        special("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"])?,
+        build_special_mount("/proc", "proc", &["nosuid", "noexec", "nodev"])?,
+        build_special_mount("/dev", "tmpfs", &["nosuid"])?,
+        build_special_mount("/dev/pts", "devpts", &["nosuid", "noexec"])?,
+        build_special_mount("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"])?,
     ];
     for piece in &plan.pieces {
         if let Made::Mount(source) = &piece.made {
             let (source, target) = (source.clone(), piece.target.clone());
-            all.push(bind(&Bind { source, target, read_only: true })?);
+            all.push(build_bind_mount(&Bind { source, target, read_only: true })?);
         }
     }
     for place in &plan.places {
-        all.push(memory(place, plan.user)?);
+        all.push(build_tmpfs_mount(place, plan.user)?);
     }
     for shown in &plan.binds {
-        all.push(bind(shown)?);
+        all.push(build_bind_mount(shown)?);
     }
     Ok(all)
 }
 
-fn special(target: &str, kind: &str, options: &[&str]) -> Result<Mount> {
-    mount(Path::new(target), kind, PathBuf::from(kind), options.iter().map(|o| (*o).to_owned()))
+fn build_special_mount(target: &str, kind: &str, options: &[&str]) -> Result<Mount> {
+    build_mount(Path::new(target), kind, PathBuf::from(kind), options.iter().map(|o| (*o).to_owned()))
 }
 
-fn bind(bind: &Bind) -> Result<Mount> {
+fn build_bind_mount(bind: &Bind) -> Result<Mount> {
     let access = if bind.read_only { "ro" } else { "rw" };
     // What is mounted below it on the host stays there: it could be writable.
     let options = ["bind", "nosuid", "nodev", access].map(String::from);
-    mount(&bind.target, "bind", bind.source.clone(), options)
+    build_mount(&bind.target, "bind", bind.source.clone(), options)
 }
 
-fn memory(place: &Place, user: User) -> Result<Mount> {
+fn build_tmpfs_mount(place: &Place, user: User) -> Result<Mount> {
     // Root's where everybody may write, as anywhere else.
     let User { uid, gid } = if place.mode & 0o002 == 0 { user } else { User { uid: 0, gid: 0 } };
     let options = [
@@ -129,10 +129,10 @@ fn memory(place: &Place, user: User) -> Result<Mount> {
         format!("gid={gid}"),
         if place.read_only { "ro" } else { "rw" }.to_owned(),
     ];
-    mount(&place.target, "tmpfs", PathBuf::from("tmpfs"), options)
+    build_mount(&place.target, "tmpfs", PathBuf::from("tmpfs"), options)
 }
 
-fn mount(
+fn build_mount(
     target: &Path,
     kind: &str,
     source: PathBuf,
@@ -142,7 +142,7 @@ fn mount(
     MountBuilder::default().destination(target).typ(kind).source(source).options(options).build()
 }
 
-fn linux(plan: &Plan) -> Result<Linux> {
+fn build_linux(plan: &BundlePlan) -> Result<Linux> {
     let mut kinds = vec![
         LinuxNamespaceType::Pid,
         LinuxNamespaceType::Network,
@@ -154,14 +154,14 @@ fn linux(plan: &Plan) -> Result<Linux> {
     if let Some(hosts) = &plan.hosts {
         kinds.push(LinuxNamespaceType::User);
         linux = linux
-            .uid_mappings(mappings(hosts, |user| user.uid)?)
-            .gid_mappings(mappings(hosts, |user| user.gid)?);
+            .uid_mappings(build_id_mappings(hosts, |user| user.uid)?)
+            .gid_mappings(build_id_mappings(hosts, |user| user.gid)?);
     }
     let namespace = |kind| LinuxNamespaceBuilder::default().typ(kind).build();
     linux.namespaces(kinds.into_iter().map(namespace).collect::<Result<Vec<_>>>()?).build()
 }
 
-fn mappings(hosts: &[(User, User)], id: fn(&User) -> u32) -> Result<Vec<LinuxIdMapping>> {
+fn build_id_mappings(hosts: &[(User, User)], id: fn(&User) -> u32) -> Result<Vec<LinuxIdMapping>> {
     let mut pairs: Vec<_> =
         hosts.iter().map(|(inside, outside)| (id(inside), id(outside))).collect();
     pairs.dedup();

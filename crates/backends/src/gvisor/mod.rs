@@ -33,11 +33,11 @@ use stockade_core::{
 use stockade_launcher::Launcher;
 use tokio::net::unix::pipe;
 
-use private::Private;
+use private::GvisorPrivate;
 use runsc::{Platform, Runsc};
 use spawner::Spawner;
 use stopper::Runtime;
-use words::Words;
+use words::RuntimeStderr;
 
 use crate::linux::archives::Archives;
 use crate::linux::brake::Brake;
@@ -57,9 +57,9 @@ pub const NAME: BackendName = BackendName::literal("gvisor");
 const CGROUP_HOUSE: House = House { parent: "stockade-gvisor", own_processes: 0 };
 
 /// The gvisor backend. Its sandboxes end with this value, and with what it still has under way.
-pub struct Gvisor(Arc<Inner>);
+pub struct Gvisor(Arc<GvisorInner>);
 
-struct Inner {
+struct GvisorInner {
     site: Site,
     program: Option<PathBuf>,
     spawner: OnceLock<Spawner>,
@@ -72,11 +72,11 @@ struct Inner {
 
 impl Default for Gvisor {
     fn default() -> Self {
-        Self(Arc::new(Inner::of(None)))
+        Self(Arc::new(GvisorInner::of(None)))
     }
 }
 
-impl Inner {
+impl GvisorInner {
     fn of(program: Option<PathBuf>) -> Self {
         Self {
             site: Site::new(NAME, CGROUP_HOUSE, Launcher::start),
@@ -98,11 +98,11 @@ impl Gvisor {
 
     /// The same with this program as its runtime.
     pub fn with_program(program: &Path) -> Self {
-        Self(Arc::new(Inner::of(Some(program.to_owned()))))
+        Self(Arc::new(GvisorInner::of(Some(program.to_owned()))))
     }
 }
 
-impl Inner {
+impl GvisorInner {
     fn find(&self) -> Option<Runsc> {
         Runsc::find(self.program.as_deref())
     }
@@ -125,20 +125,20 @@ impl Inner {
     }
 
     /// The platform to build on: as remembered, or found out now.
-    async fn platform(self: &Arc<Self>, runsc: &Runsc) -> Result<Platform> {
+    async fn find_platform(self: &Arc<Self>, runsc: &Runsc) -> Result<Platform> {
         let mut known = self.platform.lock().await;
-        if let Some(platform) = known.or_else(|| platform::remembered(runsc)) {
+        if let Some(platform) = known.or_else(|| platform::load_platform(runsc)) {
             *known = Some(platform);
             return Ok(platform);
         }
-        let platform = self.choose(runsc).await?;
+        let platform = self.choose_platform(runsc).await?;
         *known = Some(platform);
         Ok(platform)
     }
 
     async fn forget_platform(&self, runsc: &Runsc) {
         *self.platform.lock().await = None;
-        platform::forget(runsc);
+        platform::forget_platform(runsc);
     }
 
     async fn build(
@@ -148,20 +148,20 @@ impl Inner {
         platform: Platform,
     ) -> Result<LinuxSandbox> {
         let runsc = self.runsc()?;
-        let mut plan = plan::plan(admitted, runsc.rootless)?;
-        let private = Private::make(id)?;
-        let views = views::stage(&private, &mut plan)?;
-        let root::Root { path: root, held } = root::of(&private, &plan)?;
+        let mut plan = plan::build_plan(admitted, runsc.rootless)?;
+        let private = GvisorPrivate::make(id)?;
+        let views = views::stage_views(&private, &mut plan)?;
+        let root::BundleRoot { path: root, held } = root::prepare_root(&private, &plan)?;
         let group = self.site.group_of(id, &with_runtime(admitted.limits()))?;
         let rlimits = counted_inside(admitted.limits());
-        config::write(private.path(), &root, id, &plan, &rlimits).map_err(not_described)?;
+        config::write_config(private.path(), &root, id, &plan, &rlimits).map_err(not_described)?;
         let cgroup = group.as_ref().map(Group::plan);
         let command = runsc.run(platform, &private, id);
         let child = self.spawner()?.spawn(command, cgroup, views).await;
         let child = child.map_err(|error| not_started(error, String::new()))?;
-        let streams = self.keep(id, child, (group, held), admitted)?;
-        let (running, client) = greet(streams).await?;
-        running.pace()?;
+        let streams = self.register_running(id, child, (group, held), admitted)?;
+        let (running, client) = connect_agent(streams).await?;
+        running.apply_cpu_rate()?;
         Ok(LinuxSandbox {
             running,
             client,
@@ -173,13 +173,13 @@ impl Inner {
     }
 
     /// Notes a runtime that was started, and takes its streams.
-    fn keep(
+    fn register_running(
         &self,
         id: &SandboxId,
         mut child: Child,
         (group, held): (Option<Group>, Option<Hold>),
         admitted: &Admitted,
-    ) -> Result<Streams> {
+    ) -> Result<RuntimeStreams> {
         let streams = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let pid = child.id().cast_signed();
         let watched = Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::NONBLOCK));
@@ -198,14 +198,14 @@ impl Inner {
             written: Vec::new(),
             held,
         };
-        let running = self.site.note(id, built, admitted);
-        Ok(Streams { running, stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into() })
+        let running = self.site.register_running(id, built, admitted);
+        Ok(RuntimeStreams { running, stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into() })
     }
 
     /// Ends a sandbox and removes every trace, whoever made it.
     async fn end(&self, id: &SandboxId) -> Result<()> {
         if !self.site.end(id).await? {
-            self.site.clear(id).await?;
+            self.site.remove_leftover_group(id).await?;
         }
         // A group that could be removed is proof that nobody was left in it.
         if self.site.hierarchy().find(id).is_none() {
@@ -215,7 +215,7 @@ impl Inner {
             // It has ended: this only buries it.
             let _ = child.wait();
         }
-        private::remove(id)?;
+        private::remove_private_dir(id)?;
         self.site.forget(id);
         self.turns.forget(id);
         Ok(())
@@ -228,9 +228,9 @@ impl Inner {
         id: &SandboxId,
         admitted: &Admitted,
     ) -> Result<Arc<dyn Sandbox>> {
-        self.sweep().await;
+        self.remove_forsaken_sandboxes().await;
         let runsc = self.runsc()?;
-        let platform = self.platform(&runsc).await?;
+        let platform = self.find_platform(&runsc).await?;
         let turn = self.turns.take(id).await;
         let (inner, id, admitted) = (Arc::clone(self), id.clone(), admitted.clone());
         to_its_end(NAME, async move {
@@ -261,12 +261,12 @@ impl Inner {
                 line.split(|byte| *byte == 0).any(|part| private::is_state_argument(part, id))
             })
         };
-        for pid in find::pids().filter(|pid| meant(*pid)) {
+        for pid in find::list_pids().filter(|pid| meant(*pid)) {
             if let Some(pidfd) = find::kill_if(pid, meant) {
-                let _ = tokio::time::timeout(TEARDOWN_TIMEOUT, running::ended(&pidfd)).await;
+                let _ = tokio::time::timeout(TEARDOWN_TIMEOUT, running::wait_for_exit(&pidfd)).await;
             }
         }
-        if find::pids().any(meant) {
+        if find::list_pids().any(meant) {
             return Err(running::left_behind(&NAME, id, "a process of the runtime does not end"));
         }
         let closed = tokio::time::timeout(TEARDOWN_TIMEOUT, control_socket_closed(id)).await;
@@ -274,9 +274,9 @@ impl Inner {
     }
 
     /// Removes what trials of engines that are gone have left: no lease names them. Once is enough.
-    async fn sweep(&self) {
+    async fn remove_forsaken_sandboxes(&self) {
         let sweep = async {
-            for id in private::ids().iter().filter(|id| throwaway::is_forsaken(id.as_str())) {
+            for id in private::list_sandbox_ids().iter().filter(|id| throwaway::is_forsaken(id.as_str())) {
                 // Whoever comes next tries again.
                 let _ = self.end(id).await;
             }
@@ -305,7 +305,7 @@ async fn control_socket_closed(id: &SandboxId) {
 }
 
 /// A runtime that was started, and its standard streams.
-struct Streams {
+struct RuntimeStreams {
     running: Arc<running::Running>,
     stdin: OwnedFd,
     stdout: OwnedFd,
@@ -313,9 +313,9 @@ struct Streams {
 }
 
 /// Waits for the agent's first word.
-async fn greet(streams: Streams) -> Result<(Arc<running::Running>, AgentClient)> {
+async fn connect_agent(streams: RuntimeStreams) -> Result<(Arc<running::Running>, AgentClient)> {
     let no_pipe = |error| linux::no_pipe(NAME, error);
-    let words = Words::listen(streams.stderr).map_err(no_pipe)?;
+    let words = RuntimeStderr::listen(streams.stderr).map_err(no_pipe)?;
     let reader = pipe::Receiver::from_owned_fd(streams.stdout).map_err(no_pipe)?;
     let writer = pipe::Sender::from_owned_fd(streams.stdin).map_err(no_pipe)?;
     match AgentClient::connect_halves(reader, writer, START_TIMEOUT).await {
@@ -336,11 +336,11 @@ impl Backend for Gvisor {
     }
 
     async fn probe(&self) -> Capabilities {
-        probe::measure(&self.0).await
+        probe::measure_capabilities(&self.0).await
     }
 
     fn fingerprint(&self) -> Option<String> {
-        platform::fingerprint(&self.0.find()?)
+        platform::platform_fingerprint(&self.0.find()?)
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
@@ -348,9 +348,9 @@ impl Backend for Gvisor {
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
-        self.0.sweep().await;
+        self.0.remove_forsaken_sandboxes().await;
         let ids: BTreeSet<_> =
-            private::ids().into_iter().chain(self.0.site.hierarchy().ids()).collect();
+            private::list_sandbox_ids().into_iter().chain(self.0.site.hierarchy().ids()).collect();
         Ok(ids.into_iter().collect())
     }
 

@@ -11,14 +11,14 @@ use stockade_core::{
 use stockade_launcher::{Made, PRIVATE_DIRECTORIES, Piece, host_root};
 
 use super::NAME;
-use crate::linux::paths::{directory, resolve, unusable};
+use crate::linux::paths::{resolve_directory, resolve_path, unusable_path};
 use crate::linux::{DEFAULT_USER, MAX_SCRATCH_BYTES, RESERVED_DIRECTORIES};
 
 /// The user and group without privileges on any host.
 const NOBODY_ID: u32 = 65534;
 
 /// What the guest will see.
-pub(super) struct Plan {
+pub(super) struct BundlePlan {
     /// Links, files and read-only directories of the root.
     pub pieces: Vec<Piece>,
     /// Directories and files of the host.
@@ -34,7 +34,7 @@ pub(super) struct Plan {
     pub hosts: Option<Vec<(User, User)>>,
 }
 
-impl Plan {
+impl BundlePlan {
     /// Whether the runtime runs without root.
     pub(super) fn is_rootless(&self) -> bool {
         self.hosts.is_none()
@@ -54,12 +54,12 @@ pub(super) struct Place {
     pub read_only: bool,
 }
 
-pub(super) fn plan(admitted: &Admitted, rootless: bool) -> Result<Plan> {
+pub(super) fn build_plan(admitted: &Admitted, rootless: bool) -> Result<BundlePlan> {
     let spec = admitted.spec();
     let scratch =
         admitted.limits().disk.map_or(MAX_SCRATCH_BYTES, |disk| disk.0.min(MAX_SCRATCH_BYTES));
-    let user = user(spec, rootless);
-    let mut binds = mounts(spec)?;
+    let user = choose_user(spec, rootless);
+    let mut binds = resolve_mounts(spec)?;
     let place = |(target, mode): (&str, u32), read_only: bool| Place {
         target: target.into(),
         mode,
@@ -73,7 +73,7 @@ pub(super) fn plan(admitted: &Admitted, rootless: bool) -> Result<Plan> {
         Workspace::Local(path) => {
             workspace_dir = spec.workspace_dir();
             for target in spec.workspace_paths() {
-                binds.insert(0, workspace(path, target, spec.read_only)?);
+                binds.insert(0, resolve_workspace(path, target, spec.read_only)?);
             }
         }
         // A copy-on-write one is not admitted on this backend.
@@ -81,20 +81,20 @@ pub(super) fn plan(admitted: &Admitted, rootless: bool) -> Result<Plan> {
             places.push(place((WORKSPACE_ROOT, 0o755), spec.read_only));
         }
     }
-    let hosts = (!rootless).then(|| hosts(user, owner(&binds)));
+    let hosts = (!rootless).then(|| map_users_to_host(user, find_owner(&binds)));
     let workspace_dir = workspace_dir.to_owned();
-    Ok(Plan { pieces: pieces(&spec.image, user)?, binds, places, workspace_dir, user, hosts })
+    Ok(BundlePlan { pieces: list_image_pieces(&spec.image, user)?, binds, places, workspace_dir, user, hosts })
 }
 
 /// Whom everything in the sandbox runs as. Without root there is only one user to be had, and it is
 /// root by number, inside.
-pub(super) fn user(spec: &SandboxSpec, rootless: bool) -> User {
+pub(super) fn choose_user(spec: &SandboxSpec, rootless: bool) -> User {
     let only = if rootless { User { uid: 0, gid: 0 } } else { DEFAULT_USER };
     spec.user.unwrap_or(only)
 }
 
 /// Whose files the guest works on: it stands for them on the host. Nobody's where it is given none.
-fn owner(binds: &[Bind]) -> User {
+fn find_owner(binds: &[Bind]) -> User {
     let written = binds.iter().find(|bind| !bind.read_only);
     let found = written.and_then(|bind| fs::metadata(&bind.source).ok());
     found.map_or(User { uid: NOBODY_ID, gid: NOBODY_ID }, |found| User {
@@ -105,7 +105,7 @@ fn owner(binds: &[Bind]) -> User {
 
 /// The runtime's helpers are root inside and need somebody to be on the host: root, unless the guest
 /// itself stands for that.
-fn hosts(user: User, owner: User) -> Vec<(User, User)> {
+fn map_users_to_host(user: User, owner: User) -> Vec<(User, User)> {
     let pair = |inside: u32, outside: u32| match inside {
         0 => vec![(0, outside)],
         inside => vec![(inside, outside), (0, if outside == 0 { NOBODY_ID } else { 0 })],
@@ -120,24 +120,24 @@ fn hosts(user: User, owner: User) -> Vec<(User, User)> {
     (0..uids.len().max(gids.len())).filter_map(line).collect()
 }
 
-fn pieces(image: &Image, user: User) -> Result<Vec<Piece>> {
+fn list_image_pieces(image: &Image, user: User) -> Result<Vec<Piece>> {
     let Image::Directory(path) = image else {
         // The other kinds are not admitted on this backend.
         return Ok(host_root(user.uid, user.gid));
     };
-    let path = directory(&NAME, "image", path)?;
+    let path = resolve_directory(&NAME, "image", path)?;
     let entries = fs::read_dir(&path)
         .and_then(Iterator::collect::<std::io::Result<Vec<_>>>)
-        .map_err(|error| unusable(&NAME, "image", &path, "cannot be read").source(error))?;
+        .map_err(|error| unusable_path(&NAME, "image", &path, "cannot be read").source(error))?;
     let names = entries.iter().filter_map(|entry| entry.file_name().into_string().ok());
     Ok(names
         .filter(|name| !RESERVED_DIRECTORIES.contains(&name.as_str()))
-        .filter_map(|n| entry(&path, &n))
+        .filter_map(|n| find_image_piece(&path, &n))
         .collect())
 }
 
 /// One entry of an image. A file is mounted too, so that programs keep their size and their mode.
-fn entry(image: &Path, name: &str) -> Option<Piece> {
+fn find_image_piece(image: &Path, name: &str) -> Option<Piece> {
     let source = image.join(name);
     let found = fs::symlink_metadata(&source).ok()?;
     let made = match found.file_type() {
@@ -148,9 +148,9 @@ fn entry(image: &Path, name: &str) -> Option<Piece> {
     Some(Piece { target: Path::new("/").join(name), made })
 }
 
-fn mounts(spec: &SandboxSpec) -> Result<Vec<Bind>> {
+fn resolve_mounts(spec: &SandboxSpec) -> Result<Vec<Bind>> {
     let bind = |mount: &stockade_core::Mount| {
-        let source = resolve(&NAME, "mounts", &mount.source)?;
+        let source = resolve_path(&NAME, "mounts", &mount.source)?;
         Ok(Bind {
             source,
             target: PathBuf::from(mount.target.as_str()),
@@ -160,8 +160,8 @@ fn mounts(spec: &SandboxSpec) -> Result<Vec<Bind>> {
     spec.all_mounts().map(bind).collect()
 }
 
-fn workspace(path: &HostPath, target: &str, read_only: bool) -> Result<Bind> {
-    let source = directory(&NAME, "workspace", path)?;
+fn resolve_workspace(path: &HostPath, target: &str, read_only: bool) -> Result<Bind> {
+    let source = resolve_directory(&NAME, "workspace", path)?;
     Ok(Bind { source, target: target.into(), read_only })
 }
 
@@ -174,7 +174,7 @@ mod tests {
         let pair = |(inside, outside): (User, User)| {
             ((inside.uid, inside.gid), (outside.uid, outside.gid))
         };
-        hosts(make(user), make(owner)).into_iter().map(pair).collect()
+        map_users_to_host(make(user), make(owner)).into_iter().map(pair).collect()
     }
 
     #[test]

@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 use stockade_core::{Error, ErrorCode, Result, SandboxSpec};
 
 use super::runsc::{Platform, Runsc};
-use super::{Inner, NAME, private};
+use super::{GvisorInner, NAME, private};
 use crate::linux;
 use crate::linux::site::TEARDOWN_TIMEOUT;
 use crate::linux::turns::to_its_end;
@@ -27,25 +27,25 @@ const fn trial_timeout(platform: Platform) -> Duration {
 }
 
 /// What a choice depends on.
-pub(super) fn fingerprint(runsc: &Runsc) -> Option<String> {
-    Some(format!("{}\n{}", linux::fingerprint()?, runsc.version()?))
+pub(super) fn platform_fingerprint(runsc: &Runsc) -> Option<String> {
+    Some(format!("{}\n{}", linux::host_fingerprint()?, runsc.version()?))
 }
 
-fn label(runsc: &Runsc) -> Option<String> {
-    let hash = Sha256::digest(fingerprint(runsc)?.as_bytes());
+fn hash_fingerprint(runsc: &Runsc) -> Option<String> {
+    let hash = Sha256::digest(platform_fingerprint(runsc)?.as_bytes());
     Some(hash.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// What was found to work before.
-pub(super) fn remembered(runsc: &Runsc) -> Option<Platform> {
-    let text = fs::read_to_string(private::base().ok()?.join(PLATFORM_CACHE_FILE)).ok()?;
+pub(super) fn load_platform(runsc: &Runsc) -> Option<Platform> {
+    let text = fs::read_to_string(private::ensure_base_dir().ok()?.join(PLATFORM_CACHE_FILE)).ok()?;
     let (told, name) = text.trim().split_once(' ')?;
-    (told == label(runsc)?).then(|| Platform::named(name)).flatten()
+    (told == hash_fingerprint(runsc)?).then(|| Platform::named(name)).flatten()
 }
 
 /// Keeps a choice, whole or not at all. Failing to is no harm: it is made again.
-fn remember(runsc: &Runsc, platform: Platform) {
-    let (Ok(base), Some(label)) = (private::base(), label(runsc)) else { return };
+fn save_platform(runsc: &Runsc, platform: Platform) {
+    let (Ok(base), Some(label)) = (private::ensure_base_dir(), hash_fingerprint(runsc)) else { return };
     let draft = base.join(format!("{PLATFORM_CACHE_FILE}.{}", std::process::id()));
     let written = fs::File::create(&draft)
         .and_then(|mut file| writeln!(file, "{label} {}", platform.name()))
@@ -56,25 +56,25 @@ fn remember(runsc: &Runsc, platform: Platform) {
 }
 
 /// Forgets: what worked does not any more.
-pub(super) fn forget(runsc: &Runsc) {
+pub(super) fn forget_platform(runsc: &Runsc) {
     // What was found for another one is none of ours.
-    if let (Ok(base), Some(_)) = (private::base(), remembered(runsc)) {
+    if let (Ok(base), Some(_)) = (private::ensure_base_dir(), load_platform(runsc)) {
         let _ = fs::remove_file(base.join(PLATFORM_CACHE_FILE));
     }
 }
 
-impl Inner {
+impl GvisorInner {
     /// The first platform that works.
-    pub(super) async fn choose(self: &Arc<Self>, runsc: &Runsc) -> Result<Platform> {
+    pub(super) async fn choose_platform(self: &Arc<Self>, runsc: &Runsc) -> Result<Platform> {
         let mut failed = Vec::new();
         for platform in Platform::ALL {
-            match self.trial(platform).await {
+            match self.try_platform(platform).await {
                 Ok(()) => {
-                    remember(runsc, platform);
+                    save_platform(runsc, platform);
                     return Ok(platform);
                 }
                 Err(error) => {
-                    failed.push(format!("{}: {}", platform.name(), linux::reason(&error)))
+                    failed.push(format!("{}: {}", platform.name(), linux::describe_error(&error)))
                 }
             }
         }
@@ -85,23 +85,23 @@ impl Inner {
 
     /// Builds a throw-away sandbox, waits for its agent, and takes it down, whatever came of it and
     /// whoever still waits for that.
-    pub(super) async fn trial(self: &Arc<Self>, platform: Platform) -> Result<()> {
+    pub(super) async fn try_platform(self: &Arc<Self>, platform: Platform) -> Result<()> {
         let inner = Arc::clone(self);
         to_its_end(NAME, async move { inner.try_out(platform).await }).await
     }
 
     async fn try_out(&self, platform: Platform) -> Result<()> {
         let id = linux::trial_id();
-        let admitted = linux::provisional(NAME, &SandboxSpec::default())?;
+        let admitted = linux::admit_provisionally(NAME, &SandboxSpec::default())?;
         let building = self.build(&id, &admitted, platform);
         let built = tokio::time::timeout(trial_timeout(platform), building).await;
-        let built = built.unwrap_or_else(|_| Err(hangs(platform))).map(drop);
+        let built = built.unwrap_or_else(|_| Err(platform_hangs(platform))).map(drop);
         let ended = self.end(&id).await;
         built.and(ended)
     }
 }
 
-fn hangs(platform: Platform) -> Error {
+fn platform_hangs(platform: Platform) -> Error {
     let limit = trial_timeout(platform).as_secs();
     let message = format!("it said nothing for {limit} s");
     Error::new(ErrorCode::TooSlow, "create", message).backend(NAME)

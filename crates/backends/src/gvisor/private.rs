@@ -15,19 +15,19 @@ use crate::linux::private;
 pub(super) const DIRECTORY_PREFIX: &str = "gvisor-";
 
 /// Where all of them lie.
-pub(super) fn base() -> Result<PathBuf> {
-    private::base()
-        .map_err(|error| unusable("the directory for private files cannot be used", error))
+pub(super) fn ensure_base_dir() -> Result<PathBuf> {
+    private::ensure_base_dir()
+        .map_err(|error| private_dir_unusable("the directory for private files cannot be used", error))
 }
 
 /// The directory of one sandbox.
 #[derive(Debug, Clone)]
-pub(super) struct Private(PathBuf);
+pub(super) struct GvisorPrivate(PathBuf);
 
-impl Private {
+impl GvisorPrivate {
     /// Makes it, with its parts. It must be new.
     pub(super) fn make(id: &SandboxId) -> Result<Self> {
-        let private = Self(private::path(&base()?, DIRECTORY_PREFIX, id));
+        let private = Self(private::private_dir_path(&ensure_base_dir()?, DIRECTORY_PREFIX, id));
         // Passed through by the runtime's helpers, who may be other users.
         let whole = [(private.0.clone(), 0o711)];
         let parts = [(private.state(), 0o700)];
@@ -35,7 +35,7 @@ impl Private {
             let made = DirBuilder::new().mode(mode).create(&directory);
             // Whatever the mask of this process.
             made.and_then(|()| fs::set_permissions(&directory, Permissions::from_mode(mode)))
-                .map_err(|error| unusable("the private directory cannot be made", error))?;
+                .map_err(|error| private_dir_unusable("the private directory cannot be made", error))?;
         }
         Ok(private)
     }
@@ -57,13 +57,13 @@ impl Private {
 }
 
 /// The sandboxes that have one.
-pub(super) fn ids() -> Vec<SandboxId> {
-    private::ids(DIRECTORY_PREFIX)
+pub(super) fn list_sandbox_ids() -> Vec<SandboxId> {
+    private::list_sandbox_ids(DIRECTORY_PREFIX)
 }
 
 /// Removes what is there of one.
-pub(super) fn remove(id: &SandboxId) -> Result<()> {
-    private::remove(&NAME, DIRECTORY_PREFIX, id)
+pub(super) fn remove_private_dir(id: &SandboxId) -> Result<()> {
+    private::remove_private_dir(&NAME, DIRECTORY_PREFIX, id)
 }
 
 /// Whether this is how a sandbox's runtime was told where to note what it runs.
@@ -73,7 +73,7 @@ pub(super) fn is_state_argument(argument: &[u8], id: &SandboxId) -> bool {
 }
 
 /// Something in it failed, as on a full disk.
-pub(super) fn unusable(what: &str, error: io::Error) -> Error {
+pub(super) fn private_dir_unusable(what: &str, error: io::Error) -> Error {
     Error::new(ErrorCode::System, "create", what)
         .backend(NAME)
         .remedy(private::PRIVATE_DIR_REMEDY)

@@ -9,7 +9,7 @@ use stockade_core::{
 };
 
 use super::runsc::{Platform, Runsc};
-use super::{Inner, NAME, platform};
+use super::{GvisorInner, NAME, platform};
 use crate::linux::site::TEARDOWN_TIMEOUT;
 use crate::linux::turns::to_its_end;
 use crate::linux::{self, limits};
@@ -74,7 +74,7 @@ const MISSING_FEATURES: [(Feature, &str, &str); 8] = [
     ),
 ];
 
-pub(super) async fn measure(gvisor: &Arc<Inner>) -> Capabilities {
+pub(super) async fn measure_capabilities(gvisor: &Arc<GvisorInner>) -> Capabilities {
     let Some(runsc) = gvisor.find() else {
         return Capabilities::unavailable(
             NAME,
@@ -91,14 +91,14 @@ pub(super) async fn measure(gvisor: &Arc<Inner>) -> Capabilities {
         }
         Err(error) => {
             let remedy = error.hint().unwrap_or("see docs/backends/gvisor.md").to_owned();
-            Capabilities::unavailable(NAME, GVISOR_BOUNDARY, linux::reason(&error), remedy)
+            Capabilities::unavailable(NAME, GVISOR_BOUNDARY, linux::describe_error(&error), remedy)
         }
     }
 }
 
 /// Why an everyday program does not work in it, if so: older ones refuse system calls that today's C
 /// library makes. A host without that program says nothing about it.
-async fn check_everyday_program(gvisor: &Arc<Inner>) -> Option<String> {
+async fn check_everyday_program(gvisor: &Arc<GvisorInner>) -> Option<String> {
     let gvisor = Arc::clone(gvisor);
     let works = to_its_end(NAME, async move {
         let id = linux::trial_id();
@@ -113,8 +113,8 @@ async fn check_everyday_program(gvisor: &Arc<Inner>) -> Option<String> {
     }
 }
 
-async fn list_root(gvisor: &Arc<Inner>, id: &SandboxId) -> stockade_core::Result<ExitStatus> {
-    let admitted = linux::provisional(NAME, &SandboxSpec::default())?;
+async fn list_root(gvisor: &Arc<GvisorInner>, id: &SandboxId) -> stockade_core::Result<ExitStatus> {
+    let admitted = linux::admit_provisionally(NAME, &SandboxSpec::default())?;
     let sandbox = gvisor.create(id, &admitted).await?;
     let mut process =
         sandbox.spawn(&Command::program(["ls", "-l", "/"]), admitted.limits()).await?;
@@ -129,21 +129,21 @@ async fn list_root(gvisor: &Arc<Inner>, id: &SandboxId) -> stockade_core::Result
 
 /// The platform that was found before, if it still works, or the first that does.
 async fn find_working_platform(
-    gvisor: &Arc<Inner>,
+    gvisor: &Arc<GvisorInner>,
     runsc: &Runsc,
 ) -> stockade_core::Result<Platform> {
-    gvisor.sweep().await;
-    if let Some(platform) = platform::remembered(runsc)
-        && gvisor.trial(platform).await.is_ok()
+    gvisor.remove_forsaken_sandboxes().await;
+    if let Some(platform) = platform::load_platform(runsc)
+        && gvisor.try_platform(platform).await.is_ok()
     {
         return Ok(platform);
     }
     gvisor.forget_platform(runsc).await;
-    gvisor.platform(runsc).await
+    gvisor.find_platform(runsc).await
 }
 
 /// The walls stand: what else is there depends on the user and on the control groups.
-fn describe_features(gvisor: &Inner, runsc: &Runsc, platform: Platform) -> Capabilities {
+fn describe_features(gvisor: &GvisorInner, runsc: &Runsc, platform: Platform) -> Capabilities {
     let mut all = Capabilities::none(NAME, GVISOR_BOUNDARY)
         .with(Feature::ChosenUser, chosen_user(runsc))
         .with(Feature::FilesSnapshot, Support::full("archives made and unpacked by the agent"));
@@ -156,7 +156,7 @@ fn describe_features(gvisor: &Inner, runsc: &Runsc, platform: Platform) -> Capab
     let by_sentry = all.support(Feature::ProcessLimit);
     let hierarchy = gvisor.site.hierarchy();
     for (feature, support) in
-        limits::measured(hierarchy, by_sentry.clone(), limits::disk_by_counting())
+        limits::measure_limits(hierarchy, by_sentry.clone(), limits::disk_by_counting())
     {
         all = all.with(feature, support);
     }

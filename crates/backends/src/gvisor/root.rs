@@ -15,9 +15,9 @@ use sha2::{Digest as _, Sha256};
 use stockade_core::Result;
 use stockade_launcher::clear;
 
-use super::bundle::{self, Part, Parts};
-use super::plan::Plan;
-use super::private::{self, Private};
+use super::bundle::{self, RootPart, RootParts};
+use super::plan::BundlePlan;
+use super::private::{self, GvisorPrivate};
 use crate::linux::embed;
 use crate::linux::hold::Hold;
 
@@ -27,7 +27,7 @@ const ROOT_PREFIX: &str = "root-";
 const MAX_IDLE_ROOTS: usize = 3;
 
 /// A root to run in, for as long as it is held.
-pub(super) struct Root {
+pub(super) struct BundleRoot {
     pub path: PathBuf,
     /// Absent where it is the sandbox's own.
     pub held: Option<Hold>,
@@ -35,60 +35,60 @@ pub(super) struct Root {
 
 /// The root of this plan: one that is there already, or a new one. Where it cannot be shared, one that
 /// goes with the sandbox.
-pub(super) fn of(private: &Private, plan: &Plan) -> Result<Root> {
-    find_or_lay(&private::base()?, private.path(), &private.root(), &bundle::parts(plan))
+pub(super) fn prepare_root(private: &GvisorPrivate, plan: &BundlePlan) -> Result<BundleRoot> {
+    find_or_lay(&private::ensure_base_dir()?, private.path(), &private.root(), &bundle::list_root_parts(plan))
 }
 
 /// The same below `base`, for who has the directory `private`, and would have the root `own` in it.
-fn find_or_lay(base: &Path, private: &Path, own: &Path, parts: &Parts<'_>) -> Result<Root> {
-    let shared = base.join(format!("{ROOT_PREFIX}{}", label(parts)));
-    if let Some(held) = hold(&shared, parts) {
-        return Ok(Root { path: shared, held: Some(held) });
+fn find_or_lay(base: &Path, private: &Path, own: &Path, parts: &RootParts<'_>) -> Result<BundleRoot> {
+    let shared = base.join(format!("{ROOT_PREFIX}{}", hash_parts(parts)));
+    if let Some(held) = hold_root(&shared, parts) {
+        return Ok(BundleRoot { path: shared, held: Some(held) });
     }
-    bundle::lay(own, parts)?;
+    bundle::lay_root(own, parts)?;
     set_aside(&shared, private);
-    Ok(match share(own, &shared, parts) {
+    Ok(match share_root(own, &shared, parts) {
         Some(held) => {
-            tidy(base, &shared);
-            Root { path: shared, held: Some(held) }
+            remove_unused_roots(base, &shared);
+            BundleRoot { path: shared, held: Some(held) }
         }
-        None => Root { path: own.to_owned(), held: None },
+        None => BundleRoot { path: own.to_owned(), held: None },
     })
 }
 
 /// Tells what is laid in a root. The agent is told by its version: all of it is looked at in any case.
-fn label(parts: &Parts<'_>) -> String {
+fn hash_parts(parts: &RootParts<'_>) -> String {
     let mut hash = Sha256::new();
     let mut add = |bytes: &[u8]| {
         hash.update((bytes.len() as u64).to_le_bytes());
         hash.update(bytes);
     };
-    add(embed::version().as_bytes());
+    add(embed::programs_version().as_bytes());
     for (target, part) in parts {
         add(target.as_os_str().as_encoded_bytes());
         match part {
-            Part::Directory => add(b"directory"),
-            Part::Point => add(b"point"),
-            Part::File(..) if *target == Path::new(bundle::AGENT_PATH) => add(b"agent"),
-            Part::File(bytes, _) => add(bytes),
-            Part::Link(to) => add(to.as_os_str().as_encoded_bytes()),
+            RootPart::Directory => add(b"directory"),
+            RootPart::Point => add(b"point"),
+            RootPart::File(..) if *target == Path::new(bundle::AGENT_PATH) => add(b"agent"),
+            RootPart::File(bytes, _) => add(bytes),
+            RootPart::Link(to) => add(to.as_os_str().as_encoded_bytes()),
         }
     }
     hash.finalize().iter().take(12).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Holds a root, if it is there, this user's, and as it would be laid now.
-fn hold(root: &Path, parts: &Parts<'_>) -> Option<Hold> {
+fn hold_root(root: &Path, parts: &RootParts<'_>) -> Option<Hold> {
     let own = rustix::process::geteuid().as_raw();
-    let held = Hold::shared(root).ok()?;
+    let held = Hold::lock_shared(root).ok()?;
     let ours = fs::symlink_metadata(root).is_ok_and(|found| found.uid() == own);
-    (ours && bundle::fits(root, parts)).then_some(held)
+    (ours && bundle::has_all_parts(root, parts)).then_some(held)
 }
 
 /// One that does not fit any more gives way to the new one, unless somebody uses it: it goes with the
 /// sandbox that found it.
 fn set_aside(stale: &Path, private: &Path) {
-    if let Ok(_alone) = Hold::alone(stale) {
+    if let Ok(_alone) = Hold::lock_exclusive(stale) {
         // Whoever looks at it next finds the same.
         let _ = fs::rename(stale, private.join("stale"));
     }
@@ -96,19 +96,19 @@ fn set_aside(stale: &Path, private: &Path) {
 
 /// Gives a new root the name under which others find it. Held before it has that name, so that nobody
 /// takes it away in between. Where somebody was quicker, theirs serves as well.
-fn share(own: &Path, shared: &Path, parts: &Parts<'_>) -> Option<Hold> {
-    let held = Hold::shared(own).ok()?;
+fn share_root(own: &Path, shared: &Path, parts: &RootParts<'_>) -> Option<Hold> {
+    let held = Hold::lock_shared(own).ok()?;
     match fs::rename(own, shared) {
         Ok(()) => Some(held),
         Err(error) => {
             let there = [io::ErrorKind::DirectoryNotEmpty, io::ErrorKind::AlreadyExists];
-            there.contains(&error.kind()).then(|| hold(shared, parts)).flatten()
+            there.contains(&error.kind()).then(|| hold_root(shared, parts)).flatten()
         }
     }
 }
 
 /// Removes the oldest of those that nobody uses.
-fn tidy(base: &Path, used: &Path) {
+fn remove_unused_roots(base: &Path, used: &Path) {
     let entries = fs::read_dir(base).into_iter().flatten().flatten();
     let roots = entries.filter(|entry| {
         entry.file_name().as_encoded_bytes().starts_with(ROOT_PREFIX.as_bytes())
@@ -120,7 +120,7 @@ fn tidy(base: &Path, used: &Path) {
     roots.sort();
     let many = roots.len().saturating_sub(MAX_IDLE_ROOTS);
     for (_, root) in roots.into_iter().take(many) {
-        if let Ok(_alone) = Hold::alone(&root) {
+        if let Ok(_alone) = Hold::lock_exclusive(&root) {
             // Whoever comes next tries again.
             let _ = clear(&root);
         }
@@ -142,13 +142,13 @@ mod tests {
         }
 
         /// What a sandbox of this name gets whose root holds this.
-        fn root(&self, sandbox: &str, content: &str) -> Root {
+        fn root(&self, sandbox: &str, content: &str) -> BundleRoot {
             let private = self.0.path().join(sandbox);
             fs::create_dir(&private).unwrap();
             let parts = [
-                (Path::new("/usr"), Part::Directory),
-                (Path::new("/etc/hosts"), Part::File(content.as_bytes(), 0o644)),
-                (Path::new("/bin"), Part::Link(Path::new("usr/bin"))),
+                (Path::new("/usr"), RootPart::Directory),
+                (Path::new("/etc/hosts"), RootPart::File(content.as_bytes(), 0o644)),
+                (Path::new("/bin"), RootPart::Link(Path::new("usr/bin"))),
             ];
             find_or_lay(self.0.path(), &private, &private.join("rootfs"), &parts).unwrap()
         }
@@ -160,7 +160,7 @@ mod tests {
         }
     }
 
-    fn holds(root: &Root) -> String {
+    fn holds(root: &BundleRoot) -> String {
         fs::read_to_string(root.path.join("etc/hosts")).unwrap()
     }
 

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use stockade_core::SandboxId;
 
-use super::private::Private;
+use super::private::GvisorPrivate;
 
 /// Where the runtime is, and how it runs here.
 #[derive(Debug, Clone)]
@@ -47,10 +47,10 @@ impl Runsc {
     /// The first one in `PATH`, or the one that is meant.
     pub(super) fn find(meant: Option<&Path>) -> Option<Self> {
         let path = match meant {
-            Some(path) => executable(path.to_owned())?,
+            Some(path) => check_executable(path.to_owned())?,
             None => {
                 let paths = std::env::var_os("PATH")?;
-                std::env::split_paths(&paths).find_map(|place| executable(place.join("runsc")))?
+                std::env::split_paths(&paths).find_map(|place| check_executable(place.join("runsc")))?
             }
         };
         Some(Self { path, rootless: !rustix::process::geteuid().is_root() })
@@ -64,8 +64,8 @@ impl Runsc {
     }
 
     /// Runs a sandbox until its agent ends. The pipe is its standard input and output.
-    pub(super) fn run(&self, platform: Platform, private: &Private, id: &SandboxId) -> Command {
-        let mut command = self.command(private);
+    pub(super) fn run(&self, platform: Platform, private: &GvisorPrivate, id: &SandboxId) -> Command {
+        let mut command = self.base_command(private);
         command
             .arg(format!("--platform={}", platform.name()))
             .args(["--network=none", "--overlay2=none", "--host-uds=none"])
@@ -79,15 +79,15 @@ impl Runsc {
     }
 
     /// Asks about a sandbox that runs: `pause`, `resume`.
-    pub(super) fn ask(&self, verb: &str, private: &Private, id: &SandboxId) -> Command {
-        let mut command = self.command(private);
+    pub(super) fn ask(&self, verb: &str, private: &GvisorPrivate, id: &SandboxId) -> Command {
+        let mut command = self.base_command(private);
         command.args([verb, id.as_str()]);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         command
     }
 
     /// Groups are ours to make and to limit; so that the runtime is in them from the start.
-    fn command(&self, private: &Private) -> Command {
+    fn base_command(&self, private: &GvisorPrivate) -> Command {
         let mut command = Command::new(&self.path);
         command.env_clear().current_dir("/").arg(root_argument(private));
         command.arg("--ignore-cgroups");
@@ -99,11 +99,11 @@ impl Runsc {
 }
 
 /// By which every process of a sandbox can be told.
-pub(super) fn root_argument(private: &Private) -> String {
+pub(super) fn root_argument(private: &GvisorPrivate) -> String {
     format!("--root={}", private.state().display())
 }
 
-fn executable(path: PathBuf) -> Option<PathBuf> {
+fn check_executable(path: PathBuf) -> Option<PathBuf> {
     let found = fs::metadata(&path).ok()?;
     (found.is_file() && found.permissions().mode() & 0o111 != 0).then_some(path)
 }

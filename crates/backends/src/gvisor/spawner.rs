@@ -9,7 +9,7 @@ use std::thread;
 use stockade_launcher::{Cgroup, ReadOnlyView, start_in};
 use tokio::sync::oneshot;
 
-struct Job {
+struct RuntimeSpawnJob {
     command: Command,
     cgroup: Option<Cgroup>,
     views: Vec<ReadOnlyView>,
@@ -17,13 +17,13 @@ struct Job {
 }
 
 /// Starts what it is given, one after the other.
-pub(super) struct Spawner(mpsc::Sender<Job>);
+pub(super) struct Spawner(mpsc::Sender<RuntimeSpawnJob>);
 
 impl Spawner {
     pub(super) fn start() -> io::Result<Self> {
-        let (jobs, waiting) = mpsc::channel::<Job>();
+        let (jobs, waiting) = mpsc::channel::<RuntimeSpawnJob>();
         let serve = move || {
-            while let Ok(Job { command, cgroup, views, done }) = waiting.recv() {
+            while let Ok(RuntimeSpawnJob { command, cgroup, views, done }) = waiting.recv() {
                 let started = start_in(command, cgroup.as_ref(), &views);
                 // Nobody to hear of it: then nobody would end it either.
                 if let Err(Ok(mut orphan)) = done.send(started) {
@@ -45,7 +45,7 @@ impl Spawner {
     ) -> io::Result<Child> {
         let (done, started) = oneshot::channel();
         let gone = || io::Error::other("the thread that starts runtimes is gone");
-        self.0.send(Job { command, cgroup, views, done }).map_err(|_| gone())?;
+        self.0.send(RuntimeSpawnJob { command, cgroup, views, done }).map_err(|_| gone())?;
         started.await.map_err(|_| gone())?
     }
 }

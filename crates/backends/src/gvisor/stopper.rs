@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use stockade_core::{Error, ErrorCode, Result, SandboxId};
 
 use super::NAME;
-use super::private::Private;
+use super::private::GvisorPrivate;
 use super::runsc::Runsc;
 use crate::linux::brake::Stopper;
 
@@ -17,7 +17,7 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The runtime of one sandbox.
 pub(super) struct Runtime {
     pub runsc: Runsc,
-    pub private: Private,
+    pub private: GvisorPrivate,
     pub id: SandboxId,
 }
 

@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use stockade_core::Result;
 use stockade_launcher::{Made, ReadOnlyView};
 
-use super::plan::Plan;
-use super::private::{Private, unusable};
+use super::plan::BundlePlan;
+use super::private::{GvisorPrivate, private_dir_unusable};
 use crate::linux::private::create_file;
 
 /// Lets the plan name places of the sandbox's own instead of what the guest may only read, and returns what is
 /// to be shown at them.
-pub(super) fn stage(private: &Private, plan: &mut Plan) -> Result<Vec<ReadOnlyView>> {
+pub(super) fn stage_views(private: &GvisorPrivate, plan: &mut BundlePlan) -> Result<Vec<ReadOnlyView>> {
     let mut views = Vec::new();
     if !plan.is_rootless() {
         return Ok(views);
@@ -38,16 +38,16 @@ pub(super) fn stage(private: &Private, plan: &mut Plan) -> Result<Vec<ReadOnlyVi
 /// Something of the same kind, to be mounted on.
 fn make_target(target: &Path, source: &Path) -> Result<PathBuf> {
     let found = fs::metadata(source);
-    match found.map_err(|error| unusable("what is shown read-only cannot be found", error))? {
+    match found.map_err(|error| private_dir_unusable("what is shown read-only cannot be found", error))? {
         found if found.is_dir() => make_directory(target)?,
-        _ => create_file(target).map(drop).map_err(|error| unusable(VIEWS_ERROR, error))?,
+        _ => create_file(target).map(drop).map_err(|error| private_dir_unusable(VIEWS_ERROR, error))?,
     }
     Ok(target.to_owned())
 }
 
 fn make_directory(directory: &Path) -> Result<()> {
     let made = DirBuilder::new().mode(0o700).create(directory);
-    made.map_err(|error| unusable(VIEWS_ERROR, error))
+    made.map_err(|error| private_dir_unusable(VIEWS_ERROR, error))
 }
 
 const VIEWS_ERROR: &str = "the places of what is shown read-only cannot be made";

@@ -18,17 +18,17 @@ const MAX_STDERR_BYTES: usize = 2048;
 /// How long a runtime that failed may take to close its streams.
 const STREAM_CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
-pub(super) struct Words {
+pub(super) struct RuntimeStderr {
     kept: Arc<Mutex<Vec<u8>>>,
     listening: JoinHandle<()>,
 }
 
-impl Words {
+impl RuntimeStderr {
     /// Reads from now on, so that nobody ever waits for somebody to read.
     pub(super) fn listen(stderr: OwnedFd) -> io::Result<Self> {
         let from = pipe::Receiver::from_owned_fd(stderr)?;
         let kept = Arc::new(Mutex::default());
-        let listening = tokio::spawn(listen(from, Arc::clone(&kept)));
+        let listening = tokio::spawn(keep_last_bytes(from, Arc::clone(&kept)));
         Ok(Self { kept, listening })
     }
 
@@ -42,7 +42,7 @@ impl Words {
     }
 }
 
-async fn listen(mut from: pipe::Receiver, kept: Arc<Mutex<Vec<u8>>>) {
+async fn keep_last_bytes(mut from: pipe::Receiver, kept: Arc<Mutex<Vec<u8>>>) {
     let mut piece = [0; 1024];
     while let Ok(count @ 1..) = from.read(&mut piece).await {
         let mut kept = lock(&kept);

@@ -20,8 +20,8 @@ use stockade_launcher::{BARE_AGENT, Launcher};
 use crate::linux::cgroup::{Group, House};
 use crate::linux::running::{self, Built, Ending};
 use crate::linux::site::{Site, TEARDOWN_TIMEOUT};
-use crate::linux::{self, find, private as held};
-use private::{DIRECTORY_PREFIX, Private};
+use crate::linux::{self, find, private as private_dirs};
+use private::{DIRECTORY_PREFIX, LandlockPrivate};
 use sandbox::LandlockSandbox;
 
 /// The landlock backend's name.
@@ -49,17 +49,17 @@ impl Landlock {
         Self::default()
     }
 
-    async fn build(&self, id: &SandboxId, admitted: &Admitted) -> Result<LandlockSandbox> {
-        let workspace = plan::workspace(admitted.spec())?;
-        let private = Private::make(id)?;
-        let group = self.site.group(id, admitted)?;
+    async fn build_sandbox(&self, id: &SandboxId, admitted: &Admitted) -> Result<LandlockSandbox> {
+        let workspace = plan::resolve_workspace(admitted.spec())?;
+        let private = LandlockPrivate::make(id)?;
+        let group = self.site.create_group(id, admitted)?;
         let held = self.site.holds_memory(group.as_ref());
-        let mut plan = plan::plan(id, admitted, workspace, &private, held);
+        let mut plan = plan::build_plan(id, admitted, workspace, &private, held);
         plan.cgroup = group.as_ref().map(Group::plan);
-        let (ours, theirs) = self.site.pipe()?;
+        let (ours, theirs) = self.site.open_pipe()?;
         let pending = self.site.launcher()?.begin_bare(&plan, theirs.into());
         let pending = pending.map_err(|error| linux::not_launched(NAME, error))?;
-        let launched = linux::answer(NAME, pending).await?;
+        let launched = linux::finish_launch(NAME, pending).await?;
         let built = Built {
             backend: NAME,
             last: (launched.pid.cast_signed(), launched.pidfd),
@@ -76,16 +76,16 @@ impl Landlock {
     /// Ends what is there of a sandbox that this value did not make.
     async fn end_foreign(&self, id: &SandboxId) -> Result<()> {
         let meant = |pid| find::sandbox_of(BARE_AGENT, pid).as_ref() == Some(id);
-        for (pid, _) in find::agents(BARE_AGENT).into_iter().filter(|(_, of)| of == id) {
+        for (pid, _) in find::find_agents(BARE_AGENT).into_iter().filter(|(_, of)| of == id) {
             // With its agent a warden ends everybody, and then itself.
-            let warden = find::parent(pid);
+            let warden = find::open_parent(pid);
             if let Some(agent) = find::kill_if(pid, meant) {
                 for pidfd in [Some(agent), warden].into_iter().flatten() {
-                    let _ = tokio::time::timeout(TEARDOWN_TIMEOUT, running::ended(&pidfd)).await;
+                    let _ = tokio::time::timeout(TEARDOWN_TIMEOUT, running::wait_for_exit(&pidfd)).await;
                 }
             }
         }
-        self.site.clear(id).await
+        self.site.remove_leftover_group(id).await
     }
 }
 
@@ -96,15 +96,15 @@ impl Backend for Landlock {
     }
 
     async fn probe(&self) -> Capabilities {
-        probe::measure(self).await
+        probe::measure_capabilities(self).await
     }
 
     fn fingerprint(&self) -> Option<String> {
-        linux::fingerprint()
+        linux::host_fingerprint()
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
-        match self.build(id, admitted).await {
+        match self.build_sandbox(id, admitted).await {
             Ok(sandbox) => Ok(Arc::new(sandbox)),
             Err(error) => {
                 self.destroy(id).await?;
@@ -114,9 +114,9 @@ impl Backend for Landlock {
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
-        let agents = find::agents(BARE_AGENT).into_iter().map(|(_, id)| id);
+        let agents = find::find_agents(BARE_AGENT).into_iter().map(|(_, id)| id);
         let ids: BTreeSet<_> =
-            agents.chain(self.site.hierarchy().ids()).chain(held::ids(DIRECTORY_PREFIX)).collect();
+            agents.chain(self.site.hierarchy().ids()).chain(private_dirs::list_sandbox_ids(DIRECTORY_PREFIX)).collect();
         Ok(ids.into_iter().collect())
     }
 
@@ -125,7 +125,7 @@ impl Backend for Landlock {
             self.end_foreign(id).await?;
         }
         // The warden has done it, unless it was itself killed.
-        held::remove(&NAME, DIRECTORY_PREFIX, id)?;
+        private_dirs::remove_private_dir(&NAME, DIRECTORY_PREFIX, id)?;
         self.site.forget(id);
         Ok(())
     }

@@ -7,20 +7,20 @@ use stockade_core::{Admitted, HostTree, Result, SandboxId, SandboxSpec, Workspac
 use stockade_launcher::BarePlan;
 
 use super::NAME;
-use super::private::Private;
+use super::private::LandlockPrivate;
 use crate::linux::limits::per_process_raisable;
-use crate::linux::paths::directory;
+use crate::linux::paths::resolve_directory;
 
 /// Without its control group. The number of processes is that one's alone: without a user namespace
 /// the kernel would count all of this user's.
-pub(super) fn plan(
+pub(super) fn build_plan(
     id: &SandboxId,
     admitted: &Admitted,
     workspace: Option<PathBuf>,
-    private: &Private,
+    private: &LandlockPrivate,
     memory_is_held: bool,
 ) -> BarePlan {
-    let (readable, written) = trees(admitted.spec());
+    let (readable, written) = list_kept_trees(admitted.spec());
     let own = [private.home(), private.temporary()];
     BarePlan {
         id: id.to_string(),
@@ -36,7 +36,7 @@ pub(super) fn plan(
 
 /// The trees that keep their own paths, those that may be read and those that may be written to. No other
 /// can be shown without a mount; one that is gone by now is left out like those.
-fn trees(spec: &SandboxSpec) -> (Vec<PathBuf>, Vec<PathBuf>) {
+fn list_kept_trees(spec: &SandboxSpec) -> (Vec<PathBuf>, Vec<PathBuf>) {
     let kept = spec.trees.iter().filter(|tree| tree.keeps_its_path());
     let there = kept.filter(|tree| tree.mount.source.as_path().exists());
     let there: Vec<_> = there.collect();
@@ -54,7 +54,7 @@ fn trees(spec: &SandboxSpec) -> (Vec<PathBuf>, Vec<PathBuf>) {
 }
 
 /// The host directory that is the workspace, if one is.
-pub(super) fn workspace(spec: &SandboxSpec) -> Result<Option<PathBuf>> {
+pub(super) fn resolve_workspace(spec: &SandboxSpec) -> Result<Option<PathBuf>> {
     let Workspace::Local(path) = &spec.workspace else { return Ok(None) };
-    directory(&NAME, "workspace", path).map(Some)
+    resolve_directory(&NAME, "workspace", path).map(Some)
 }

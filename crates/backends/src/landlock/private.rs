@@ -14,17 +14,17 @@ use crate::linux::private;
 /// The prefix of the names of private directories.
 pub(super) const DIRECTORY_PREFIX: &str = "stockade-";
 
-pub(super) struct Private(PathBuf);
+pub(super) struct LandlockPrivate(PathBuf);
 
-impl Private {
+impl LandlockPrivate {
     /// Makes it, with its parts. It must be new. No workspace holds it: the engine sees to that.
     pub(super) fn make(id: &SandboxId) -> Result<Self> {
-        let base = private::base().map_err(|error| unusable("cannot be found", error))?;
-        let private = Self(private::path(&base, DIRECTORY_PREFIX, id));
+        let base = private::ensure_base_dir().map_err(|error| private_dir_unusable("cannot be found", error))?;
+        let private = Self(private::private_dir_path(&base, DIRECTORY_PREFIX, id));
         let parts = [private.home(), private.temporary(), private.workspace()];
         for directory in [private.path().to_owned()].into_iter().chain(parts) {
             let made = DirBuilder::new().mode(0o700).create(&directory);
-            made.map_err(|error| unusable("cannot be written to", error))?;
+            made.map_err(|error| private_dir_unusable("cannot be written to", error))?;
         }
         Ok(private)
     }
@@ -46,7 +46,7 @@ impl Private {
     }
 }
 
-fn unusable(what: &str, error: io::Error) -> Error {
+fn private_dir_unusable(what: &str, error: io::Error) -> Error {
     let message = format!("the directory for private files {what}");
     Error::new(ErrorCode::System, "create", message)
         .backend(NAME)

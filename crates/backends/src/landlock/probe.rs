@@ -66,20 +66,20 @@ const MISSING_FEATURES: [(Feature, &str, &str); 16] = [
     (Feature::FullSnapshot, "it cannot capture memory", OTHER_BACKEND_REMEDY),
 ];
 
-pub(super) async fn measure(landlock: &Landlock) -> Capabilities {
-    match trial(landlock).await {
+pub(super) async fn measure_capabilities(landlock: &Landlock) -> Capabilities {
+    match try_sandbox(landlock).await {
         Ok(()) => describe_features(landlock),
         Err(error) => {
             let remedy = error.hint().unwrap_or("see docs/backends/landlock.md").to_owned();
-            Capabilities::unavailable(NAME, LANDLOCK_BOUNDARY, linux::reason(&error), remedy)
+            Capabilities::unavailable(NAME, LANDLOCK_BOUNDARY, linux::describe_error(&error), remedy)
         }
     }
 }
 
 /// Builds a sandbox, has every wall read back, and takes it down.
-async fn trial(landlock: &Landlock) -> Result<(), Error> {
+async fn try_sandbox(landlock: &Landlock) -> Result<(), Error> {
     let id = linux::trial_id();
-    let admitted = linux::provisional(NAME, &SandboxSpec::default())?;
+    let admitted = linux::admit_provisionally(NAME, &SandboxSpec::default())?;
     let created = landlock.create(&id, &admitted).await.map(drop);
     let destroyed = landlock.destroy(&id).await;
     created.and(destroyed)
@@ -95,7 +95,7 @@ fn describe_features(landlock: &Landlock) -> Capabilities {
         all = all.with(feature, Support::missing(reason, remedy));
     }
     for (feature, support) in
-        limits::measured(landlock.site.hierarchy(), limits::processes_by_counting(), disk())
+        limits::measure_limits(landlock.site.hierarchy(), limits::processes_by_counting(), disk_support())
     {
         all = all.with(feature, support);
     }
@@ -109,7 +109,7 @@ fn describe_features(landlock: &Landlock) -> Capabilities {
     }
 }
 
-fn disk() -> Support {
+fn disk_support() -> Support {
     Support::partial(
         "RLIMIT_FSIZE, and adding up the files of its directories every 250 ms",
         "a file that was deleted while it is open does not count, nor what is written between two looks",

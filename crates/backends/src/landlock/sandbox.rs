@@ -10,25 +10,25 @@ use stockade_core::{
 };
 
 use super::files::{WorkspaceFiles, from_workspace};
-use super::private::Private;
+use super::private::LandlockPrivate;
 use crate::linux::executions::Program;
 use crate::linux::running::Running;
 use crate::linux::sandbox::Kernel;
-use crate::linux::watch::{Before, Begun, Watched, held};
+use crate::linux::watch::{Before, Begun, Watched, process_limits};
 
 pub(super) struct LandlockSandbox {
     running: Arc<Running>,
     files: WorkspaceFiles,
-    private: Private,
+    private: LandlockPrivate,
 }
 
 impl LandlockSandbox {
-    pub(super) fn new(running: Arc<Running>, client: AgentClient, private: Private) -> Self {
+    pub(super) fn new(running: Arc<Running>, client: AgentClient, private: LandlockPrivate) -> Self {
         Self { running, files: WorkspaceFiles(client), private }
     }
 
     /// Places of its own, and the workspace by its usual path.
-    fn settle(&self, command: &Command) -> Command {
+    fn settle_command(&self, command: &Command) -> Command {
         let mut command = command.clone();
         let mut default = |name: &str, place: &Path| {
             if let (Ok(name), Some(place)) = (name.parse::<EnvName>(), place.to_str()) {
@@ -50,14 +50,14 @@ impl Sandbox for LandlockSandbox {
     }
 
     fn alive(&self) -> bool {
-        self.files.0.is_open() && self.running.lives()
+        self.files.0.is_open() && self.running.is_alive()
     }
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
-        let command = self.settle(command);
+        let command = self.settle_command(command);
         let before = Before::of(&self.running);
         let (program, Process { events, control }) =
-            self.files.0.spawn_with_pid(&command, &held(limits)).await?;
+            self.files.0.spawn_with_pid(&command, &process_limits(limits)).await?;
         let begun = Begun { before, program: Program::Told(program), kernel: Kernel::Shared };
         let events = Watched::new(events, &self.running, &control, limits.cpu_time, begun);
         Ok(Process { events: Box::new(events), control })

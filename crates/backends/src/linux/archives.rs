@@ -37,14 +37,14 @@ pub(crate) struct Archives {
 
 impl Archives {
     pub(crate) fn new(backend: BackendName, admitted: &Admitted) -> Self {
-        let places = writable(admitted.spec());
-        let incomplete = incomplete(admitted.spec(), &places);
+        let places = list_writable_places(admitted.spec());
+        let incomplete = explain_incomplete(admitted.spec(), &places);
         let most = admitted.limits().disk.map_or(MAX_SNAPSHOT_BYTES, |disk| disk.0);
         Self { backend, places, incomplete, most, busy: tokio::sync::Mutex::default() }
     }
 
     /// Captures every place.
-    pub(crate) async fn take(
+    pub(crate) async fn write_snapshot(
         &self,
         client: &AgentClient,
         kind: SnapshotKind,
@@ -53,11 +53,11 @@ impl Archives {
         if kind == SnapshotKind::Full {
             return Err(Error::unsupported("snapshot", Feature::FullSnapshot));
         }
-        self.complete("snapshot")?;
+        self.require_complete("snapshot")?;
         let _alone = self.busy.lock().await;
         let mut left = self.most;
         for place in &self.places {
-            self.fetch(client, place, &into.join(archive_name(place)), &mut left).await?;
+            self.fetch_archive(client, place, &into.join(archive_name(place)), &mut left).await?;
         }
         Ok(())
     }
@@ -67,9 +67,9 @@ impl Archives {
         if from.kind == SnapshotKind::Full {
             return Err(Error::unsupported("restore", Feature::FullSnapshot));
         }
-        self.complete("restore")?;
+        self.require_complete("restore")?;
         let _alone = self.busy.lock().await;
-        let staged = self.stage(client, from).await;
+        let staged = self.stage_archives(client, from).await;
         if staged.is_err() {
             for place in &self.places {
                 let _ = client.files().remove(&self.path(place, STAGING_DIR)?).await;
@@ -82,7 +82,7 @@ impl Archives {
         Ok(())
     }
 
-    fn complete(&self, operation: &'static str) -> Result<()> {
+    fn require_complete(&self, operation: &'static str) -> Result<()> {
         let Some((reason, remedy)) = &self.incomplete else { return Ok(()) };
         Err(Error::new(ErrorCode::Unsupported, operation, reason)
             .backend(self.backend.clone())
@@ -91,12 +91,12 @@ impl Archives {
 
     fn path(&self, place: &str, name: &str) -> Result<SandboxPath> {
         let joined = if name.is_empty() { place.to_owned() } else { format!("{place}/{name}") };
-        let no_path = |_| self.failed("restore", format!("`{}` is no path", name.escape_debug()));
+        let no_path = |_| self.operation_failed("restore", format!("`{}` is no path", name.escape_debug()));
         joined.parse().map_err(no_path)
     }
 
     /// Writes the archive of one place to a file.
-    async fn fetch(
+    async fn fetch_archive(
         &self,
         client: &AgentClient,
         place: &str,
@@ -104,7 +104,7 @@ impl Archives {
         left: &mut u64,
     ) -> Result<()> {
         let kept = |error: std::io::Error| {
-            self.failed("snapshot", format!("it cannot be kept: {error}"))
+            self.operation_failed("snapshot", format!("it cannot be kept: {error}"))
                 .remedy("make room in the state directory")
         };
         let mut out = File::create_new(file).map_err(kept)?;
@@ -122,10 +122,10 @@ impl Archives {
         Ok(())
     }
 
-    async fn stage(&self, client: &AgentClient, from: &Parts) -> Result<()> {
+    async fn stage_archives(&self, client: &AgentClient, from: &Parts) -> Result<()> {
         for place in &self.places {
             let unread = |error: std::io::Error| {
-                self.failed("restore", format!("it cannot be read: {error}"))
+                self.operation_failed("restore", format!("it cannot be read: {error}"))
             };
             let staging = self.path(place, STAGING_DIR)?;
             client.files().remove(&staging).await?;
@@ -150,19 +150,19 @@ impl Archives {
         Ok(())
     }
 
-    fn failed(&self, operation: &'static str, message: String) -> Error {
+    fn operation_failed(&self, operation: &'static str, message: String) -> Error {
         Error::new(ErrorCode::System, operation, message).backend(self.backend.clone())
     }
 }
 
 /// The places that a guest may write to, its workspace first.
-fn writable(spec: &SandboxSpec) -> Vec<&'static str> {
+fn list_writable_places(spec: &SandboxSpec) -> Vec<&'static str> {
     let workspace = (!spec.read_only).then_some(WORKSPACE_ROOT);
     workspace.into_iter().chain(PRIVATE_DIRECTORIES.map(|(place, _)| place)).collect()
 }
 
 /// What keeps the places from being all that there is.
-fn incomplete(spec: &SandboxSpec, places: &[&str]) -> Option<(String, &'static str)> {
+fn explain_incomplete(spec: &SandboxSpec, places: &[&str]) -> Option<(String, &'static str)> {
     if spec.root == RootMode::CopyOnWrite {
         let reason = "what is written to a copy-on-write root cannot be captured";
         return Some((reason.into(), "leave the root read-only"));

@@ -32,7 +32,7 @@ pub(super) fn is_exceeded_now(running: &Running, limit: LimitKind) -> bool {
             running.limits.memory.is_some_and(|most| memory > most.0)
         }
         LimitKind::Processes => {
-            most_tasks(running).is_some_and(|most| tally::below(running.pid).tasks > most)
+            most_tasks(running).is_some_and(|most| tally::tally_process_tree(running.pid).tasks > most)
         }
         LimitKind::CpuRate
         | LimitKind::CpuTime
@@ -48,7 +48,7 @@ pub(super) fn is_exceeded_now(running: &Running, limit: LimitKind) -> bool {
 pub(super) fn has_room_for_at_most(running: &Running, spare: u64) -> bool {
     let counted = running.group.as_ref().and_then(Group::refused_processes).is_some();
     let most = most_tasks(running).filter(|_| !counted);
-    most.is_some_and(|most| tally::below(running.pid).tasks.saturating_add(spare) >= most)
+    most.is_some_and(|most| tally::tally_process_tree(running.pid).tasks.saturating_add(spare) >= most)
 }
 
 /// Whether nothing but the watch holds the sandbox to its memory.
@@ -66,7 +66,7 @@ fn most_tasks(running: &Running) -> Option<u64> {
 
 /// What a look has found.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Look {
+pub(super) struct LimitsReport {
     /// The limit that is exceeded.
     pub exceeded: Option<LimitKind>,
     /// One up to which everything is used, and that the kernel itself holds.
@@ -87,7 +87,7 @@ pub(super) struct Counters {
 
 impl Counters {
     /// How long until the next look.
-    pub(super) fn pace(running: &Running) -> Duration {
+    pub(super) fn poll_interval(running: &Running) -> Duration {
         if counts_memory(running) || running.counts_processes {
             TIGHT_POLL_INTERVAL
         } else {
@@ -96,19 +96,19 @@ impl Counters {
     }
 
     /// Looks at everything that is due.
-    pub(super) async fn look(&mut self, running: &Running) -> Look {
+    pub(super) async fn poll_limits(&mut self, running: &Running) -> LimitsReport {
         let look = self.look_at_processes(running).await;
         if look.exceeded.is_some() {
             self.beyond += 1;
-            return Look { patience_is_over: self.beyond >= MAX_BREACH_POLLS, ..look };
+            return LimitsReport { patience_is_over: self.beyond >= MAX_BREACH_POLLS, ..look };
         }
         if !self.waits_for_memory() {
             self.beyond = 0;
         }
-        match self.disk.look(running).await {
+        match self.disk.poll_usage(running).await {
             Written::Within => look,
-            Written::AllThereMayBe => Look { reached: Some(LimitKind::Disk), ..look },
-            Written::Beyond(looks) => Look {
+            Written::AllThereMayBe => LimitsReport { reached: Some(LimitKind::Disk), ..look },
+            Written::Beyond(looks) => LimitsReport {
                 exceeded: Some(LimitKind::Disk),
                 patience_is_over: looks >= MAX_DISK_POLLS,
                 ..look
@@ -117,14 +117,14 @@ impl Counters {
     }
 
     /// Their number and their memory, as far as no group counts them.
-    async fn look_at_processes(&mut self, running: &Running) -> Look {
+    async fn look_at_processes(&mut self, running: &Running) -> LimitsReport {
         let counted = running.group.as_ref().and_then(Group::refused_processes).is_some();
         let most_tasks = most_tasks(running).filter(|_| !counted);
         let most_memory = running.limits.memory.filter(|_| counts_memory(running));
         if most_tasks.is_none() && most_memory.is_none() {
-            return Look::default();
+            return LimitsReport::default();
         }
-        let tally = tally::below(running.pid);
+        let tally = tally::tally_process_tree(running.pid);
         let mut look = look_at_number(running, most_tasks, tally.tasks);
         if let (None, Some(most)) = (look.exceeded, most_memory)
             && self.is_beyond(running.pid, tally.memory, most.0).await
@@ -155,11 +155,11 @@ impl Counters {
     }
 }
 
-fn look_at_number(running: &Running, most: Option<u64>, tasks: u64) -> Look {
-    let Some(most) = most else { return Look::default() };
+fn look_at_number(running: &Running, most: Option<u64>, tasks: u64) -> LimitsReport {
+    let Some(most) = most else { return LimitsReport::default() };
     let found = |there: bool| there.then_some(LimitKind::Processes);
     match running.counts_processes {
-        true => Look { exceeded: found(tasks > most), ..Look::default() },
-        false => Look { reached: found(tasks >= most), ..Look::default() },
+        true => LimitsReport { exceeded: found(tasks > most), ..LimitsReport::default() },
+        false => LimitsReport { reached: found(tasks >= most), ..LimitsReport::default() },
     }
 }

@@ -67,7 +67,7 @@ impl Usage {
     }
 
     /// Both together.
-    pub(crate) fn plus(mut self, other: Usage) -> Usage {
+    pub(crate) fn merge_with(mut self, other: Usage) -> Usage {
         self.bytes = self.bytes.saturating_add(other.bytes);
         self.hidden.extend(other.hidden);
         self.free.extend(other.free);
@@ -86,14 +86,14 @@ impl Usage {
         self.bytes
     }
 
-    fn add(&mut self, found: &Stat) {
+    fn add_blocks(&mut self, found: &Stat) {
         let bytes = u64::try_from(found.st_blocks).unwrap_or(0).saturating_mul(512);
         self.bytes = self.bytes.saturating_add(bytes);
     }
 
-    fn hide(&mut self, found: &Stat) {
+    fn insert_hidden(&mut self, found: &Stat) {
         let time = (found.st_ctime, i64::try_from(found.st_ctime_nsec).unwrap_or(i64::MAX));
-        self.hidden.insert(id(found), time);
+        self.hidden.insert(file_id(found), time);
     }
 
     fn make_endless(&mut self) {
@@ -101,17 +101,17 @@ impl Usage {
     }
 }
 
-fn id(found: &Stat) -> FileId {
+fn file_id(found: &Stat) -> FileId {
     (found.st_dev, found.st_ino)
 }
 
 /// The bytes that files below a directory take, or nothing if that was no longer wanted. A tree too
 /// deep to be walked is taken for endless: what cannot be counted must not be free.
-pub(crate) fn used(root: &Path, wanted: impl Fn() -> bool) -> Option<Usage> {
+pub(crate) fn measure_usage(root: &Path, wanted: impl Fn() -> bool) -> Option<Usage> {
     let mut usage = Usage::default();
     let Ok(first) = openat(CWD, root, DIRECTORY_FLAGS, Mode::empty()) else { return Some(usage) };
     usage.note_free_space(&first);
-    let mut levels = vec![Listing::of(first)];
+    let mut levels = vec![DirectoryListing::of(first)];
     loop {
         let depth = levels.len();
         let Some(listing) = levels.last_mut() else { return Some(usage) };
@@ -120,19 +120,19 @@ pub(crate) fn used(root: &Path, wanted: impl Fn() -> bool) -> Option<Usage> {
         }
         match listing.next_directory(&mut usage) {
             Ok(Some(_)) if depth >= MAX_DEPTH => usage.make_endless(),
-            Ok(Some(below)) => descend(&mut levels, below),
-            Ok(None) => ascend(&mut levels, &mut usage),
+            Ok(Some(below)) => descend_into(&mut levels, below),
+            Ok(None) => ascend_from(&mut levels, &mut usage),
             Err(_) => {
-                listing.hide(&mut usage);
-                ascend(&mut levels, &mut usage);
+                listing.note_unlisted(&mut usage);
+                ascend_from(&mut levels, &mut usage);
             }
         }
     }
 }
 
 /// Goes on in a directory below the last one, and closes the one that is far enough above.
-fn descend(levels: &mut Vec<Listing>, below: OwnedFd) {
-    levels.push(Listing::of(below));
+fn descend_into(levels: &mut Vec<DirectoryListing>, below: OwnedFd) {
+    levels.push(DirectoryListing::of(below));
     if let Some(above) = levels.len().checked_sub(MAX_OPEN_DIRECTORIES + 1) {
         levels[above].close();
     }
@@ -140,7 +140,7 @@ fn descend(levels: &mut Vec<Listing>, below: OwnedFd) {
 
 /// Goes back to the directory above the last one. If that was moved elsewhere meanwhile, what is left above
 /// cannot be counted, and the guest has seen to that.
-fn ascend(levels: &mut Vec<Listing>, usage: &mut Usage) {
+fn ascend_from(levels: &mut Vec<DirectoryListing>, usage: &mut Usage) {
     let (below, above) = (levels.pop(), levels.last_mut());
     if let (Some(below), Some(above)) = (below, above)
         && above.open_again(&below).is_err()
@@ -151,7 +151,7 @@ fn ascend(levels: &mut Vec<Listing>, usage: &mut Usage) {
 }
 
 /// One directory that is being looked at.
-struct Listing {
+struct DirectoryListing {
     /// Closed while directories far below are looked at.
     directory: Option<OwnedFd>,
     /// Which one it is, to know it again. Kept when it is closed.
@@ -165,7 +165,7 @@ struct Listing {
     missed: BTreeSet<u64>,
 }
 
-impl Listing {
+impl DirectoryListing {
     fn of(directory: OwnedFd) -> Self {
         let (seen, missed) = (BTreeSet::new(), BTreeSet::new());
         Self {
@@ -183,25 +183,25 @@ impl Listing {
     }
 
     /// Notes a directory whose entries cannot be listed any more.
-    fn hide(&self, usage: &mut Usage) {
+    fn note_unlisted(&self, usage: &mut Usage) {
         if let Ok(found) = self.directory().and_then(fstat) {
-            usage.hide(&found);
+            usage.insert_hidden(&found);
         }
     }
 
     fn close(&mut self) {
         if let Some(found) = self.directory.take().and_then(|open| fstat(open).ok()) {
-            self.closed = Some(id(&found));
+            self.closed = Some(file_id(&found));
         }
     }
 
     /// Opens a directory that was closed, as the one above another. An error if it is not the same any more.
-    fn open_again(&mut self, below: &Listing) -> Result<()> {
+    fn open_again(&mut self, below: &DirectoryListing) -> Result<()> {
         if self.directory.is_some() {
             return Ok(());
         }
         let above = openat(below.directory()?, c"..", DIRECTORY_FLAGS, Mode::empty())?;
-        if self.closed != Some(id(&fstat(&above)?)) {
+        if self.closed != Some(file_id(&fstat(&above)?)) {
             return Err(Errno::XDEV);
         }
         self.directory = Some(above);
@@ -216,7 +216,7 @@ impl Listing {
                 if self.seen.contains(&inode) {
                     continue;
                 }
-                match self.look(&name, inode, usage) {
+                match self.count_entry(&name, inode, usage) {
                     Ok(Some(directory)) => return Ok(Some(directory)),
                     Ok(None) => {}
                     Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
@@ -232,7 +232,7 @@ impl Listing {
     }
 
     /// Counts one entry, and opens it if it is a directory.
-    fn look(
+    fn count_entry(
         &mut self,
         name: &std::ffi::CStr,
         inode: u64,
@@ -243,7 +243,7 @@ impl Listing {
             FileType::Directory => match self.open(name) {
                 Ok(directory) => Some(directory),
                 Err(Errno::ACCESS | Errno::PERM) => {
-                    usage.hide(&found);
+                    usage.insert_hidden(&found);
                     None
                 }
                 Err(errno) => return Err(errno),
@@ -259,7 +259,7 @@ impl Listing {
         // Where something is mounted, the two are different.
         self.seen.insert(inode);
         if self.seen.insert(found.st_ino) || found.st_ino == inode {
-            usage.add(&found);
+            usage.add_blocks(&found);
         }
         Ok(directory)
     }
@@ -301,11 +301,11 @@ mod tests {
     use super::*;
 
     fn used(root: &Path) -> u64 {
-        super::used(root, || true).unwrap().bytes()
+        super::measure_usage(root, || true).unwrap().bytes()
     }
 
     fn usage(root: &Path) -> Usage {
-        super::used(root, || true).unwrap()
+        super::measure_usage(root, || true).unwrap()
     }
 
     #[test]
@@ -314,7 +314,7 @@ mod tests {
         (0..100).for_each(|n| fs::create_dir(dir.path().join(n.to_string())).unwrap());
         let asked = std::cell::Cell::new(0);
         let twice = || asked.replace(asked.get() + 1) < 2;
-        assert_eq!(super::used(dir.path(), twice), None);
+        assert_eq!(super::measure_usage(dir.path(), twice), None);
         assert_eq!(asked.get(), 3);
     }
 

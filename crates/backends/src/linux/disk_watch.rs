@@ -41,16 +41,16 @@ pub(super) struct DiskWatch {
 
 impl DiskWatch {
     /// Looks, if it is time to.
-    pub(super) async fn look(&mut self, running: &Running) -> Written {
-        self.count(running).await.unwrap_or(Written::Within)
+    pub(super) async fn poll_usage(&mut self, running: &Running) -> Written {
+        self.measure_written(running).await.unwrap_or(Written::Within)
     }
 
-    async fn count(&mut self, running: &Running) -> Option<Written> {
+    async fn measure_written(&mut self, running: &Running) -> Option<Written> {
         let (roots, most) = (running.written.clone(), running.limits.disk?);
         if roots.is_empty() || self.next.is_some_and(|next| Instant::now() < next) {
             return None;
         }
-        self.forgive(running.disk_breaches.load(Ordering::SeqCst));
+        self.reset_after_breach(running.disk_breaches.load(Ordering::SeqCst));
         let started = Instant::now();
         // Whoever waits for the count gives it up by dropping its half: a large tree must not hold up
         // the end of a sandbox, or of the engine.
@@ -75,7 +75,7 @@ impl DiskWatch {
     }
 
     /// What is there after another execution was ended for it is that one's.
-    fn forgive(&mut self, breaches: u64) {
+    fn reset_after_breach(&mut self, breaches: u64) {
         if self.breaches != breaches {
             (self.before, self.breaches, self.beyond) = (None, breaches, 0);
         }
@@ -101,8 +101,8 @@ fn until_next(took: Duration, room: u64, grown: Option<(Duration, u64)>) -> Dura
 }
 
 fn add_up(roots: &[PathBuf], wanted: &Weak<()>) -> Option<Usage> {
-    let mut counted = roots.iter().map(|root| disk::used(root, || wanted.strong_count() > 0));
-    counted.try_fold(Usage::default(), |sum, used| Some(sum.plus(used?)))
+    let mut counted = roots.iter().map(|root| disk::measure_usage(root, || wanted.strong_count() > 0));
+    counted.try_fold(Usage::default(), |sum, used| Some(sum.merge_with(used?)))
 }
 
 #[cfg(test)]

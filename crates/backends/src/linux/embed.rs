@@ -13,7 +13,7 @@ static AGENT_BYTES: &[u8] = include_bytes!(env!("STOCKADE_AGENT"));
 static LAUNCHER_BYTES: &[u8] = include_bytes!(env!("STOCKADE_LAUNCHER"));
 
 /// Starts the launcher that is carried along, in one of its ways.
-pub(crate) fn launcher(
+pub(crate) fn start_launcher(
     start: impl FnOnce(&Program<'_>, BorrowedFd<'_>) -> io::Result<Launcher>,
 ) -> io::Result<Launcher> {
     // Sealed copies in memory: nobody can change them while they run.
@@ -24,7 +24,7 @@ pub(crate) fn launcher(
 
 /// The agent alone, in a sealed copy, for those who start it themselves.
 #[cfg(feature = "local")]
-pub(crate) fn agent() -> io::Result<OwnedFd> {
+pub(crate) fn seal_agent() -> io::Result<OwnedFd> {
     seal("stockade-agent", &mut &*AGENT_BYTES)
 }
 
@@ -40,6 +40,6 @@ pub(crate) fn copy_as_launcher() -> io::Result<Launcher> {
 }
 
 /// Tells one build of the two from another.
-pub(crate) fn version() -> String {
+pub(crate) fn programs_version() -> String {
     format!("{}+{}", AGENT_BYTES.len(), LAUNCHER_BYTES.len())
 }

@@ -10,8 +10,8 @@ use stockade_core::{
 };
 
 /// One whose only event is this end.
-pub(crate) fn process(status: ExitStatus) -> Process {
-    Process { events: Box::new(OnlyExit(Some(status.into()))), control: Arc::new(Ended) }
+pub(crate) fn ended_process(status: ExitStatus) -> Process {
+    Process { events: Box::new(OnlyExit(Some(status.into()))), control: Arc::new(EndedControl) }
 }
 
 struct OnlyExit(Option<Exit>);
@@ -23,14 +23,14 @@ impl ProcessEvents for OnlyExit {
     }
 }
 
-struct Ended;
+struct EndedControl;
 
 fn has_ended(operation: &'static str) -> Result<()> {
     Err(Error::new(ErrorCode::Gone, operation, "the process has ended"))
 }
 
 #[async_trait]
-impl ProcessControl for Ended {
+impl ProcessControl for EndedControl {
     async fn kill(&self) -> Result<()> {
         Ok(())
     }

@@ -12,12 +12,12 @@ use super::{lock, tally};
 
 /// All that run, and what those that have ended used.
 #[derive(Default)]
-pub(crate) struct Executions(Mutex<State>);
+pub(crate) struct Executions(Mutex<ExecutionsState>);
 
 #[derive(Default)]
-struct State {
+struct ExecutionsState {
     next: u64,
-    running: BTreeMap<u64, Account>,
+    running: BTreeMap<u64, ExecutionAccount>,
     ended_cpu: Duration,
 }
 
@@ -44,7 +44,7 @@ impl Program {
 }
 
 /// One that runs.
-struct Account {
+struct ExecutionAccount {
     program: Program,
     /// The process below which all of its processes are, as the host numbers it, once that was looked for.
     keeper: Option<i32>,
@@ -57,7 +57,7 @@ struct Account {
 /// How often the processes of an execution may be missing before what it used is no longer waited for.
 const MAX_MISSES: u32 = 200;
 
-impl Account {
+impl ExecutionAccount {
     fn find_keeper(&mut self, first: i32) -> Option<i32> {
         let found = || tally::keeper_of(first, self.program.pid()?);
         self.keeper = self.keeper.or_else(found);
@@ -81,13 +81,13 @@ impl Account {
     }
 
     /// What its own processes use. Nothing, where they cannot be told apart.
-    fn amount(&mut self, first: i32, limit: LimitKind) -> Option<u64> {
+    fn measure_amount(&mut self, first: i32, limit: LimitKind) -> Option<u64> {
         self.find_keeper(first).map(|keeper| amount_below(keeper, limit))
     }
 
     /// Never less than before: who has ended took its time with it.
     fn count_cpu(&mut self, first: i32) -> Duration {
-        let now = self.find_keeper(first).map(|keeper| tally::below(keeper).cpu);
+        let now = self.find_keeper(first).map(|keeper| tally::tally_process_tree(keeper).cpu);
         self.cpu = self.cpu.max(now.unwrap_or_default());
         self.cpu
     }
@@ -96,8 +96,8 @@ impl Account {
 /// What a process and everything below it use of what there is a limit on.
 fn amount_below(pid: i32, limit: LimitKind) -> u64 {
     match limit {
-        LimitKind::Memory => tally::below(pid).memory,
-        LimitKind::Processes => tally::below(pid).tasks,
+        LimitKind::Memory => tally::tally_process_tree(pid).memory,
+        LimitKind::Processes => tally::tally_process_tree(pid).tasks,
         LimitKind::Disk => tally::bytes_written(pid),
         LimitKind::CpuRate
         | LimitKind::CpuTime
@@ -113,7 +113,7 @@ impl Executions {
     pub(crate) fn begin(&self, program: Program) -> u64 {
         let state = &mut *lock(&self.0);
         state.next += 1;
-        let account = Account { program, keeper: None, cpu: Duration::ZERO, misses: 0 };
+        let account = ExecutionAccount { program, keeper: None, cpu: Duration::ZERO, misses: 0 };
         state.running.insert(state.next, account);
         state.next
     }
@@ -177,7 +177,7 @@ impl Executions {
         let latest = state.running.keys().next_back().copied();
         let amounts = state.running.iter_mut();
         let known: BTreeMap<u64, u64> = amounts
-            .filter_map(|(at, account)| Some((*at, account.amount(first, limit)?)))
+            .filter_map(|(at, account)| Some((*at, account.measure_amount(first, limit)?)))
             .collect();
         let most = known.iter().map(|(at, amount)| (*amount, *at)).max();
         let Some((amount, largest)) = most else { return latest == Some(number) };

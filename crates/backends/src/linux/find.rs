@@ -28,8 +28,8 @@ const SHIM_PREFIX: &str = "containerd-shim";
 
 /// The helpers of a container engine with such an argument.
 #[cfg(feature = "docker")]
-pub(crate) fn helpers(engine: u32, meant: impl Fn(&[u8]) -> bool) -> Vec<i32> {
-    pids().filter(|pid| is_helper(*pid, engine, &meant)).collect()
+pub(crate) fn find_engine_helpers(engine: u32, meant: impl Fn(&[u8]) -> bool) -> Vec<i32> {
+    list_pids().filter(|pid| is_helper(*pid, engine, &meant)).collect()
 }
 
 /// Whether a process is such a helper: a program of engines, run by the engine's user or this one. Anybody can
@@ -41,14 +41,14 @@ pub(crate) fn is_helper(pid: i32, engine: u32, meant: impl Fn(&[u8]) -> bool) ->
     let has = |line: Vec<u8>| line.split(|byte| *byte == 0).any(&meant);
     fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(has)
         && fs::metadata(format!("/proc/{pid}")).is_ok_and(|of| [engine, own].contains(&of.uid()))
-        && program(pid)
+        && read_program_name(pid)
             .is_some_and(|name| ENGINE_HELPERS.contains(&&*name) || name.starts_with(SHIM_PREFIX))
 }
 
 /// The name of the program that a process runs: of its file, or what it calls itself where only root may see
 /// the file.
 #[cfg(feature = "docker")]
-fn program(pid: i32) -> Option<String> {
+fn read_program_name(pid: i32) -> Option<String> {
     let file = fs::read_link(format!("/proc/{pid}/exe")).ok();
     let name = file.and_then(|file| file.file_name()?.to_str().map(str::to_owned));
     let name = match name {
@@ -59,14 +59,14 @@ fn program(pid: i32) -> Option<String> {
 }
 
 /// Every process of this host.
-pub(crate) fn pids() -> impl Iterator<Item = i32> {
+pub(crate) fn list_pids() -> impl Iterator<Item = i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 /// The agents of this name on this host with their sandboxes.
-pub(crate) fn agents(agent: &str) -> Vec<(i32, SandboxId)> {
-    pids().filter_map(|pid| Some((pid, sandbox_of(agent, pid)?))).collect()
+pub(crate) fn find_agents(agent: &str) -> Vec<(i32, SandboxId)> {
+    list_pids().filter_map(|pid| Some((pid, sandbox_of(agent, pid)?))).collect()
 }
 
 /// Kills a process if it is still the one that was meant. The descriptor is taken first, so that a
@@ -82,7 +82,7 @@ pub(crate) fn kill_if(pid: i32, meant: impl Fn(i32) -> bool) -> Option<OwnedFd> 
 
 /// The parent of a process, held on to.
 #[cfg(feature = "landlock")]
-pub(crate) fn parent(pid: i32) -> Option<OwnedFd> {
+pub(crate) fn open_parent(pid: i32) -> Option<OwnedFd> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name is its own choice and may hold anything: the fields start behind its last bracket.
     let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
@@ -109,8 +109,8 @@ mod tests {
             // It runs this program by the time that it says something.
             let mut said = child.stdout.take().unwrap();
             std::io::Read::read_exact(&mut said, &mut [0]).unwrap();
-            let found = helpers(own, |part| part == name.as_bytes());
-            let theirs = helpers(own, |part| part == b"stockade-another");
+            let found = find_engine_helpers(own, |part| part == name.as_bytes());
+            let theirs = find_engine_helpers(own, |part| part == b"stockade-another");
             drop(child.stdin.take());
             let pid = child.id().cast_signed();
             child.wait().unwrap();

@@ -12,31 +12,31 @@ use sha2::{Digest as _, Sha256};
 use super::RESERVED_DIRECTORIES;
 
 /// A short name for these bytes.
-pub(crate) fn hash(bytes: &[u8]) -> String {
-    hex(Sha256::digest(bytes).as_slice())
+pub(crate) fn hash_bytes(bytes: &[u8]) -> String {
+    encode_hex(Sha256::digest(bytes).as_slice())
 }
 
-fn hex(digest: &[u8]) -> String {
+fn encode_hex(digest: &[u8]) -> String {
     digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Tells one state of a file from another.
-pub(crate) fn version(path: &Path) -> io::Result<String> {
-    Ok(hash(describe(path)?.as_bytes()))
+pub(crate) fn hash_file_state(path: &Path) -> io::Result<String> {
+    Ok(hash_bytes(describe_file_state(path)?.as_bytes()))
 }
 
 /// The same of a whole tree, as far as it is an image's own.
 pub(crate) fn of_tree(root: &Path) -> io::Result<String> {
     let mut all = Sha256::new();
-    visit(root, &mut |path| {
+    visit_tree(root, &mut |path| {
         all.update(path.as_os_str().as_bytes());
-        all.update(describe(path)?);
+        all.update(describe_file_state(path)?);
         Ok(())
     })?;
-    Ok(hex(all.finalize().as_slice()))
+    Ok(encode_hex(all.finalize().as_slice()))
 }
 
-fn describe(path: &Path) -> io::Result<String> {
+fn describe_file_state(path: &Path) -> io::Result<String> {
     let found = fs::symlink_metadata(path)?;
     let (dev, inode, mode, size) = (found.dev(), found.ino(), found.mode(), found.size());
     let (seconds, rest) = (found.ctime(), found.ctime_nsec());
@@ -44,7 +44,7 @@ fn describe(path: &Path) -> io::Result<String> {
 }
 
 /// Goes to everything below, in the same order each time.
-pub(crate) fn visit(root: &Path, each: &mut impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
+pub(crate) fn visit_tree(root: &Path, each: &mut impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
     let mut todo = vec![root.to_owned()];
     while let Some(directory) = todo.pop() {
         let mut names: Vec<_> = fs::read_dir(&directory)?

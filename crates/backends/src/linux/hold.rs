@@ -25,27 +25,27 @@ impl Hold {
     /// Shares a directory with others who only read it; fails at once where somebody has it alone, or has
     /// taken it away meanwhile.
     #[cfg(feature = "gvisor")]
-    pub(crate) fn shared(directory: &Path) -> rustix::io::Result<Self> {
-        Self::named(directory, FlockOperation::NonBlockingLockShared)
+    pub(crate) fn lock_shared(directory: &Path) -> rustix::io::Result<Self> {
+        Self::lock_by_name(directory, FlockOperation::NonBlockingLockShared)
     }
 
     /// Has a directory alone; fails at once where anybody else has it.
     #[cfg(feature = "gvisor")]
-    pub(crate) fn alone(directory: &Path) -> rustix::io::Result<Self> {
-        Self::named(directory, FlockOperation::NonBlockingLockExclusive)
+    pub(crate) fn lock_exclusive(directory: &Path) -> rustix::io::Result<Self> {
+        Self::lock_by_name(directory, FlockOperation::NonBlockingLockExclusive)
     }
 
     /// What has the name after it was locked is what was locked.
     #[cfg(feature = "gvisor")]
-    fn named(directory: &Path, how: FlockOperation) -> rustix::io::Result<Self> {
-        let held = lock(directory, how)?;
+    fn lock_by_name(directory: &Path, how: FlockOperation) -> rustix::io::Result<Self> {
+        let held = lock_directory(directory, how)?;
         let (named, locked) = (rustix::fs::lstat(directory)?, rustix::fs::fstat(&held.0)?);
         let same = (named.st_dev, named.st_ino) == (locked.st_dev, locked.st_ino);
         if same { Ok(held) } else { Err(Errno::NOENT) }
     }
 }
 
-fn lock(directory: &Path, how: FlockOperation) -> rustix::io::Result<Hold> {
+fn lock_directory(directory: &Path, how: FlockOperation) -> rustix::io::Result<Hold> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = openat(CWD, directory, flags, Mode::empty())?;
     flock(&opened, how)?;
@@ -53,17 +53,17 @@ fn lock(directory: &Path, how: FlockOperation) -> rustix::io::Result<Hold> {
 }
 
 /// Takes the layers of this spec, if it names any.
-pub(crate) fn take(backend: &BackendName, spec: &SandboxSpec) -> Result<Option<Hold>> {
+pub(crate) fn hold_layers(backend: &BackendName, spec: &SandboxSpec) -> Result<Option<Hold>> {
     let Workspace::Overlay(layers) = &spec.workspace else { return Ok(None) };
     let how = match spec.read_only {
         true => FlockOperation::NonBlockingLockShared,
         false => FlockOperation::NonBlockingLockExclusive,
     };
-    let held = lock(layers.work.as_path(), how);
-    held.map(Some).map_err(|errno| refused(backend, errno, &layers.work.to_string()))
+    let held = lock_directory(layers.work.as_path(), how);
+    held.map(Some).map_err(|errno| hold_refused(backend, errno, &layers.work.to_string()))
 }
 
-fn refused(backend: &BackendName, errno: Errno, work: &str) -> Error {
+fn hold_refused(backend: &BackendName, errno: Errno, work: &str) -> Error {
     let in_use = errno == Errno::WOULDBLOCK;
     let (code, what, remedy) = match in_use {
         true => (

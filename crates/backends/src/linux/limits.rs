@@ -56,7 +56,7 @@ pub(crate) fn counted_inside(limits: &EffectiveLimits) -> Rlimits {
 
 /// The limits that depend on control groups. What holds processes without one, and disk in any case,
 /// is each backend's own.
-pub(crate) fn measured(
+pub(crate) fn measure_limits(
     hierarchy: &Hierarchy,
     processes: Support,
     disk: Support,
@@ -66,7 +66,7 @@ pub(crate) fn measured(
         false => processes,
     };
     [
-        (Feature::MemoryLimit, memory(hierarchy)),
+        (Feature::MemoryLimit, memory_support(hierarchy)),
         (Feature::ProcessLimit, processes),
         (Feature::CpuRateLimit, cpu_rate(hierarchy)),
         (Feature::CpuTimeLimit, cpu_time(hierarchy)),
@@ -88,7 +88,7 @@ pub(crate) fn disk_by_counting() -> Support {
     )
 }
 
-fn memory(hierarchy: &Hierarchy) -> Support {
+fn memory_support(hierarchy: &Hierarchy) -> Support {
     match hierarchy.controllers().memory {
         true => Support::full(format!("{} memory controller", hierarchy.name())),
         false => Support::partial(
@@ -103,7 +103,7 @@ fn memory(hierarchy: &Hierarchy) -> Support {
 fn cpu_rate(hierarchy: &Hierarchy) -> Support {
     match hierarchy.controllers().cpu {
         true => Support::full(format!("{} cpu controller", hierarchy.name())),
-        false => Support::missing(unavailable(hierarchy), delegation_remedy(LimitKind::CpuRate)),
+        false => Support::missing(explain_unavailable(hierarchy), delegation_remedy(LimitKind::CpuRate)),
     }
 }
 
@@ -128,7 +128,7 @@ pub(crate) fn processes_by_counting() -> Support {
 }
 
 /// Why there is no controller.
-pub(crate) fn unavailable(hierarchy: &Hierarchy) -> String {
+pub(crate) fn explain_unavailable(hierarchy: &Hierarchy) -> String {
     match hierarchy {
         Hierarchy::None { reason } => reason.clone(),
         Hierarchy::V1(_) | Hierarchy::V2(_) => "the controller is not available".into(),

@@ -54,8 +54,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Waits for the answer to a launch.
-pub(crate) async fn answer(backend: BackendName, pending: Pending) -> Result<Launched, Error> {
-    ready::readable(&pending).await.map_err(|error| no_pipe(backend.clone(), error))?;
+pub(crate) async fn finish_launch(backend: BackendName, pending: Pending) -> Result<Launched, Error> {
+    ready::wait_until_readable(&pending).await.map_err(|error| no_pipe(backend.clone(), error))?;
     pending.finish().map_err(|error| not_launched(backend, error))
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn no_group(backend: BackendName, error: std::io::Error) -> Error {
 }
 
 /// What an error says, with what it came from.
-pub(crate) fn reason(error: &Error) -> String {
+pub(crate) fn describe_error(error: &Error) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{}: {source}", error.message()),
         None => error.message().to_owned(),
@@ -105,12 +105,12 @@ pub(crate) fn trial_id() -> SandboxId {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
-    let name = cgroup::throwaway::name("probe", number);
+    let name = cgroup::throwaway::throwaway_name("probe", number);
     name.parse().unwrap_or_else(|_| unreachable!("a number makes a valid id"))
 }
 
 /// Admission by what is about to be found out.
-pub(crate) fn provisional(backend: BackendName, spec: &SandboxSpec) -> Result<Admitted, Error> {
+pub(crate) fn admit_provisionally(backend: BackendName, spec: &SandboxSpec) -> Result<Admitted, Error> {
     provisional_at(Boundary::SharedKernel, backend, spec)
 }
 
@@ -127,7 +127,7 @@ pub(crate) fn provisional_at(
 }
 
 /// A home that can be written to, and no change of user where it is the sandbox's own.
-pub(crate) fn settle(command: &Command, own: User) -> Command {
+pub(crate) fn settle_command(command: &Command, own: User) -> Command {
     let mut command = command.clone();
     if let Ok(name) = "HOME".parse::<EnvName>() {
         command.env.entry(name).or_insert_with(|| SANDBOX_HOME.into());
@@ -138,7 +138,7 @@ pub(crate) fn settle(command: &Command, own: User) -> Command {
 
 /// The running kernel, who asks, from which control group, how many namespaces they may make, and
 /// the programs that build and judge.
-pub(crate) fn fingerprint() -> Option<String> {
+pub(crate) fn host_fingerprint() -> Option<String> {
     let read = |path: &str| std::fs::read_to_string(path).ok();
     let facts = [
         read("/proc/sys/kernel/random/boot_id")?,
@@ -147,7 +147,7 @@ pub(crate) fn fingerprint() -> Option<String> {
         read("/proc/self/attr/current").unwrap_or_default(),
         format!("{:?}", rustix::process::geteuid()),
         env!("CARGO_PKG_VERSION").into(),
-        embed::version(),
+        embed::programs_version(),
     ];
     Some(facts.join("\n"))
 }

@@ -7,36 +7,36 @@ use std::path::{Path, PathBuf};
 use stockade_core::{BackendName, Error, ErrorCode, HostPath, Result};
 
 /// The path itself, if no part of it is a symbolic link.
-pub(crate) fn resolve(
+pub(crate) fn resolve_path(
     backend: &BackendName,
     field: &'static str,
     path: &HostPath,
 ) -> Result<PathBuf> {
     let path = path.as_path();
     let found = fs::canonicalize(path)
-        .map_err(|error| unusable(backend, field, path, "cannot be used").source(error))?;
+        .map_err(|error| unusable_path(backend, field, path, "cannot be used").source(error))?;
     match found == path {
         true => Ok(found),
-        false => Err(unusable(backend, field, path, "leads elsewhere by a symbolic link")
+        false => Err(unusable_path(backend, field, path, "leads elsewhere by a symbolic link")
             .remedy("name the directory itself, and let nobody else change what leads to it")),
     }
 }
 
 /// The same, if it is a directory.
-pub(crate) fn directory(
+pub(crate) fn resolve_directory(
     backend: &BackendName,
     field: &'static str,
     path: &HostPath,
 ) -> Result<PathBuf> {
-    let path = resolve(backend, field, path)?;
+    let path = resolve_path(backend, field, path)?;
     match path.is_dir() {
         true => Ok(path),
-        false => Err(unusable(backend, field, &path, "is not a directory")),
+        false => Err(unusable_path(backend, field, &path, "is not a directory")),
     }
 }
 
 /// It cannot be part of a sandbox.
-pub(crate) fn unusable(
+pub(crate) fn unusable_path(
     backend: &BackendName,
     field: &'static str,
     path: &Path,

@@ -27,13 +27,13 @@ const PRIVATE_DIR_MODE: u32 = 0o711;
 const MAX_NAME_ATTEMPTS: usize = 8;
 
 /// The place of this user, made if there is none. Without any symbolic link in the way.
-pub(crate) fn base() -> io::Result<PathBuf> {
-    if let Some(found) = bases().into_iter().next() {
+pub(crate) fn ensure_base_dir() -> io::Result<PathBuf> {
+    if let Some(found) = list_base_dirs().into_iter().next() {
         return Ok(found);
     }
     let mut told = io::Error::from(io::ErrorKind::NotFound);
-    for shared in shared() {
-        match make(&shared) {
+    for shared in list_shared_dirs() {
+        match create_base_dir(&shared) {
             Ok(made) => return Ok(made),
             Err(error) => told = error,
         }
@@ -42,12 +42,12 @@ pub(crate) fn base() -> io::Result<PathBuf> {
 }
 
 /// Every place of this user's: two who came first at once may each have made one.
-fn bases() -> Vec<PathBuf> {
-    shared().iter().flat_map(|shared| of_ours(shared)).collect()
+fn list_base_dirs() -> Vec<PathBuf> {
+    list_shared_dirs().iter().flat_map(|shared| of_ours(shared)).collect()
 }
 
 /// The directories in which places may lie: those that protect what is not one's own.
-fn shared() -> Vec<PathBuf> {
+fn list_shared_dirs() -> Vec<PathBuf> {
     let safe = |path: &PathBuf| {
         fs::metadata(path)
             .is_ok_and(|found| found.mode() & 0o002 == 0 || found.mode() & 0o1000 != 0)
@@ -55,17 +55,17 @@ fn shared() -> Vec<PathBuf> {
     TEMP_DIRECTORIES.iter().filter_map(|path| fs::canonicalize(path).ok()).filter(safe).collect()
 }
 
-fn name() -> String {
+fn base_dir_name() -> String {
     format!("stockade-{}", rustix::process::geteuid().as_raw())
 }
 
 /// The places in this directory that are this user's: under the plain name, or, where somebody else
 /// sits on that, under one that begins with it.
 fn of_ours(shared: &Path) -> Vec<PathBuf> {
-    let plain = shared.join(name());
+    let plain = shared.join(base_dir_name());
     let mut found: Vec<PathBuf> =
         Some(plain.clone()).filter(|path| is_ours(path)).into_iter().collect();
-    let longer = format!("{}-", name());
+    let longer = format!("{}-", base_dir_name());
     let entries = fs::read_dir(shared).into_iter().flatten().flatten();
     let names =
         entries.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(longer.as_bytes()));
@@ -82,12 +82,12 @@ fn is_ours(path: &Path) -> bool {
     })
 }
 
-fn make(shared: &Path) -> io::Result<PathBuf> {
-    let plain = shared.join(name());
+fn create_base_dir(shared: &Path) -> io::Result<PathBuf> {
+    let plain = shared.join(base_dir_name());
     let mut made = create_private_dir(&plain);
     for _ in 0..MAX_NAME_ATTEMPTS {
         if made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
-            made = create_private_dir(&shared.join(format!("{}-{}", name(), random_suffix()?)));
+            made = create_private_dir(&shared.join(format!("{}-{}", base_dir_name(), random_suffix()?)));
         }
     }
     made
@@ -124,13 +124,13 @@ pub(crate) fn create_file(path: &Path) -> io::Result<fs::File> {
 }
 
 /// The directory of one sandbox. `prefix` is the backend's own.
-pub(crate) fn path(base: &Path, prefix: &str, id: &SandboxId) -> PathBuf {
+pub(crate) fn private_dir_path(base: &Path, prefix: &str, id: &SandboxId) -> PathBuf {
     base.join(format!("{prefix}{id}"))
 }
 
 /// The sandboxes of this user that have one.
-pub(crate) fn ids(prefix: &str) -> Vec<SandboxId> {
-    let entries = bases().into_iter().flat_map(|base| fs::read_dir(base).into_iter().flatten());
+pub(crate) fn list_sandbox_ids(prefix: &str) -> Vec<SandboxId> {
+    let entries = list_base_dirs().into_iter().flat_map(|base| fs::read_dir(base).into_iter().flatten());
     let directories =
         entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     directories
@@ -139,8 +139,8 @@ pub(crate) fn ids(prefix: &str) -> Vec<SandboxId> {
 }
 
 /// Removes what is there of one.
-pub(crate) fn remove(backend: &BackendName, prefix: &str, id: &SandboxId) -> Result<()> {
-    let removed = bases().iter().try_for_each(|base| clear(&path(base, prefix, id)));
+pub(crate) fn remove_private_dir(backend: &BackendName, prefix: &str, id: &SandboxId) -> Result<()> {
+    let removed = list_base_dirs().iter().try_for_each(|base| clear(&private_dir_path(base, prefix, id)));
     removed.map_err(|error| {
         left_behind(backend, id, "its private directory cannot be removed").source(error)
     })
@@ -155,10 +155,10 @@ mod tests {
     #[test]
     fn the_place_is_this_users_alone_whoever_sits_on_its_name() {
         let shared = tempfile::tempdir().unwrap();
-        symlink("/", shared.path().join(name())).unwrap();
+        symlink("/", shared.path().join(base_dir_name())).unwrap();
         assert_eq!(of_ours(shared.path()), Vec::<PathBuf>::new());
-        let made = make(shared.path()).unwrap();
-        assert_ne!(made, shared.path().join(name()));
+        let made = create_base_dir(shared.path()).unwrap();
+        assert_ne!(made, shared.path().join(base_dir_name()));
         assert_eq!(of_ours(shared.path()), [made]);
     }
 
@@ -179,19 +179,19 @@ mod tests {
     #[test]
     fn two_who_come_first_at_once_share_one_place() {
         let shared = tempfile::tempdir().unwrap();
-        let first = make(shared.path()).unwrap();
-        assert_eq!(make(shared.path()).unwrap(), first);
+        let first = create_base_dir(shared.path()).unwrap();
+        assert_eq!(create_base_dir(shared.path()).unwrap(), first);
         assert_eq!(of_ours(shared.path()), [first]);
     }
 
     #[test]
     fn what_is_ours_and_was_opened_to_others_is_closed_again_before_it_is_used() {
         let shared = tempfile::tempdir().unwrap();
-        let plain = shared.path().join(name());
+        let plain = shared.path().join(base_dir_name());
         fs::create_dir(&plain).unwrap();
         fs::set_permissions(&plain, Permissions::from_mode(0o777)).unwrap();
         assert_eq!(of_ours(shared.path()), Vec::<PathBuf>::new());
-        let made = make(shared.path()).unwrap();
+        let made = create_base_dir(shared.path()).unwrap();
         assert_eq!(fs::metadata(&made).unwrap().mode() & 0o777, PRIVATE_DIR_MODE);
         assert_eq!(of_ours(shared.path()), [plain]);
     }

@@ -18,7 +18,7 @@ use stockade_core::{
 use super::cgroup::Group;
 use super::executions::Executions;
 use super::hold::Hold;
-use super::ready::readable;
+use super::ready::wait_until_readable;
 use super::{lock, no_group, tally};
 
 /// How long the kernel may take to end everything that was killed.
@@ -108,16 +108,16 @@ impl Running {
     }
 
     /// Holds it to its rate of the processor from now on. Idempotent.
-    pub(crate) fn pace(&self) -> Result<()> {
+    pub(crate) fn apply_cpu_rate(&self) -> Result<()> {
         let rate = self.limits.cpu_rate.filter(|_| self.paced);
         let (Some(rate), Some(group)) = (rate, &self.group) else { return Ok(()) };
-        group.pace(rate).map_err(|error| no_group(self.backend.clone(), error))
+        group.set_cpu_rate(rate).map_err(|error| no_group(self.backend.clone(), error))
     }
 
     /// Processor time used so far by everything in it.
     pub(crate) fn cpu_time(&self) -> Span {
         let counted = self.group.as_ref().and_then(Group::cpu_time);
-        counted.unwrap_or_else(|| tally::below(self.pid).cpu.into())
+        counted.unwrap_or_else(|| tally::tally_process_tree(self.pid).cpu.into())
     }
 
     /// How many processes in it the kernel has killed for want of memory.
@@ -175,7 +175,7 @@ impl Running {
             }
         }
         if self.frozen.load(Ordering::SeqCst) {
-            self.group.iter().for_each(thaw);
+            self.group.iter().for_each(thaw_group);
         }
     }
 
@@ -197,7 +197,7 @@ impl Running {
                 return Ok(());
             }
             if tokio::time::Instant::now() > deadline {
-                thaw(group);
+                thaw_group(group);
                 return Err(failed("it did not come to a stop"));
             }
             tokio::time::sleep(END_POLL_INTERVAL).await;
@@ -205,7 +205,7 @@ impl Running {
     }
 
     /// Whether its last process has not ended. Asks the kernel, and does not wait.
-    pub(crate) fn lives(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         let mut ended = [PollFd::new(&self.pidfd, PollFlags::IN)];
         !matches!(poll(&mut ended, Some(&Timespec::default())), Ok(1..))
     }
@@ -218,13 +218,13 @@ impl Running {
     /// Kills, and waits until nothing is left (C-30).
     pub(crate) async fn end(&self) -> Result<()> {
         self.kill();
-        let ended = tokio::time::timeout(END_TIMEOUT, ended(&self.pidfd)).await;
+        let ended = tokio::time::timeout(END_TIMEOUT, wait_for_exit(&self.pidfd)).await;
         ended
             .map_err(|_| self.left_behind("its last process does not end"))?
             .map_err(|error| self.left_behind("its end cannot be watched").source(error))?;
         self.let_go();
         match &self.group {
-            Some(group) => remove(&self.backend, &self.id, group).await,
+            Some(group) => remove_group(&self.backend, &self.id, group).await,
             None => Ok(()),
         }
     }
@@ -242,7 +242,7 @@ fn is_watched(admitted: &Admitted, limit: LimitKind) -> bool {
 /// The workspace, if it is a host directory that is written to.
 /// The host's directories that a guest may write to; those that lie in another one count with that.
 fn written_of_host(spec: &SandboxSpec) -> Vec<PathBuf> {
-    let mut written: Vec<PathBuf> = workspace(spec).into_iter().collect();
+    let mut written: Vec<PathBuf> = find_written_workspace(spec).into_iter().collect();
     for mount in spec.all_mounts().filter(|mount| !mount.read_only) {
         let source = mount.source.as_path();
         if !written.iter().any(|other| source.starts_with(other)) {
@@ -252,7 +252,7 @@ fn written_of_host(spec: &SandboxSpec) -> Vec<PathBuf> {
     written
 }
 
-fn workspace(spec: &SandboxSpec) -> Option<PathBuf> {
+fn find_written_workspace(spec: &SandboxSpec) -> Option<PathBuf> {
     match &spec.workspace {
         Workspace::Local(path) if !spec.read_only => Some(path.as_path().to_owned()),
         Workspace::Overlay(layers) if !spec.read_only => Some(layers.upper.as_path().to_owned()),
@@ -262,18 +262,18 @@ fn workspace(spec: &SandboxSpec) -> Option<PathBuf> {
 
 /// Waits until a process has ended. The kernel reports the end of the first process of a namespace
 /// only after every other process in it is gone; a warden ends after all others.
-pub(crate) async fn ended(pidfd: &OwnedFd) -> io::Result<()> {
-    readable(pidfd).await
+pub(crate) async fn wait_for_exit(pidfd: &OwnedFd) -> io::Result<()> {
+    wait_until_readable(pidfd).await
 }
 
 /// Lets everything in a group go on, so that it can end.
-pub(crate) fn thaw(group: &Group) {
+pub(crate) fn thaw_group(group: &Group) {
     // Where there is no freezer, nothing was stopped by one.
     let _ = group.freeze(false);
 }
 
 /// Removes a group, ending what is still in it. The kernel lets only an empty one go.
-pub(crate) async fn remove(backend: &BackendName, id: &SandboxId, group: &Group) -> Result<()> {
+pub(crate) async fn remove_group(backend: &BackendName, id: &SandboxId, group: &Group) -> Result<()> {
     let deadline = tokio::time::Instant::now() + END_TIMEOUT;
     let mut again = false;
     loop {
@@ -285,7 +285,7 @@ pub(crate) async fn remove(backend: &BackendName, id: &SandboxId, group: &Group)
                 left_behind(backend, id, "its control group cannot be removed").source(error)
             );
         }
-        thaw(group);
+        thaw_group(group);
         let _ = tokio::time::timeout_at(deadline, all_ended(kill_all(group))).await;
         // Somebody new, or somebody whom the kernel has not done with.
         if again {
@@ -298,7 +298,7 @@ pub(crate) async fn remove(backend: &BackendName, id: &SandboxId, group: &Group)
 async fn all_ended(pidfds: Vec<OwnedFd>) {
     for pidfd in pidfds {
         // Whether it is so, the group tells.
-        let _ = ended(&pidfd).await;
+        let _ = wait_for_exit(&pidfd).await;
     }
 }
 
@@ -306,8 +306,8 @@ async fn all_ended(pidfds: Vec<OwnedFd>) {
 /// who is in the group after that is whom they mean: a number may be given to somebody else in between.
 fn kill_all(group: &Group) -> Vec<OwnedFd> {
     let open = |pid: i32| Some((pid, pidfd_open(Pid::from_raw(pid)?, PidfdFlags::NONBLOCK).ok()?));
-    let found: Vec<_> = group.processes().into_iter().filter_map(open).collect();
-    let still = if found.is_empty() { BTreeSet::new() } else { group.processes() };
+    let found: Vec<_> = group.list_processes().into_iter().filter_map(open).collect();
+    let still = if found.is_empty() { BTreeSet::new() } else { group.list_processes() };
     let meant = found.into_iter().filter(|(pid, _)| still.contains(pid));
     meant
         .filter(|(_, pidfd)| pidfd_send_signal(pidfd, Kill::KILL).is_ok())

@@ -15,8 +15,8 @@ use super::archives::Archives;
 use super::brake::{Brake, Braked};
 use super::executions::Program;
 use super::running::Running;
-use super::watch::{Before, Begun, Watched, held, held_apart};
-use super::{ended, settle};
+use super::watch::{Before, Begun, Watched, process_limits, held_apart};
+use super::{ended, settle_command};
 
 /// Whose clock tells what a command has used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,13 +44,13 @@ impl Sandbox for LinuxSandbox {
     }
 
     fn alive(&self) -> bool {
-        self.client.is_open() && self.running.lives()
+        self.client.is_open() && self.running.is_alive()
     }
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
-        let command = settle(command, self.user);
+        let command = settle_command(command, self.user);
         let each = match self.kernel {
-            Kernel::Shared => held(limits),
+            Kernel::Shared => process_limits(limits),
             Kernel::Apart => held_apart(limits, &self.running),
         };
         let before = Before::of(&self.running);
@@ -59,7 +59,7 @@ impl Sandbox for LinuxSandbox {
                 Ok(started) => started,
                 // The kernel has ended the sandbox for want of memory: that is how this command ended.
                 Err(_) if !self.client.is_open() && self.running.has_unjudged_oom_kill() => {
-                    return Ok(ended::process(ExitStatus::LimitExceeded(LimitKind::Memory)));
+                    return Ok(ended::ended_process(ExitStatus::LimitExceeded(LimitKind::Memory)));
                 }
                 Err(error) => return Err(error),
             };
@@ -80,7 +80,7 @@ impl Sandbox for LinuxSandbox {
 
     async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
         drop(self.brake.goes_on("snapshot").await?);
-        self.archives.take(&self.client, kind, into).await
+        self.archives.write_snapshot(&self.client, kind, into).await
     }
 
     async fn restore(&self, from: &Parts) -> Result<()> {

@@ -24,14 +24,14 @@ pub(crate) const TEARDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One of the launcher's ways to start.
-type Start = fn(&Program<'_>, BorrowedFd<'_>) -> io::Result<Launcher>;
+type LauncherStart = fn(&Program<'_>, BorrowedFd<'_>) -> io::Result<Launcher>;
 
 /// A site. Its launcher is started with the first sandbox and ends with this value, and with it every
 /// sandbox that it has launched.
 pub(crate) struct Site {
     backend: BackendName,
     house: House,
-    start: Start,
+    start: LauncherStart,
     launcher: OnceLock<Launcher>,
     starting: Mutex<()>,
     hierarchy: OnceLock<Hierarchy>,
@@ -40,7 +40,7 @@ pub(crate) struct Site {
 
 impl Site {
     /// A site on which nothing has been touched yet.
-    pub(crate) fn new(backend: BackendName, house: House, start: Start) -> Self {
+    pub(crate) fn new(backend: BackendName, house: House, start: LauncherStart) -> Self {
         Self {
             backend,
             house,
@@ -53,7 +53,7 @@ impl Site {
     }
 
     /// Takes a launcher that was started elsewhere, if there is none yet.
-    pub(crate) fn adopt(&self, launcher: Launcher) {
+    pub(crate) fn adopt_launcher(&self, launcher: Launcher) {
         let _ = self.launcher.set(launcher);
     }
 
@@ -62,7 +62,7 @@ impl Site {
         if let Some(launcher) = self.launcher.get() {
             return Ok(launcher);
         }
-        let started = embed::launcher(self.start);
+        let started = embed::start_launcher(self.start);
         let started = started.map_err(|error| no_launcher(self.backend.clone(), error))?;
         Ok(self.launcher.get_or_init(|| started))
     }
@@ -72,7 +72,7 @@ impl Site {
     }
 
     /// The control group of a new sandbox, where there are any.
-    pub(crate) fn group(&self, id: &SandboxId, admitted: &Admitted) -> Result<Option<Group>> {
+    pub(crate) fn create_group(&self, id: &SandboxId, admitted: &Admitted) -> Result<Option<Group>> {
         self.group_of(id, admitted.limits())
     }
 
@@ -92,7 +92,7 @@ impl Site {
     }
 
     /// The two ends of a sandbox's pipe.
-    pub(crate) fn pipe(&self) -> Result<(UnixStream, UnixStream)> {
+    pub(crate) fn open_pipe(&self) -> Result<(UnixStream, UnixStream)> {
         UnixStream::pair().map_err(|error| no_pipe(self.backend.clone(), error))
     }
 
@@ -104,16 +104,16 @@ impl Site {
         admitted: &Admitted,
         pipe: UnixStream,
     ) -> Result<(Arc<Running>, AgentClient)> {
-        let running = self.note(id, built, admitted);
+        let running = self.register_running(id, built, admitted);
         let pipe = pipe.set_nonblocking(true).and_then(|()| tokio::net::UnixStream::from_std(pipe));
         let pipe = pipe.map_err(|error| no_pipe(self.backend.clone(), error))?;
         let client = AgentClient::connect(pipe, START_TIMEOUT).await?;
-        running.pace()?;
+        running.apply_cpu_rate()?;
         Ok((running, client))
     }
 
     /// Notes a sandbox that stands. Before the guest runs anything in it, it has to be held to its pace.
-    pub(crate) fn note(&self, id: &SandboxId, built: Built, admitted: &Admitted) -> Arc<Running> {
+    pub(crate) fn register_running(&self, id: &SandboxId, built: Built, admitted: &Admitted) -> Arc<Running> {
         let mut running = Running::new(id.clone(), built, admitted);
         running.paced = self.hierarchy().controllers().cpu;
         running.own_processes = self.house.own_processes;
@@ -138,9 +138,9 @@ impl Site {
     }
 
     /// Removes the group of a sandbox that somebody else built.
-    pub(crate) async fn clear(&self, id: &SandboxId) -> Result<()> {
+    pub(crate) async fn remove_leftover_group(&self, id: &SandboxId) -> Result<()> {
         match self.hierarchy().find(id) {
-            Some(group) => running::remove(&self.backend, id, &group).await,
+            Some(group) => running::remove_group(&self.backend, id, &group).await,
             None => Ok(()),
         }
     }
@@ -156,7 +156,7 @@ impl Drop for Site {
         // The launcher first: it ends what it launched and removes its groups.
         drop(self.launcher.take());
         if let Some(hierarchy) = self.hierarchy.get() {
-            hierarchy.tidy();
+            hierarchy.remove_empty_parents();
         }
     }
 }

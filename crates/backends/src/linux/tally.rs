@@ -48,11 +48,11 @@ fn sockets_used(sockstat: &str) -> Option<u64> {
 }
 
 /// Adds up a process and everything below it.
-pub(crate) fn below(pid: i32) -> Tally {
+pub(crate) fn tally_process_tree(pid: i32) -> Tally {
     let (page, tick) = (rustix::param::page_size() as u64, rustix::param::clock_ticks_per_second());
     let mut total = Tally::default();
     for pid in process_tree(pid) {
-        if let Some(Stat { ticks, threads, pages }) = stat(pid) {
+        if let Some(Stat { ticks, threads, pages }) = read_stat(pid) {
             total.memory += pages * page;
             total.cpu += Duration::from_millis(ticks * 1000 / tick.max(1));
             total.tasks += threads;
@@ -62,15 +62,15 @@ pub(crate) fn below(pid: i32) -> Tally {
 }
 
 /// Resident memory of a process and everything below it, where pages that several of them share count once.
-/// Takes far longer than [`below`]: the kernel looks at every page. A process that may not be asked counts
+/// Takes far longer than [`tally_process_tree`]: the kernel looks at every page. A process that may not be asked counts
 /// with all it has.
 pub(crate) fn proportional_memory(pid: i32) -> u64 {
     let page = rustix::param::page_size() as u64;
-    let of = |pid| proportional(pid).or_else(|| Some(stat(pid)?.pages * page)).unwrap_or(0);
+    let of = |pid| read_proportional_memory(pid).or_else(|| Some(read_stat(pid)?.pages * page)).unwrap_or(0);
     process_tree(pid).into_iter().map(of).sum()
 }
 
-fn proportional(pid: i32) -> Option<u64> {
+fn read_proportional_memory(pid: i32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
     let kibibytes: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
@@ -96,11 +96,11 @@ pub(crate) fn keeper_of(first: i32, program: u32) -> Option<i32> {
         namespace_pids(pid).is_some_and(|pids| pids.get(level).copied() == Some(program))
     };
     // A warden may stand above the agent.
-    let keepers = children(first).into_iter().flat_map(|pid| {
-        let below = children(pid);
+    let keepers = list_children(first).into_iter().flat_map(|pid| {
+        let below = list_children(pid);
         std::iter::once(pid).chain(below)
     });
-    keepers.into_iter().find(|keeper| children(*keeper).into_iter().any(is_program))
+    keepers.into_iter().find(|keeper| list_children(*keeper).into_iter().any(is_program))
 }
 
 /// The numbers of a process, from this process's namespace inwards.
@@ -117,13 +117,13 @@ fn process_tree(pid: i32) -> HashSet<i32> {
     let mut todo = vec![pid];
     while let Some(pid) = todo.pop() {
         if seen.len() < MAX_PROCESSES && seen.insert(pid) {
-            todo.extend(children(pid));
+            todo.extend(list_children(pid));
         }
     }
     seen
 }
 
-fn children(pid: i32) -> Vec<i32> {
+fn list_children(pid: i32) -> Vec<i32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
     lists
@@ -142,7 +142,7 @@ struct Stat {
     pages: u64,
 }
 
-fn stat(pid: i32) -> Option<Stat> {
+fn read_stat(pid: i32) -> Option<Stat> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name is the guest's choice and may hold anything: the fields start behind its last bracket.
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
@@ -170,13 +170,13 @@ mod tests {
 
     #[test]
     fn a_process_and_its_children_are_added_up() {
-        let tally = below(own());
+        let tally = tally_process_tree(own());
         assert!(tally.memory > 0 && tally.tasks > 0, "{tally:?}");
     }
 
     #[test]
     fn shared_pages_count_once() {
-        let (resident, proportional) = (below(own()).memory, proportional_memory(own()));
+        let (resident, proportional) = (tally_process_tree(own()).memory, proportional_memory(own()));
         assert!(proportional > 0 && proportional <= resident, "{proportional} of {resident}");
     }
 

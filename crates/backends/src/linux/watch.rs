@@ -26,7 +26,7 @@ const SIGXFSZ: Signal = Signal(25);
 
 /// What each process of an execution is held to: a whole second more of processor time than all of
 /// them may use. Their exact count is the watch's.
-pub(crate) fn held(limits: &EffectiveLimits) -> Vec<(Limit, u64)> {
+pub(crate) fn process_limits(limits: &EffectiveLimits) -> Vec<(Limit, u64)> {
     let seconds = limits.cpu_time.map(|time| time.as_millis().div_ceil(1000) + 1);
     seconds.map(|seconds| (Limit::CpuSeconds, seconds)).into_iter().collect()
 }
@@ -35,7 +35,7 @@ pub(crate) fn held(limits: &EffectiveLimits) -> Vec<(Limit, u64)> {
 /// for use of it, so that only without a group's exact count its own has to do.
 pub(crate) fn held_apart(limits: &EffectiveLimits, running: &Running) -> Vec<(Limit, u64)> {
     let counted = running.group.as_ref().and_then(Group::cpu_time).is_some();
-    if counted { Vec::new() } else { held(limits) }
+    if counted { Vec::new() } else { process_limits(limits) }
 }
 
 /// The events of one execution, with limits named at the exit.
@@ -52,7 +52,7 @@ impl Watched {
         cpu_time: Option<Span>,
         begun: Begun,
     ) -> Self {
-        Self { inner, watching: Watching::since(begun, running, control, cpu_time) }
+        Self { inner, watching: Watching::start_watching(begun, running, control, cpu_time) }
     }
 }
 
@@ -89,12 +89,12 @@ impl Before {
 /// One execution that is held to its limits. Dropping it ends the watch.
 pub(crate) struct Watching {
     running: Arc<Running>,
-    held: Arc<Held>,
+    held: Arc<ExecutionWatchState>,
     watch: AbortHandle,
 }
 
 /// What the watch of an execution and its judge share.
-struct Held {
+struct ExecutionWatchState {
     number: u64,
     /// What it may use of the processor.
     cpu: Option<Span>,
@@ -106,7 +106,7 @@ struct Held {
     reached: Mutex<BTreeSet<LimitKind>>,
 }
 
-impl Held {
+impl ExecutionWatchState {
     /// What it used of the processor: all that its sandbox did meanwhile but for what others are known for.
     fn cpu_used(&self, running: &Running) -> Span {
         let all = running.cpu_time().as_millis().saturating_sub(self.before.cpu.as_millis());
@@ -141,7 +141,7 @@ impl Held {
         self.cpu_used(running).min(most)
     }
 
-    fn reach(&self, limit: LimitKind) {
+    fn note_reached(&self, limit: LimitKind) {
         lock(&self.reached).insert(limit);
     }
 }
@@ -155,7 +155,7 @@ impl Watching {
     ) -> Self {
         let before = Before::of(running);
         let begun = Begun { before, program: Program::Awaited, kernel: Kernel::Shared };
-        Self::since(begun, running, control, cpu_time)
+        Self::start_watching(begun, running, control, cpu_time)
     }
 
     /// Its program runs, under this number.
@@ -163,7 +163,7 @@ impl Watching {
         self.running.executions.start(self.held.number, pid);
     }
 
-    fn since(
+    fn start_watching(
         Begun { before, program, kernel }: Begun,
         running: &Arc<Running>,
         control: &Arc<dyn ProcessControl>,
@@ -171,14 +171,14 @@ impl Watching {
     ) -> Self {
         let number = running.executions.begin(program);
         let (exceeded, reached) = (OnceLock::new(), Mutex::default());
-        let held = Arc::new(Held { number, cpu, before, kernel, exceeded, reached });
-        let watch = watch(Arc::downgrade(running), Arc::clone(control), Arc::clone(&held));
+        let held = Arc::new(ExecutionWatchState { number, cpu, before, kernel, exceeded, reached });
+        let watch = watch_execution(Arc::downgrade(running), Arc::clone(control), Arc::clone(&held));
         let watch = tokio::spawn(watch).abort_handle();
         Self { running: Arc::clone(running), held, watch }
     }
 
     /// Names the limit that ended it, and says what it used.
-    pub(crate) fn judge(&self, exit: Exit) -> Exit {
+    pub(crate) fn judge_exit(&self, exit: Exit) -> Exit {
         self.watch.abort();
         let (running, held) = (&self.running, &self.held);
         let group = running.group.as_ref();
@@ -213,7 +213,7 @@ impl Watching {
         let spare = if matches!(status, ExitStatus::StartFailed(_)) { 2 } else { 1 };
         let refused = self.running.refused_processes() > self.held.before.refused_processes;
         if refused || has_room_for_at_most(&self.running, spare) {
-            self.held.reach(LimitKind::Processes);
+            self.held.note_reached(LimitKind::Processes);
         }
         let reached = lock(&self.held.reached);
         reached.iter().copied().filter(|limit| Some(*limit) != ended_for).collect()
@@ -264,21 +264,21 @@ impl Drop for Watching {
 impl ProcessEvents for Watched {
     async fn next(&mut self) -> Option<ProcessEvent> {
         match self.inner.next().await {
-            Some(ProcessEvent::Exit(exit)) => Some(ProcessEvent::Exit(self.watching.judge(exit))),
+            Some(ProcessEvent::Exit(exit)) => Some(ProcessEvent::Exit(self.watching.judge_exit(exit))),
             other => other,
         }
     }
 }
 
 /// Counts until the execution ends, or until it has exceeded a limit.
-async fn watch(running: Weak<Running>, control: Arc<dyn ProcessControl>, held: Arc<Held>) {
+async fn watch_execution(running: Weak<Running>, control: Arc<dyn ProcessControl>, held: Arc<ExecutionWatchState>) {
     let mut counters = Counters::default();
     if let Some(running) = running.upgrade() {
         // What is there already; what is written from now on counts.
-        counters.look(&running).await;
+        counters.poll_limits(&running).await;
     }
     loop {
-        let Some(pace) = running.upgrade().map(|running| Counters::pace(&running)) else {
+        let Some(pace) = running.upgrade().map(|running| Counters::poll_interval(&running)) else {
             return;
         };
         sleep(pace).await;
@@ -286,10 +286,10 @@ async fn watch(running: Weak<Running>, control: Arc<dyn ProcessControl>, held: A
             return;
         };
         if held.is_out_of_time(&running) {
-            return end(&running, &*control, &held, LimitKind::CpuTime).await;
+            return end_execution(&running, &*control, &held, LimitKind::CpuTime).await;
         }
-        let look = counters.look(&running).await;
-        look.reached.into_iter().for_each(|limit| held.reach(limit));
+        let look = counters.poll_limits(&running).await;
+        look.reached.into_iter().for_each(|limit| held.note_reached(limit));
         let Some(limit) = look.exceeded else {
             continue;
         };
@@ -299,13 +299,13 @@ async fn watch(running: Weak<Running>, control: Arc<dyn ProcessControl>, held: A
         let own = running.executions.is_to_blame(running.pid, held.number, most);
         let alone = running.executions.is_alone(held.number);
         if (own || look.patience_is_over) && (alone || is_exceeded_now(&running, limit)) {
-            return end(&running, &*control, &held, limit).await;
+            return end_execution(&running, &*control, &held, limit).await;
         }
     }
 }
 
 /// Ends an execution for a limit.
-async fn end(running: &Running, control: &dyn ProcessControl, held: &Held, limit: LimitKind) {
+async fn end_execution(running: &Running, control: &dyn ProcessControl, held: &ExecutionWatchState, limit: LimitKind) {
     let _ = held.exceeded.set(limit);
     if limit == LimitKind::Disk {
         running.disk_breaches.fetch_add(1, Ordering::SeqCst);
@@ -362,7 +362,7 @@ mod tests {
             held: None,
         };
         let spec = stockade_core::SandboxSpec::default();
-        let admitted = crate::linux::provisional(built.backend.clone(), &spec).unwrap();
+        let admitted = crate::linux::admit_provisionally(built.backend.clone(), &spec).unwrap();
         Arc::new(Running::new("watched".parse().unwrap(), built, &admitted))
     }
 
@@ -371,14 +371,14 @@ mod tests {
     }
 
     fn judged(watching: &Watching, status: ExitStatus) -> ExitStatus {
-        watching.judge(status.into()).status
+        watching.judge_exit(status.into()).status
     }
 
     #[tokio::test]
     async fn a_kill_for_want_of_memory_is_told_however_early_it_came() {
         let group = tempfile::tempdir().unwrap();
         let running = running(group.path());
-        let control = super::super::ended::process(ExitStatus::Exited(0)).control;
+        let control = super::super::ended::ended_process(ExitStatus::Exited(0)).control;
         let memory = ExitStatus::LimitExceeded(LimitKind::Memory);
         let lost = ExitStatus::Lost("the agent closed the pipe".into());
         oom_kills(group.path(), 0);
@@ -386,7 +386,7 @@ mod tests {
         // On a busy host it is over before this side goes on.
         oom_kills(group.path(), 1);
         let begun = Begun { before, program: Program::Unknown, kernel: Kernel::Shared };
-        let watching = Watching::since(begun, &running, &control, None);
+        let watching = Watching::start_watching(begun, &running, &control, None);
         assert_eq!(judged(&watching, lost.clone()), memory);
         assert_eq!(judged(&watching, ExitStatus::Signalled(Signal::KILL)), memory);
         // One that nobody was told of took the sandbox before the next execution began.

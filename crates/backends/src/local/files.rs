@@ -19,21 +19,21 @@ impl LocalFiles {
     }
 
     /// The same path from the workspace on; one that leads elsewhere is refused by name (C-21).
-    pub(super) fn inside(&self, path: &SandboxPath) -> Result<SandboxPath> {
+    pub(super) fn resolve_inside(&self, path: &SandboxPath) -> Result<SandboxPath> {
         inside(&self.root, path)
     }
 }
 
 /// The path of local execution from its workspace on; one that leads elsewhere is refused by name.
 pub fn inside(workspace: &HostPath, path: &SandboxPath) -> Result<SandboxPath> {
-    beneath(&workspace.to_string(), path).ok_or_else(|| {
+    path_beneath(&workspace.to_string(), path).ok_or_else(|| {
         let message = format!("`{path}` leaves the workspace");
         Error::new(ErrorCode::PathEscapes, "find a path", message)
             .remedy("local files are those of the workspace; give a path in it")
     })
 }
 
-fn beneath(root: &str, path: &SandboxPath) -> Option<SandboxPath> {
+fn path_beneath(root: &str, path: &SandboxPath) -> Option<SandboxPath> {
     if !path.is_absolute() {
         return Some(path.clone());
     }
@@ -53,35 +53,35 @@ fn beneath(root: &str, path: &SandboxPath) -> Option<SandboxPath> {
 #[async_trait]
 impl Files for LocalFiles {
     async fn stat(&self, path: &SandboxPath) -> Result<Entry> {
-        self.client.files().stat(&self.inside(path)?).await
+        self.client.files().stat(&self.resolve_inside(path)?).await
     }
 
     async fn list(&self, path: &SandboxPath) -> Result<Vec<Entry>> {
-        self.client.files().list(&self.inside(path)?).await
+        self.client.files().list(&self.resolve_inside(path)?).await
     }
 
     async fn read(&self, path: &SandboxPath, offset: u64, most: u32) -> Result<Data> {
-        self.client.files().read(&self.inside(path)?, offset, most).await
+        self.client.files().read(&self.resolve_inside(path)?, offset, most).await
     }
 
     async fn write(&self, path: &SandboxPath, data: Data, append: bool) -> Result<()> {
-        self.client.files().write(&self.inside(path)?, data, append).await
+        self.client.files().write(&self.resolve_inside(path)?, data, append).await
     }
 
     async fn set_mode(&self, path: &SandboxPath, mode: u32) -> Result<()> {
-        self.client.files().set_mode(&self.inside(path)?, mode).await
+        self.client.files().set_mode(&self.resolve_inside(path)?, mode).await
     }
 
     async fn make_dir(&self, path: &SandboxPath) -> Result<()> {
-        self.client.files().make_dir(&self.inside(path)?).await
+        self.client.files().make_dir(&self.resolve_inside(path)?).await
     }
 
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
-        self.client.files().rename(&self.inside(from)?, &self.inside(to)?).await
+        self.client.files().rename(&self.resolve_inside(from)?, &self.resolve_inside(to)?).await
     }
 
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
-        self.client.files().remove(&self.inside(path)?).await
+        self.client.files().remove(&self.resolve_inside(path)?).await
     }
 }
 
@@ -101,7 +101,7 @@ mod tests {
             ("/srv/work/../x", None),
             ("/", None),
         ] {
-            let found = beneath("/srv/work", &given.parse().unwrap());
+            let found = path_beneath("/srv/work", &given.parse().unwrap());
             assert_eq!(found.as_ref().map(SandboxPath::as_str), meant, "{given}");
         }
     }

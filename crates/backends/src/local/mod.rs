@@ -20,9 +20,9 @@ use stockade_core::{
 pub use files::inside;
 
 use files::LocalFiles;
-use running::Running;
+use running::LocalAgent;
 
-use crate::linux::watch::held;
+use crate::linux::watch::process_limits;
 
 /// The name under which local execution is recorded.
 pub const NAME: BackendName = BackendName::literal("local");
@@ -30,7 +30,7 @@ pub const NAME: BackendName = BackendName::literal("local");
 /// Execution without walls.
 #[derive(Default)]
 pub struct Local {
-    running: Mutex<HashMap<SandboxId, Arc<Running>>>,
+    running: Mutex<HashMap<SandboxId, Arc<LocalAgent>>>,
 }
 
 /// The spec of local execution in a directory: every wall given up by name.
@@ -64,7 +64,7 @@ const OFFERED_FEATURES: [(Feature, &str); 8] = [
 ];
 
 impl Local {
-    fn running(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Running>>> {
+    fn running(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<LocalAgent>>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -86,7 +86,7 @@ impl Backend for Local {
             let message = "local execution needs a local workspace";
             return Err(Error::new(ErrorCode::Invalid, "create", message).backend(NAME));
         };
-        let (running, client) = Running::start(id, workspace.as_path()).await?;
+        let (running, client) = LocalAgent::start(id, workspace.as_path()).await?;
         let running = Arc::new(running);
         self.running().insert(id.clone(), Arc::clone(&running));
         let files = LocalFiles::new(client, workspace);
@@ -94,13 +94,13 @@ impl Backend for Local {
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
-        Ok(running::found().into_iter().map(|(_, id)| id).collect())
+        Ok(running::find_agents().into_iter().map(|(_, id)| id).collect())
     }
 
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
         let running = self.running().get(id).cloned();
         match running {
-            Some(running) => running.end().await?,
+            Some(running) => running.end_agent().await?,
             None => running::end_foreign(id).await,
         }
         self.running().remove(id);
@@ -111,7 +111,7 @@ impl Backend for Local {
 struct LocalSandbox {
     id: SandboxId,
     files: LocalFiles,
-    _running: Arc<Running>,
+    _running: Arc<LocalAgent>,
 }
 
 #[async_trait]
@@ -127,10 +127,10 @@ impl Sandbox for LocalSandbox {
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let mut command = command.clone();
         if let Some(dir) = &command.dir {
-            command.dir = Some(self.files.inside(dir)?);
+            command.dir = Some(self.files.resolve_inside(dir)?);
         }
         command.user = None;
-        self.files.client.spawn(&command, &held(limits)).await
+        self.files.client.spawn(&command, &process_limits(limits)).await
     }
 
     fn files(&self) -> Result<&dyn Files> {

@@ -14,7 +14,7 @@ use stockade_agent::client::AgentClient;
 use stockade_core::{Error, ErrorCode, Result, SandboxId};
 
 use super::NAME;
-use crate::linux::{embed, find, no_pipe, running::ended};
+use crate::linux::{embed, find, no_pipe, running::wait_for_exit};
 
 /// Process name (`argv[0]`) of its agents.
 const AGENT_NAME: &str = "stockade-local";
@@ -23,22 +23,22 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(60);
 /// How long it may take to end everything it started.
 const END_DEADLINE: Duration = Duration::from_secs(10);
 
-pub(super) struct Running {
+pub(super) struct LocalAgent {
     child: Mutex<Child>,
     /// Closing our end is how the agent learns that it is over.
     pipe: UnixStream,
 }
 
 /// The agents of local execution on this host.
-pub(super) fn found() -> Vec<(i32, SandboxId)> {
-    find::agents(AGENT_NAME)
+pub(super) fn find_agents() -> Vec<(i32, SandboxId)> {
+    find::find_agents(AGENT_NAME)
 }
 
-impl Running {
+impl LocalAgent {
     pub(super) async fn start(id: &SandboxId, root: &Path) -> Result<(Self, AgentClient)> {
         let failed = |error| no_pipe(NAME, error);
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
-        let child = spawn(id, root, theirs.into()).map_err(|error| {
+        let child = spawn_agent(id, root, theirs.into()).map_err(|error| {
             let message = format!("the agent cannot be started in `{}`", root.display());
             Error::new(ErrorCode::Unavailable, "create", message).backend(NAME).source(error)
         })?;
@@ -55,12 +55,12 @@ impl Running {
     }
 
     /// Closes the pipe and waits until the agent has ended everything and itself.
-    pub(super) async fn end(&self) -> Result<()> {
+    pub(super) async fn end_agent(&self) -> Result<()> {
         let _ = self.pipe.shutdown(std::net::Shutdown::Both);
         let pid = Pid::from_child(&self.child());
         let waited = async {
             match pidfd_open(pid, PidfdFlags::NONBLOCK) {
-                Ok(pidfd) => ended(&pidfd).await,
+                Ok(pidfd) => wait_for_exit(&pidfd).await,
                 // It was waited for before.
                 Err(_) => Ok(()),
             }
@@ -79,7 +79,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for LocalAgent {
     fn drop(&mut self) {
         // The agent notices by itself; nobody may be left who waits for it.
         let _ = self.pipe.shutdown(std::net::Shutdown::Both);
@@ -87,8 +87,8 @@ impl Drop for Running {
     }
 }
 
-fn spawn(id: &SandboxId, root: &Path, pipe: OwnedFd) -> io::Result<Child> {
-    let agent = embed::agent()?;
+fn spawn_agent(id: &SandboxId, root: &Path, pipe: OwnedFd) -> io::Result<Child> {
+    let agent = embed::seal_agent()?;
     // Opened by the child between fork and exec, when the descriptor is still there.
     let mut command = Command::new(format!("/proc/self/fd/{}", agent.as_raw_fd()));
     command.arg0(AGENT_NAME).arg("0").arg(root).arg(id.as_str()).env_clear().current_dir("/");
@@ -98,13 +98,13 @@ fn spawn(id: &SandboxId, root: &Path, pipe: OwnedFd) -> io::Result<Child> {
 
 /// Waits for the agent of an engine that is gone: it ends by itself when its pipe closes.
 pub(super) async fn end_foreign(id: &SandboxId) {
-    for (pid, _) in found().into_iter().filter(|(_, of)| of == id) {
+    for (pid, _) in find_agents().into_iter().filter(|(_, of)| of == id) {
         let Some(pidfd) =
             Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::NONBLOCK).ok())
         else {
             continue;
         };
-        if tokio::time::timeout(END_DEADLINE, ended(&pidfd)).await.is_err() {
+        if tokio::time::timeout(END_DEADLINE, wait_for_exit(&pidfd)).await.is_err() {
             find::kill_if(pid, |pid| find::sandbox_of(AGENT_NAME, pid).as_ref() == Some(id));
         }
     }

@@ -10,8 +10,8 @@ use stockade_core::{
 };
 
 use super::NAME;
-use super::driver::Machine;
-use super::words::Words;
+use super::driver::MachineSpec;
+use super::words::VmmOutput;
 use crate::linux;
 use crate::native::Native;
 
@@ -26,7 +26,7 @@ pub(super) struct Cage {
     _inside: Arc<dyn Sandbox>,
     _control: Arc<dyn ProcessControl>,
     /// What it complains of, until it has ended.
-    pub words: Words,
+    pub words: VmmOutput,
 }
 
 impl Cage {
@@ -37,7 +37,7 @@ impl Cage {
         spec: &SandboxSpec,
         program: &Command,
     ) -> Result<Self> {
-        let admitted = linux::provisional(NAME, spec)?;
+        let admitted = linux::admit_provisionally(NAME, spec)?;
         let inside = native.create(id, &admitted).await?;
         // It runs for as long as its machine.
         let limits = Limits { cpu_time: None, wall_time: None, ..*admitted.limits() };
@@ -51,25 +51,25 @@ impl Cage {
             id: id.clone(),
             _inside: inside,
             _control: control,
-            words: Words::attend(events),
+            words: VmmOutput::from_events(events),
         })
     }
 
     /// Where the host finds a file of its own: in its root, which no name on the host leads to.
-    pub(super) fn path_of(&self, inside: &str) -> Option<PathBuf> {
+    pub(super) fn path_from_host(&self, inside: &str) -> Option<PathBuf> {
         let first = self.native.first_process(&self.id)?;
         Some(PathBuf::from(format!("/proc/{first}/root{inside}")))
     }
 
     /// Ends it, and waits until nothing of it is left.
-    pub(super) async fn end(&self) -> Result<()> {
+    pub(super) async fn tear_down(&self) -> Result<()> {
         self.native.destroy(&self.id).await
     }
 }
 
 /// What it is held to: the guest's memory and what it takes itself, the machine's share of processor time,
 /// and this much on disk.
-pub(super) fn limits(machine: &Machine, overhead: u64, disk: u64) -> Limits {
+pub(super) fn build_limits(machine: &MachineSpec, overhead: u64, disk: u64) -> Limits {
     Limits {
         memory: Some(Bytes(machine.memory.0.saturating_add(overhead))),
         processes: Some(MAX_VMM_PROCESSES),
@@ -80,24 +80,24 @@ pub(super) fn limits(machine: &Machine, overhead: u64, disk: u64) -> Limits {
 }
 
 /// The largest of the disks that are written to.
-pub(super) fn largest_disk(machine: &Machine) -> u64 {
+pub(super) fn largest_disk_bytes(machine: &MachineSpec) -> u64 {
     let written = machine.disks.iter().filter(|disk| !disk.read_only);
     let sizes = written.map(|disk| std::fs::metadata(&disk.path).map_or(0, |found| found.len()));
     sizes.max().unwrap_or(0)
 }
 
 /// A file or directory of the host's that is shown inside.
-pub(super) fn shown(source: &Path, target: &str, read_only: bool) -> Result<Mount> {
-    let source = host_path(source)?;
-    let target = target.parse().map_err(|error| wrong(format!("{error}")))?;
+pub(super) fn build_mount(source: &Path, target: &str, read_only: bool) -> Result<Mount> {
+    let source = to_host_path(source)?;
+    let target = target.parse().map_err(|error| invalid_error(format!("{error}")))?;
     Ok(Mount { source, target, read_only })
 }
 
 /// A path as specs name it.
-pub(super) fn host_path(path: &Path) -> Result<HostPath> {
-    HostPath::try_from(path.to_owned()).map_err(|error| wrong(error.to_string()))
+pub(super) fn to_host_path(path: &Path) -> Result<HostPath> {
+    HostPath::try_from(path.to_owned()).map_err(|error| invalid_error(error.to_string()))
 }
 
-fn wrong(message: String) -> Error {
+fn invalid_error(message: String) -> Error {
     Error::new(ErrorCode::Invalid, "create", message).backend(NAME)
 }

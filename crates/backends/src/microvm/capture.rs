@@ -14,10 +14,10 @@ use stockade_core::{
 };
 
 use super::create::Incarnation;
-use super::driver::{Disk, Driver, Machine, Saved};
-use super::{NAME, failed, sparse};
+use super::driver::{MachineDisk, Driver, MachineSpec, Saved};
+use super::{NAME, system_error, sparse};
 use crate::across::far::FAR_DIGEST;
-use crate::across::near::Numbers;
+use crate::across::near::UsedNumbers;
 
 /// The parts of a capture, as files: the machine's description, its root and its disk.
 const MACHINE_FILE: &str = "machine";
@@ -29,7 +29,7 @@ const MAX_MACHINE_BYTES: u64 = 64 * 1024;
 /// What is said about a captured machine.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Said {
+struct CapturedMachine {
     /// The program inside.
     program: String,
     /// What ran it.
@@ -40,12 +40,12 @@ struct Said {
     walls: SandboxSpec,
     /// Whether the workspace is a copy of a directory of the host's.
     copied: bool,
-    used: Numbers,
+    used: UsedNumbers,
 }
 
 /// What a machine is continued from.
 #[derive(Debug, Clone)]
-pub(super) struct Source {
+pub(super) struct MachineSource {
     pub saved: Saved,
     /// What its disk is a copy of.
     pub disk: PathBuf,
@@ -54,10 +54,10 @@ pub(super) struct Source {
     pub cpus: u32,
 }
 
-impl Source {
+impl MachineSource {
     /// The machine, with this disk of its own.
-    pub(super) fn machine(&self, disk: PathBuf) -> Machine {
-        Machine {
+    pub(super) fn machine_with_disk(&self, disk: PathBuf) -> MachineSpec {
+        MachineSpec {
             kernel: PathBuf::new(),
             initramfs: PathBuf::new(),
             command_line: String::new(),
@@ -65,26 +65,26 @@ impl Source {
             cpus: self.cpus,
             cpu_rate: None,
             disks: vec![
-                Disk { path: self.root.clone(), read_only: true },
-                Disk { path: disk, read_only: false },
+                MachineDisk { path: self.root.clone(), read_only: true },
+                MachineDisk { path: disk, read_only: false },
             ],
         }
     }
 }
 
 /// Captures a machine, which stands still from then on.
-pub(super) async fn capture(
+pub(super) async fn capture_machine(
     now: &Arc<Incarnation>,
     into: &Path,
     (driver, admitted): (&dyn Driver, &Admitted),
-    used: Numbers,
+    used: UsedNumbers,
 ) -> Result<()> {
-    let said = Said {
+    let said = CapturedMachine {
         program: FAR_DIGEST.to_owned(),
         runner: driver.version().await?,
         memory: now.memory,
         cpus: now.cpus,
-        walls: walls(admitted),
+        walls: walls_spec(admitted),
         copied: is_copied(admitted),
         used,
     };
@@ -92,26 +92,26 @@ pub(super) async fn capture(
     let (now, into) = (Arc::clone(now), into.to_owned());
     let kept = tokio::task::spawn_blocking(move || write_parts(&now, &said, &into)).await;
     kept.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(|error| {
-        failed("snapshot", "the machine cannot be kept")
+        system_error("snapshot", "the machine cannot be kept")
             .remedy("make room in the state directory")
             .source(error)
     })
 }
 
-fn write_parts(now: &Incarnation, said: &Said, into: &Path) -> io::Result<()> {
+fn write_parts(now: &Incarnation, said: &CapturedMachine, into: &Path) -> io::Result<()> {
     fs::write(into.join(MACHINE_FILE), serde_json::to_vec(said)?)?;
-    sparse::copy(&now.disk, File::create_new(into.join(DISK_FILE))?)?;
-    hand_over(&now.root, &into.join(ROOT_FILE))?;
+    sparse::copy_sparse(&now.disk, File::create_new(into.join(DISK_FILE))?)?;
+    link_or_copy(&now.root, &into.join(ROOT_FILE))?;
     let saved = Saved::within(into);
-    if saved.memory.exists() { Ok(()) } else { hand_over(&now.base, &saved.memory) }
+    if saved.memory.exists() { Ok(()) } else { link_or_copy(&now.base, &saved.memory) }
 }
 
 /// Another name for an open file; a copy where there can be none.
-fn hand_over(file: &File, name: &Path) -> io::Result<()> {
+fn link_or_copy(file: &File, name: &Path) -> io::Result<()> {
     let open = format!("/proc/self/fd/{}", file.as_raw_fd());
     match linkat(CWD, open, CWD, name, AtFlags::SYMLINK_FOLLOW) {
         Ok(()) => Ok(()),
-        Err(_) => sparse::copy(&reopen_file(file)?, File::create_new(name)?).map(drop),
+        Err(_) => sparse::copy_sparse(&reopen_file(file)?, File::create_new(name)?).map(drop),
     }
 }
 
@@ -121,7 +121,7 @@ fn reopen_file(file: &File) -> io::Result<File> {
 }
 
 /// What the walls of a sandbox are built for: not what is each command's, and not where it lies.
-fn walls(admitted: &Admitted) -> SandboxSpec {
+fn walls_spec(admitted: &Admitted) -> SandboxSpec {
     let spec = admitted.spec();
     let each =
         Limits { cpu_time: None, wall_time: None, output: None, fuel: None, ..*admitted.limits() };
@@ -141,33 +141,33 @@ fn is_copied(admitted: &Admitted) -> bool {
     matches!(admitted.spec().workspace, Workspace::Local(_))
 }
 
-fn unfit(message: impl Into<String>, remedy: &str) -> Error {
+fn unsupported_error(message: impl Into<String>, remedy: &str) -> Error {
     Error::new(ErrorCode::Unsupported, "restore", message).backend(NAME).remedy(remedy)
 }
 
 /// What a captured machine is continued from, if it can be as it is asked for.
-pub(super) async fn source(
+pub(super) async fn resolve_source(
     parts: &Parts,
     driver: &dyn Driver,
     admitted: &Admitted,
-) -> Result<(Source, Numbers)> {
+) -> Result<(MachineSource, UsedNumbers)> {
     let said = read_description(parts.get(MACHINE_FILE)?)?;
     let other = "take another one here, or bring the same version";
     if said.program != FAR_DIGEST {
-        return Err(unfit("it was captured by another version of stockade", other));
+        return Err(unsupported_error("it was captured by another version of stockade", other));
     }
     let runner = driver.version().await?;
     if said.runner != runner {
         let message = format!("it was captured under {}, and this is {runner}", said.runner);
-        return Err(unfit(message, other));
+        return Err(unsupported_error(message, other));
     }
-    if said.walls != walls(admitted) {
+    if said.walls != walls_spec(admitted) {
         let message = "its walls were built for other limits, another image, user or network";
-        return Err(unfit(message, "ask for what it was captured with"));
+        return Err(unsupported_error(message, "ask for what it was captured with"));
     }
     if is_copied(admitted) && !said.copied {
         let message = "it was captured with a workspace that no directory is a copy of";
-        return Err(unfit(message, "ask for an ephemeral workspace"));
+        return Err(unsupported_error(message, "ask for an ephemeral workspace"));
     }
     let touched = parts.get(Saved::DIRTY_PAGES_FILE).ok().map(Path::to_owned);
     let saved = Saved {
@@ -176,10 +176,10 @@ pub(super) async fn source(
         touched,
     };
     let (disk, root) = (parts.get(DISK_FILE)?.to_owned(), parts.get(ROOT_FILE)?.to_owned());
-    Ok((Source { saved, disk, root, memory: said.memory, cpus: said.cpus }, said.used))
+    Ok((MachineSource { saved, disk, root, memory: said.memory, cpus: said.cpus }, said.used))
 }
 
-fn read_description(path: &Path) -> Result<Said> {
+fn read_description(path: &Path) -> Result<CapturedMachine> {
     use std::io::Read;
     let read = || {
         let mut text = Vec::new();

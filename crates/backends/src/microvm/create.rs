@@ -14,14 +14,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::capture::{self, Source};
+use super::capture::{self, MachineSource};
 use super::driver::Vm;
-use super::image::Root;
-use super::private::Private;
+use super::image::RootSource;
+use super::private::PrivateDir;
 use super::sandbox::MicrovmSandbox;
-use super::template::Wanted;
-use super::{Inner, NAME, failed, identity, sparse};
-use crate::across::near::{self, Bridge, Connection, FarSandbox, Peer};
+use super::template::WantedMachine;
+use super::{MicrovmInner, NAME, system_error, identity, sparse};
+use crate::across::near::{self, Bridge, PeerConnection, FarSandbox, Peer};
 use crate::across::words::HELLO_LINE;
 use crate::linux::brake::{Brake, Stopper};
 use crate::linux::{lock, paths, private};
@@ -33,7 +33,7 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(30);
 const MIN_CPU_RATE: Millicores = Millicores(1000);
 
 /// A sandbox of this value, or one that it is about to build.
-pub(super) struct Live {
+pub(super) struct LiveSandbox {
     pub now: Arc<Now>,
     pub brake: Arc<Brake>,
     /// Taken by who destroys it.
@@ -74,37 +74,37 @@ impl Stopper for Arc<Now> {
     }
 }
 
-impl Inner {
+impl MicrovmInner {
     /// The root that a spec asks for.
-    fn root_of(&self, image: &Image) -> Result<Root> {
+    fn resolve_root(&self, image: &Image) -> Result<RootSource> {
         match image {
-            Image::Host => Ok(self.root()),
-            Image::Directory(path) => paths::directory(&NAME, "image", path).map(Root::Directory),
-            Image::Oci(path) => paths::resolve(&NAME, "image", path).map(Root::Archive),
+            Image::Host => Ok(self.default_root()),
+            Image::Directory(path) => paths::resolve_directory(&NAME, "image", path).map(RootSource::Directory),
+            Image::Oci(path) => paths::resolve_path(&NAME, "image", path).map(RootSource::Archive),
             // Not admitted on this backend.
             Image::Named(_) | Image::Wasm(_) => {
-                Err(failed("create", "images of that kind are not made into machines"))
+                Err(system_error("create", "images of that kind are not made into machines"))
             }
         }
     }
 
-    pub(super) async fn build(
+    pub(super) async fn build_sandbox(
         self: &Arc<Self>,
         id: &SandboxId,
         admitted: &Admitted,
     ) -> Result<Arc<dyn Sandbox>> {
         near::check_workspace(&NAME, admitted)?;
-        let root = self.root_of(&admitted.spec().image)?;
-        let template = self.workshop().await?.ready(&Wanted::of(root, admitted.limits())).await?;
-        let live = self.start(id, admitted, &template.source()).await?;
+        let root = self.resolve_root(&admitted.spec().image)?;
+        let template = self.workshop().await?.find_or_make_template(&WantedMachine::from_limits(root, admitted.limits())).await?;
+        let live = self.start_machine(id, admitted, &template.machine_source()).await?;
         let now = live.now.get();
-        let connection = greet(id, now.vm.connect().await?, &*now.vm).await?;
-        let (inside, bridge) = near::build(peer(), connection, id, admitted).await?;
-        Ok(self.take_into_use(live, inside, bridge, admitted).await)
+        let connection = handshake_with_guest(id, now.vm.connect().await?, &*now.vm).await?;
+        let (inside, bridge) = near::build_sandbox(build_peer(), connection, id, admitted).await?;
+        Ok(self.finish_sandbox(live, inside, bridge, admitted).await)
     }
 
     /// Builds one from a machine that was captured with its memory.
-    pub(super) async fn build_from(
+    pub(super) async fn build_from_snapshot(
         self: &Arc<Self>,
         id: &SandboxId,
         admitted: &Admitted,
@@ -112,18 +112,18 @@ impl Inner {
     ) -> Result<Arc<dyn Sandbox>> {
         near::check_workspace(&NAME, admitted)?;
         let driver = &self.workshop().await?.driver;
-        let (source, used) = capture::source(parts, &**driver, admitted).await?;
-        let live = self.start(id, admitted, &source).await?;
-        let connection = connection(live.now.get().vm.connect().await?);
-        let identity = identity::fresh(id)?;
+        let (source, used) = capture::resolve_source(parts, &**driver, admitted).await?;
+        let live = self.start_machine(id, admitted, &source).await?;
+        let connection = connection_from_stream(live.now.get().vm.connect().await?);
+        let identity = identity::generate_identity(id)?;
         let (inside, bridge) =
-            near::take_over(peer(), connection, (id, admitted), identity, used).await?;
-        Ok(self.take_into_use(live, inside, bridge, admitted).await)
+            near::take_over(build_peer(), connection, (id, admitted), identity, used).await?;
+        Ok(self.finish_sandbox(live, inside, bridge, admitted).await)
     }
 
-    async fn take_into_use(
+    async fn finish_sandbox(
         self: &Arc<Self>,
-        live: Arc<Live>,
+        live: Arc<LiveSandbox>,
         inside: FarSandbox,
         bridge: Arc<Bridge>,
         admitted: &Admitted,
@@ -133,36 +133,36 @@ impl Inner {
     }
 
     /// Starts the machine of a sandbox.
-    async fn start(
+    async fn start_machine(
         &self,
         id: &SandboxId,
         admitted: &Admitted,
-        source: &Source,
-    ) -> Result<Arc<Live>> {
-        let private = Private::make(id)?;
-        let now = self.incarnate(&private, admitted, source).await?;
+        source: &MachineSource,
+    ) -> Result<Arc<LiveSandbox>> {
+        let private = PrivateDir::make(id)?;
+        let now = self.resume_machine(&private, admitted, source).await?;
         let now = Arc::new(Now(Mutex::new(Arc::new(now))));
         let brake = Brake::new(NAME, Arc::clone(&now));
-        let live = Arc::new(Live { now, brake, bridge: tokio::sync::Mutex::default() });
+        let live = Arc::new(LiveSandbox { now, brake, bridge: tokio::sync::Mutex::default() });
         lock(&self.live).insert(id.clone(), Arc::clone(&live));
         Ok(live)
     }
 
     /// Continues a machine that was saved, with a copy of its disk.
-    pub(super) async fn incarnate(
+    pub(super) async fn resume_machine(
         &self,
-        private: &Private,
+        private: &PrivateDir,
         admitted: &Admitted,
-        source: &Source,
+        source: &MachineSource,
     ) -> Result<Incarnation> {
         let disk = private.path().join("disk");
         copy_disk(source.disk.clone(), disk.clone()).await?;
-        let mut machine = source.machine(disk.clone());
+        let mut machine = source.machine_with_disk(disk.clone());
         // What the guest may use is held inside. A machine that is slower than one processor would keep
         // its own kernel from building the walls in time.
         machine.cpu_rate = admitted.limits().cpu_rate.map(|rate| rate.max(MIN_CPU_RATE));
         let driver = &self.workshop().await?.driver;
-        let unusable = |error| failed("create", "what it is made of cannot be used").source(error);
+        let unusable = |error| system_error("create", "what it is made of cannot be used").source(error);
         let held = |path: &Path| File::open(path).map_err(unusable);
         let incarnation = Incarnation {
             disk: held(&disk)?,
@@ -172,33 +172,33 @@ impl Inner {
             cpus: source.cpus,
             vm: driver.resume(private.id(), &machine, &source.saved, private.path()).await?,
         };
-        // It is open: without a name it is gone with the machine, whatever ends that.
+        // The disk stays open: without a name it is gone with the machine, however that ends.
         std::fs::remove_file(&disk).map_err(unusable)?;
         Ok(incarnation)
     }
 }
 
-fn peer() -> Peer {
+fn build_peer() -> Peer {
     Peer { backend: NAME, called: "its machine".into(), capacity: None }
 }
 
 /// A connection to a machine that waits for who it is.
-pub(super) fn connection(pipe: UnixStream) -> Connection {
+pub(super) fn connection_from_stream(pipe: UnixStream) -> PeerConnection {
     let (output, input) = pipe.into_split();
     let output = Box::new(BufReader::with_capacity(64 * 1024, output));
-    Connection { input: Box::new(input), output, carrier: Box::new(()) }
+    PeerConnection { input: Box::new(input), output, carrier: Box::new(()) }
 }
 
 pub(super) async fn copy_disk(from: PathBuf, to: PathBuf) -> Result<()> {
-    let copy = move || sparse::copy(&File::open(from)?, private::create_file(&to)?);
+    let copy = move || sparse::copy_sparse(&File::open(from)?, private::create_file(&to)?);
     let copied = tokio::task::spawn_blocking(copy).await;
     let copied = copied.unwrap_or_else(|error| Err(io::Error::other(error)));
-    copied.map(drop).map_err(|error| failed("create", "its disk cannot be made").source(error))
+    copied.map(drop).map_err(|error| system_error("create", "its disk cannot be made").source(error))
 }
 
 /// Tells a copy who it is, and waits for its first word.
-pub(super) async fn greet(id: &SandboxId, mut pipe: UnixStream, vm: &dyn Vm) -> Result<Connection> {
-    let identity = identity::fresh(id)?;
+pub(super) async fn handshake_with_guest(id: &SandboxId, mut pipe: UnixStream, vm: &dyn Vm) -> Result<PeerConnection> {
+    let identity = identity::generate_identity(id)?;
     let greeting = async {
         let mut line = serde_json::to_vec(&identity)?;
         line.push(b'\n');
@@ -215,7 +215,7 @@ pub(super) async fn greet(id: &SandboxId, mut pipe: UnixStream, vm: &dyn Vm) -> 
         said => format!("; it wrote: {said}"),
     };
     match timeout(HELLO_TIMEOUT, greeting).await {
-        Ok(Ok(())) => Ok(connection(pipe)),
+        Ok(Ok(())) => Ok(connection_from_stream(pipe)),
         Ok(Err(error)) => {
             let message = format!("its machine ended before it said a word{}", wrote());
             Err(Error::new(ErrorCode::WallMissing, "create", message).backend(NAME).source(error))

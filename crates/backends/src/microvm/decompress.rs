@@ -15,7 +15,7 @@ const MAX_WINDOW_KIB: u32 = 192 << 10;
 
 /// A way of compressing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Format {
+pub(super) enum CompressionFormat {
     Gzip,
     Xz,
     Zstd,
@@ -23,7 +23,7 @@ pub(super) enum Format {
     Lz4,
 }
 
-impl Format {
+impl CompressionFormat {
     const ALL_FORMATS: [Self; 4] = [Self::Gzip, Self::Xz, Self::Zstd, Self::Lz4];
 
     fn magic(self) -> &'static [u8] {
@@ -36,43 +36,43 @@ impl Format {
     }
 
     /// By how it begins.
-    pub(super) fn of(compressed: &[u8]) -> Option<Self> {
+    pub(super) fn from_magic(compressed: &[u8]) -> Option<Self> {
         Self::ALL_FORMATS.into_iter().find(|format| compressed.starts_with(format.magic()))
     }
 
     /// Decompresses it. More than `most` bytes are an error.
     pub(super) fn decompress(self, compressed: &[u8], most: usize) -> io::Result<Vec<u8>> {
         match self {
-            Self::Gzip => read(MultiGzDecoder::new(compressed), most),
-            Self::Xz => read(XzReader::new_mem_limit(compressed, true, MAX_WINDOW_KIB), most),
-            Self::Zstd => read(StreamingDecoder::new(compressed).map_err(io::Error::other)?, most),
-            Self::Lz4 => lz4_blocks(&compressed[Self::Lz4.magic().len()..], most),
+            Self::Gzip => read_limited(MultiGzDecoder::new(compressed), most),
+            Self::Xz => read_limited(XzReader::new_mem_limit(compressed, true, MAX_WINDOW_KIB), most),
+            Self::Zstd => read_limited(StreamingDecoder::new(compressed).map_err(io::Error::other)?, most),
+            Self::Lz4 => decompress_lz4_blocks(&compressed[Self::Lz4.magic().len()..], most),
         }
     }
 }
 
-pub(super) fn wrong(what: &str) -> io::Error {
+pub(super) fn invalid_data(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
 /// Four bytes of a kernel's own formats.
-pub(super) fn number(bytes: &[u8], at: usize) -> io::Result<usize> {
+pub(super) fn read_u32_le(bytes: &[u8], at: usize) -> io::Result<usize> {
     let four = bytes.get(at..at + 4).and_then(|four| four.try_into().ok());
-    four.map(|four| u32::from_le_bytes(four) as usize).ok_or_else(|| wrong("it is cut short"))
+    four.map(|four| u32::from_le_bytes(four) as usize).ok_or_else(|| invalid_data("it is cut short"))
 }
 
-fn read(from: impl Read, most: usize) -> io::Result<Vec<u8>> {
+fn read_limited(from: impl Read, most: usize) -> io::Result<Vec<u8>> {
     let mut whole = Vec::new();
     from.take(most as u64 + 1).read_to_end(&mut whole)?;
-    if whole.len() > most { Err(wrong("it is larger than it says or may be")) } else { Ok(whole) }
+    if whole.len() > most { Err(invalid_data("it is larger than it says or may be")) } else { Ok(whole) }
 }
 
 /// Block after block, each behind its length.
-fn lz4_blocks(mut frame: &[u8], most: usize) -> io::Result<Vec<u8>> {
+fn decompress_lz4_blocks(mut frame: &[u8], most: usize) -> io::Result<Vec<u8>> {
     let mut whole = Vec::new();
     while !frame.is_empty() && whole.len() < most {
-        let size = number(frame, 0)?;
-        let block = frame.get(4..4 + size).ok_or_else(|| wrong("it is cut short"))?;
+        let size = read_u32_le(frame, 0)?;
+        let block = frame.get(4..4 + size).ok_or_else(|| invalid_data("it is cut short"))?;
         let room = LZ4_BLOCK_BYTES.min(most - whole.len());
         let piece = lz4_flex::block::decompress(block, room).map_err(io::Error::other)?;
         whole.extend_from_slice(&piece);
@@ -84,21 +84,21 @@ fn lz4_blocks(mut frame: &[u8], most: usize) -> io::Result<Vec<u8>> {
 /// The same text, compressed by each.
 #[cfg(test)]
 pub(super) mod samples {
-    use super::Format;
+    use super::CompressionFormat;
 
-    pub(in crate::microvm) fn plain() -> Vec<u8> {
+    pub(in crate::microvm) fn plain_text() -> Vec<u8> {
         let text = "a module that says the same thing again and again; ".repeat(6);
         text.trim_end().as_bytes().to_vec()
     }
 
-    pub(in crate::microvm) fn all() -> Vec<(Format, Vec<u8>)> {
-        let lz4 = lz4_flex::block::compress(&plain());
+    pub(in crate::microvm) fn all_samples() -> Vec<(CompressionFormat, Vec<u8>)> {
+        let lz4 = lz4_flex::block::compress(&plain_text());
         let length = u32::try_from(lz4.len()).unwrap().to_le_bytes();
         vec![
-            (Format::Gzip, GZIP_SAMPLE.to_vec()),
-            (Format::Xz, XZ_SAMPLE.to_vec()),
-            (Format::Zstd, ZSTD_SAMPLE.to_vec()),
-            (Format::Lz4, [Format::Lz4.magic(), &length, &lz4].concat()),
+            (CompressionFormat::Gzip, GZIP_SAMPLE.to_vec()),
+            (CompressionFormat::Xz, XZ_SAMPLE.to_vec()),
+            (CompressionFormat::Zstd, ZSTD_SAMPLE.to_vec()),
+            (CompressionFormat::Lz4, [CompressionFormat::Lz4.magic(), &length, &lz4].concat()),
         ]
     }
 
@@ -139,16 +139,16 @@ mod tests {
 
     #[test]
     fn each_format_is_told_by_how_it_begins_and_gives_no_more_than_is_asked_for() {
-        let plain = samples::plain();
-        for (format, compressed) in samples::all() {
-            assert_eq!(Format::of(&compressed), Some(format));
+        let plain = samples::plain_text();
+        for (format, compressed) in samples::all_samples() {
+            assert_eq!(CompressionFormat::from_magic(&compressed), Some(format));
             assert_eq!(format.decompress(&compressed, plain.len()).unwrap(), plain, "{format:?}");
             assert!(format.decompress(&compressed, plain.len() - 1).is_err(), "{format:?}");
             let cut = &compressed[..compressed.len() / 2];
             assert!(format.decompress(cut, plain.len()).is_err(), "{format:?}");
         }
-        assert_eq!(Format::of(b"\x7fELF"), None);
-        assert_eq!(Format::of(b""), None);
+        assert_eq!(CompressionFormat::from_magic(b"\x7fELF"), None);
+        assert_eq!(CompressionFormat::from_magic(b""), None);
     }
 
     #[test]
@@ -160,7 +160,7 @@ mod tests {
             frame.extend_from_slice(&(block.len() as u32).to_le_bytes());
             frame.extend_from_slice(&block);
         }
-        assert!(lz4_blocks(&frame, whole.len()).unwrap() == whole);
-        assert!(lz4_blocks(&frame[..frame.len() - 1], whole.len()).is_err());
+        assert!(decompress_lz4_blocks(&frame, whole.len()).unwrap() == whole);
+        assert!(decompress_lz4_blocks(&frame[..frame.len() - 1], whole.len()).is_err());
     }
 }

@@ -8,7 +8,7 @@ use tokio::net::UnixStream;
 
 /// What a machine is made of.
 #[derive(Debug, Clone)]
-pub(super) struct Machine {
+pub(super) struct MachineSpec {
     /// An uncompressed kernel.
     pub kernel: PathBuf,
     pub initramfs: PathBuf,
@@ -17,12 +17,12 @@ pub(super) struct Machine {
     pub cpus: u32,
     /// The share of processor time that all of it may use.
     pub cpu_rate: Option<Millicores>,
-    pub disks: Vec<Disk>,
+    pub disks: Vec<MachineDisk>,
 }
 
 /// A disk, which the guest finds in the place it has among the others.
 #[derive(Debug, Clone)]
-pub(super) struct Disk {
+pub(super) struct MachineDisk {
     pub path: PathBuf,
     pub read_only: bool,
 }
@@ -59,13 +59,13 @@ pub(super) trait Driver: Send + Sync {
     async fn version(&self) -> Result<String>;
 
     /// Starts a machine from nothing, for this sandbox. `dir` is its own, empty and private.
-    async fn boot(&self, id: &SandboxId, machine: &Machine, dir: &Path) -> Result<Box<dyn Vm>>;
+    async fn boot(&self, id: &SandboxId, machine: &MachineSpec, dir: &Path) -> Result<Box<dyn Vm>>;
 
     /// Continues one that was saved. Its kernel need not be there any more.
     async fn resume(
         &self,
         id: &SandboxId,
-        machine: &Machine,
+        machine: &MachineSpec,
         saved: &Saved,
         dir: &Path,
     ) -> Result<Box<dyn Vm>>;

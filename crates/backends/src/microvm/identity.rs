@@ -6,15 +6,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::rand::{GetRandomFlags, getrandom};
 use stockade_core::{Result, SandboxId};
 
-use super::failed;
+use super::system_error;
 use crate::across::guest::Identity;
 
 const SEED_BYTES: usize = 64;
 
 /// A new one for this sandbox.
-pub(super) fn fresh(id: &SandboxId) -> Result<Identity> {
+pub(super) fn generate_identity(id: &SandboxId) -> Result<Identity> {
     let random = |bytes: usize| {
-        random_hex(bytes).map_err(|error| failed("create", "there is no randomness").source(error))
+        random_hex(bytes).map_err(|error| system_error("create", "there is no randomness").source(error))
     };
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Ok(Identity {

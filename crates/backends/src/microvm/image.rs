@@ -14,8 +14,8 @@ use stockade_core::{
 };
 use tokio::time::timeout;
 
-use super::store::{Kind, Maker, Store};
-use super::{NAME, failed, oci};
+use super::store::{StoreKind, Maker, MachineStore};
+use super::{NAME, system_error, oci};
 use crate::linux::{self, fingerprint};
 use crate::native::Native;
 
@@ -61,7 +61,7 @@ const HOST_IMAGE_VERSION: u32 = 2;
 
 /// Where a root comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Root {
+pub(super) enum RootSource {
     /// What the native backend shows of this host.
     Host,
     /// A directory.
@@ -73,7 +73,7 @@ pub(super) enum Root {
 }
 
 /// Whether roots can be made here.
-pub(super) fn can_be_made() -> Result<()> {
+pub(super) fn check_mkfs_installed() -> Result<()> {
     match Path::new(MKFS_PROGRAM).is_file() {
         true => Ok(()),
         false => Err(Error::new(ErrorCode::Unavailable, "create", "mkfs.erofs is not installed")
@@ -82,23 +82,23 @@ pub(super) fn can_be_made() -> Result<()> {
     }
 }
 
-impl Root {
+impl RootSource {
     /// Tells one state of it from another.
     pub(super) fn fingerprint(&self) -> Result<String> {
         match self {
             Self::Host => {
-                let state = |path: &&str| fingerprint::version(Path::new(path)).unwrap_or_default();
+                let state = |path: &&str| fingerprint::hash_file_state(Path::new(path)).unwrap_or_default();
                 let all: Vec<_> = HOST_FINGERPRINT_PATHS.iter().map(state).collect();
-                Ok(fingerprint::hash(
+                Ok(fingerprint::hash_bytes(
                     format!("host {HOST_IMAGE_VERSION} {}", all.join(" ")).as_bytes(),
                 ))
             }
-            Self::Empty => Ok(fingerprint::hash(b"empty")),
+            Self::Empty => Ok(fingerprint::hash_bytes(b"empty")),
             Self::Archive(path) => {
-                let version = fingerprint::version(path).map_err(|error| {
-                    failed("create", "image: the archive cannot be read").source(error)
+                let version = fingerprint::hash_file_state(path).map_err(|error| {
+                    system_error("create", "image: the archive cannot be read").source(error)
                 })?;
-                Ok(fingerprint::hash(format!("archive {version}").as_bytes()))
+                Ok(fingerprint::hash_bytes(format!("archive {version}").as_bytes()))
             }
             Self::Directory(path) => fingerprint::of_tree(path).map_err(|error| {
                 let message = format!("image: `{}` cannot be read", path.display());
@@ -111,7 +111,7 @@ impl Root {
     }
 
     /// What is said before it is packed.
-    pub(super) fn packing(&self) -> &'static str {
+    pub(super) fn progress_message(&self) -> &'static str {
         match self {
             Self::Host => {
                 "preparing a machine: packing this host's system directories, which takes about a minute \
@@ -124,32 +124,32 @@ impl Root {
     }
 
     /// The file system, if it was made before.
-    pub(super) fn find(store: &Store, key: &str) -> Option<PathBuf> {
-        store.find(Kind::Image, key)
+    pub(super) fn find_image(store: &MachineStore, key: &str) -> Option<PathBuf> {
+        store.find_entry(StoreKind::Image, key)
     }
 
     /// Makes the file system.
-    pub(super) async fn make(
+    pub(super) async fn make_image(
         &self,
         native: &Arc<Native>,
         maker: &Maker,
         key: &str,
     ) -> Result<PathBuf> {
-        can_be_made()?;
-        let draft = maker.draft("image")?;
+        check_mkfs_installed()?;
+        let draft = maker.create_draft("image")?;
         let id = linux::trial_id();
-        let made = timeout(PACK_TIMEOUT, self.pack(native, &id, draft.path())).await;
+        let made = timeout(PACK_TIMEOUT, self.pack_image(native, &id, draft.path())).await;
         let ended = native.destroy(&id).await;
-        let slow = || failed("create", "packing the root into a file system took too long");
+        let slow = || system_error("create", "packing the root into a file system took too long");
         made.unwrap_or_else(|_| Err(slow())).and(ended)?;
         let image = draft.path().join(IMAGE_FILE);
         let closed = fs::set_permissions(&image, Permissions::from_mode(0o600));
-        closed.map_err(|error| failed("create", "no file system was made").source(error))?;
-        maker.keep(Kind::Image, key, &image)
+        closed.map_err(|error| system_error("create", "no file system was made").source(error))?;
+        maker.publish_entry(StoreKind::Image, key, &image)
     }
 
     /// Where it is inside the walls in which it is packed.
-    fn source(&self) -> &'static str {
+    fn source_dir(&self) -> &'static str {
         match self {
             Self::Host => "/",
             Self::Directory(_) => SOURCE_DIR,
@@ -158,15 +158,15 @@ impl Root {
         }
     }
 
-    async fn pack(&self, native: &Arc<Native>, id: &SandboxId, draft: &Path) -> Result<()> {
-        let spec = self.spec(draft)?;
-        let admitted = linux::provisional(NAME, &spec)?;
+    async fn pack_image(&self, native: &Arc<Native>, id: &SandboxId, draft: &Path) -> Result<()> {
+        let spec = self.build_spec(draft)?;
+        let admitted = linux::admit_provisionally(NAME, &spec)?;
         let sandbox = native.create(id, &admitted).await?;
         let limits = Limits { cpu_time: None, wall_time: None, ..*admitted.limits() };
         match self {
-            Self::Archive(_) => oci::unpack(&*sandbox, &limits).await?,
+            Self::Archive(_) => oci::unpack_archive(&*sandbox, &limits).await?,
             Self::Empty => fs::create_dir(draft.join(EMPTY_DIR.1)).map_err(|error| {
-                failed("create", "the cache cannot be written to").source(error)
+                system_error("create", "the cache cannot be written to").source(error)
             })?,
             Self::Host | Self::Directory(_) => {}
         }
@@ -177,11 +177,11 @@ impl Root {
         };
         let mut argv = vec![MKFS_PROGRAM, "--all-root", "--quiet", "-x-1", "-T0", &left_out];
         argv.extend(unreadable.iter().map(String::as_str));
-        argv.extend([IMAGE_FILE, self.source()]);
-        run(&*sandbox, &limits, &argv).await
+        argv.extend([IMAGE_FILE, self.source_dir()]);
+        run_to_success(&*sandbox, &limits, &argv).await
     }
 
-    pub(super) fn spec(&self, draft: &Path) -> Result<SandboxSpec> {
+    pub(super) fn build_spec(&self, draft: &Path) -> Result<SandboxSpec> {
         let wrong = |error: String| Error::new(ErrorCode::Invalid, "create", error).backend(NAME);
         let host = |path: &Path| {
             HostPath::try_from(path.to_owned()).map_err(|error| wrong(error.to_string()))
@@ -217,9 +217,9 @@ async fn list_unreadable(
     limits: &EffectiveLimits,
     draft: &Path,
 ) -> Result<Vec<String>> {
-    run(sandbox, limits, &["/bin/sh", "-c", FIND_UNREADABLE]).await?;
+    run_to_success(sandbox, limits, &["/bin/sh", "-c", FIND_UNREADABLE]).await?;
     let found = fs::read(draft.join(UNREADABLE_LIST_FILE)).map_err(|error| {
-        failed("create", "what cannot be read of this host is not known").source(error)
+        system_error("create", "what cannot be read of this host is not known").source(error)
     })?;
     let names = found.split(|byte| *byte == 0).filter(|name| !name.is_empty());
     let left_out = |name: &[u8]| format!("--exclude-path={}", String::from_utf8_lossy(name));
@@ -227,7 +227,7 @@ async fn list_unreadable(
 }
 
 /// Runs a program that has to end well.
-pub(super) async fn run(
+pub(super) async fn run_to_success(
     sandbox: &dyn Sandbox,
     limits: &EffectiveLimits,
     argv: &[&str],
@@ -247,11 +247,11 @@ async fn wait_for_success(mut process: Process) -> Result<()> {
             ProcessEvent::Exit(exit) => {
                 let said: String = said.escape_debug().take(MAX_MESSAGE_CHARS).collect();
                 let message = format!("the root cannot be packed: {said}");
-                return Err(failed("create", message)
+                return Err(system_error("create", message)
                     .remedy("see that all of it may be read, or name another root")
                     .source(io::Error::other(format!("{:?}", exit.status))));
             }
         }
     }
-    Err(failed("create", "whoever packs the root is gone"))
+    Err(system_error("create", "whoever packs the root is gone"))
 }

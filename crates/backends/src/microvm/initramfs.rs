@@ -10,24 +10,24 @@ pub(super) struct Initramfs(Vec<u8>, u32);
 
 impl Initramfs {
     /// A directory. Those above it come before.
-    pub(super) fn directory(mut self, name: &str) -> Self {
-        self.entry(name, DIRECTORY_MODE | 0o755, &[]);
+    pub(super) fn add_directory(mut self, name: &str) -> Self {
+        self.write_entry(name, DIRECTORY_MODE | 0o755, &[]);
         self
     }
 
     /// A program or any other file.
-    pub(super) fn file(mut self, name: &str, bytes: &[u8]) -> Self {
-        self.entry(name, REGULAR_FILE_MODE | 0o755, bytes);
+    pub(super) fn add_file(mut self, name: &str, bytes: &[u8]) -> Self {
+        self.write_entry(name, REGULAR_FILE_MODE | 0o755, bytes);
         self
     }
 
     /// The whole.
     pub(super) fn finish(mut self) -> Vec<u8> {
-        self.entry("TRAILER!!!", 0, &[]);
+        self.write_entry("TRAILER!!!", 0, &[]);
         self.0
     }
 
-    fn entry(&mut self, name: &str, mode: u32, bytes: &[u8]) {
+    fn write_entry(&mut self, name: &str, mode: u32, bytes: &[u8]) {
         self.1 += 1;
         let (size, length) = (bytes.len(), name.len() + 1);
         // Number, mode, user, group, links, time, size, four of devices, length of the name, sum.
@@ -38,12 +38,12 @@ impl Initramfs {
         }
         self.0.extend_from_slice(name.as_bytes());
         self.0.push(0);
-        self.pad();
+        self.pad_to_alignment();
         self.0.extend_from_slice(bytes);
-        self.pad();
+        self.pad_to_alignment();
     }
 
-    fn pad(&mut self) {
+    fn pad_to_alignment(&mut self) {
         self.0.resize(self.0.len().next_multiple_of(4), 0);
     }
 }
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn it_is_what_cpio_reads() {
-        let whole = Initramfs::default().directory("a").file("a/b", b"text").finish();
+        let whole = Initramfs::default().add_directory("a").add_file("a/b", b"text").finish();
         let place = tempfile::tempdir().unwrap();
         std::fs::write(place.path().join("x"), whole).unwrap();
         let script = "cpio --quiet -i <x && cat a/b";

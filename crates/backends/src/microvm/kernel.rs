@@ -9,7 +9,7 @@ use stockade_core::{Error, ErrorCode, Result};
 
 #[cfg(test)]
 use super::decompress::samples;
-use super::decompress::{Format, number, wrong};
+use super::decompress::{CompressionFormat, read_u32_le, invalid_data};
 use super::{NAME, modules};
 
 const BOOT_DIR: &str = "/boot";
@@ -29,14 +29,14 @@ const ELF_MAGIC: &[u8] = b"\x7fELF";
 
 /// A kernel of this host.
 #[derive(Debug, Clone)]
-pub(super) struct Kernel {
+pub(super) struct HostKernel {
     pub path: PathBuf,
     version: String,
 }
 
-impl Kernel {
+impl HostKernel {
     /// The newest one for the cloud.
-    pub(super) fn find() -> Result<Self> {
+    pub(super) fn find_newest() -> Result<Self> {
         let entries = fs::read_dir(BOOT_DIR).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
         let versions = names.filter_map(|name| Some(name.strip_prefix(KERNEL_PREFIX)?.to_owned()));
@@ -52,18 +52,18 @@ impl Kernel {
     }
 
     /// The kernel as a machine starts it.
-    pub(super) fn unpacked(&self) -> Result<Vec<u8>> {
-        let unpacked = fs::read(&self.path).and_then(|image| unpack(&image));
-        unpacked.map_err(|error| self.unusable(&self.path, error))
+    pub(super) fn read_unpacked(&self) -> Result<Vec<u8>> {
+        let unpacked = fs::read(&self.path).and_then(|image| unpack_kernel(&image));
+        unpacked.map_err(|error| self.unusable_error(&self.path, error))
     }
 
     /// The modules that it needs and does not have built in, under names that put them in order.
-    pub(super) fn modules(&self) -> Result<Vec<(String, Vec<u8>)>> {
+    pub(super) fn load_modules(&self) -> Result<Vec<(String, Vec<u8>)>> {
         let directory = Path::new(MODULES_DIR).join(&self.version);
-        modules::load(&directory).map_err(|error| self.unusable(&directory, error))
+        modules::load_modules(&directory).map_err(|error| self.unusable_error(&directory, error))
     }
 
-    fn unusable(&self, path: &Path, error: io::Error) -> Error {
+    fn unusable_error(&self, path: &Path, error: io::Error) -> Error {
         let message = format!("the kernel's file `{}` cannot be used", path.display());
         Error::new(ErrorCode::Unavailable, "create", message)
             .backend(NAME)
@@ -78,32 +78,32 @@ fn version_numbers(version: &str) -> Vec<u64> {
 }
 
 /// The kernel that an image carries, or that it is.
-fn unpack(image: &[u8]) -> io::Result<Vec<u8>> {
+fn unpack_kernel(image: &[u8]) -> io::Result<Vec<u8>> {
     if image.starts_with(ELF_MAGIC) {
         return Ok(image.to_vec());
     }
     if image.get(MAGIC_OFFSET..MAGIC_OFFSET + 4) != Some(b"HdrS") {
-        return Err(wrong("it is no kernel of this architecture"));
+        return Err(invalid_data("it is no kernel of this architecture"));
     }
     let sectors = usize::from(image.get(SETUP_SECTORS).copied().unwrap_or(0)).max(4);
-    let start = (sectors + 1) * 512 + number(image, PAYLOAD_OFFSET)?;
-    let end = start.saturating_add(number(image, PAYLOAD_LENGTH)?);
-    let payload = image.get(start..end).ok_or_else(|| wrong("it is cut short"))?;
+    let start = (sectors + 1) * 512 + read_u32_le(image, PAYLOAD_OFFSET)?;
+    let end = start.saturating_add(read_u32_le(image, PAYLOAD_LENGTH)?);
+    let payload = image.get(start..end).ok_or_else(|| invalid_data("it is cut short"))?;
     if payload.starts_with(ELF_MAGIC) {
         return Ok(payload.to_vec());
     }
     // The last four bytes say how long the whole is.
     let (compressed, length) = payload.split_at(payload.len().saturating_sub(4));
-    let length = number(length, 0)?;
+    let length = read_u32_le(length, 0)?;
     if length > MAX_KERNEL_BYTES {
-        return Err(wrong("it is larger than any kernel"));
+        return Err(invalid_data("it is larger than any kernel"));
     }
-    let format = Format::of(payload)
-        .ok_or_else(|| wrong("it is compressed by none of gzip, xz, zstd and LZ4"))?;
+    let format = CompressionFormat::from_magic(payload)
+        .ok_or_else(|| invalid_data("it is compressed by none of gzip, xz, zstd and LZ4"))?;
     // With gzip that length is a part of what is compressed; the others have it put behind them.
-    let compressed = if format == Format::Gzip { payload } else { compressed };
+    let compressed = if format == CompressionFormat::Gzip { payload } else { compressed };
     let whole = format.decompress(compressed, length)?;
-    if whole.len() == length { Ok(whole) } else { Err(wrong("it is cut short")) }
+    if whole.len() == length { Ok(whole) } else { Err(invalid_data("it is cut short")) }
 }
 
 #[cfg(test)]
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     /// What a kernel image is made of around what it carries.
-    fn image(payload: &[u8]) -> Vec<u8> {
+    fn build_image(payload: &[u8]) -> Vec<u8> {
         let mut image = vec![0; 5 * 512];
         image[SETUP_SECTORS] = 4;
         image[MAGIC_OFFSET..MAGIC_OFFSET + 4].copy_from_slice(b"HdrS");
@@ -131,35 +131,35 @@ mod tests {
     #[test]
     fn what_is_no_kernel_or_is_cut_short_is_refused() {
         let mut image = vec![0; 4096];
-        assert!(unpack(&image).is_err());
+        assert!(unpack_kernel(&image).is_err());
         image[MAGIC_OFFSET..MAGIC_OFFSET + 4].copy_from_slice(b"HdrS");
         image[PAYLOAD_LENGTH..PAYLOAD_LENGTH + 4].copy_from_slice(&9999_u32.to_le_bytes());
-        assert!(unpack(&image).is_err());
+        assert!(unpack_kernel(&image).is_err());
         image[PAYLOAD_LENGTH..PAYLOAD_LENGTH + 4].copy_from_slice(&0_u32.to_le_bytes());
-        assert!(unpack(&image).is_err());
+        assert!(unpack_kernel(&image).is_err());
     }
 
     #[test]
     fn an_image_is_unpacked_whatever_it_is_compressed_by() {
-        let kernel: Vec<u8> = ELF_MAGIC.iter().copied().chain(samples::plain()).collect();
-        assert_eq!(unpack(&kernel).unwrap(), kernel);
-        assert_eq!(unpack(&image(&kernel)).unwrap(), kernel);
-        let plain = samples::plain();
-        for (format, compressed) in samples::all() {
+        let kernel: Vec<u8> = ELF_MAGIC.iter().copied().chain(samples::plain_text()).collect();
+        assert_eq!(unpack_kernel(&kernel).unwrap(), kernel);
+        assert_eq!(unpack_kernel(&build_image(&kernel)).unwrap(), kernel);
+        let plain = samples::plain_text();
+        for (format, compressed) in samples::all_samples() {
             let mut payload = compressed.clone();
-            if format != Format::Gzip {
+            if format != CompressionFormat::Gzip {
                 payload.extend_from_slice(&u32::try_from(plain.len()).unwrap().to_le_bytes());
             }
-            assert_eq!(unpack(&image(&payload)).unwrap(), plain, "{format:?}");
+            assert_eq!(unpack_kernel(&build_image(&payload)).unwrap(), plain, "{format:?}");
             // Longer, or shorter, than it says.
             let end = payload.len() - 4;
             for length in [plain.len() - 1, plain.len() + 1] {
                 let length = u32::try_from(length).unwrap().to_le_bytes();
                 payload[end..].copy_from_slice(&length);
-                assert!(unpack(&image(&payload)).is_err(), "{format:?}");
+                assert!(unpack_kernel(&build_image(&payload)).is_err(), "{format:?}");
             }
         }
-        let error = unpack(&image(&[7; 100])).unwrap_err();
+        let error = unpack_kernel(&build_image(&[7; 100])).unwrap_err();
         assert!(error.to_string().contains("none of gzip, xz, zstd and LZ4"), "{error}");
     }
 }

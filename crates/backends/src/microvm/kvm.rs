@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use kvm_ioctls::Kvm as Device;
 
-use code::{LINUX_STEPS, Step};
+use code::{LINUX_STEPS, ProbeStep};
 
 const KVM_DEVICE: &CStr = c"/dev/kvm";
 /// Timeout of a run, and again of its end by the kernel: a thousand times what either takes, for a busy
@@ -73,18 +73,18 @@ impl fmt::Display for Kvm {
 }
 
 /// Finds out. Blocks for a millisecond, or for twice the limit at the most.
-pub(super) fn probe() -> Kvm {
-    probe_at(KVM_DEVICE)
+pub(super) fn probe_kvm() -> Kvm {
+    probe_device(KVM_DEVICE)
 }
 
-fn probe_at(device: &CStr) -> Kvm {
+fn probe_device(device: &CStr) -> Kvm {
     match Device::new_with_path(device) {
-        Ok(device) => try_out(device, LINUX_STEPS),
-        Err(error) => not_opened(error.errno()),
+        Ok(device) => run_probe_steps(device, LINUX_STEPS),
+        Err(error) => classify_open_error(error.errno()),
     }
 }
 
-fn not_opened(errno: i32) -> Kvm {
+fn classify_open_error(errno: i32) -> Kvm {
     match errno {
         // The node may be there without anything behind it.
         libc::ENOENT | libc::ENODEV | libc::ENXIO => Kvm::Absent,
@@ -97,18 +97,18 @@ fn not_opened(errno: i32) -> Kvm {
 }
 
 /// Runs these steps and says how it went.
-fn try_out(device: Device, steps: &'static [Step]) -> Kvm {
-    match in_time(move || machine::run(&device, steps)) {
+fn run_probe_steps(device: Device, steps: &'static [ProbeStep]) -> Kvm {
+    match run_with_timeout(move || machine::run_steps(&device, steps)) {
         Ok(()) => Kvm::Works,
         Err(reason) => Kvm::CannotRunLinux { reason },
     }
 }
 
-type Run = Result<(), String>;
+type ProbeResult = Result<(), String>;
 
 /// Runs it in a thread that can be called back. One that the kernel never lets go of is given up,
 /// with the machine that it owns.
-fn in_time(run: impl FnOnce() -> Run + Send + 'static) -> Run {
+fn run_with_timeout(run: impl FnOnce() -> ProbeResult + Send + 'static) -> ProbeResult {
     let (done, answers) = mpsc::channel();
     let body = move || {
         block_every_signal();
@@ -117,7 +117,7 @@ fn in_time(run: impl FnOnce() -> Run + Send + 'static) -> Run {
     let started = thread::Builder::new().name("stockade-kvm".into()).spawn(body);
     let runner = started.map_err(|error| format!("no thread for it: {error}"))?;
     match answers.recv_timeout(RUN_TIMEOUT) {
-        Err(RecvTimeoutError::Timeout) => kick(&runner),
+        Err(RecvTimeoutError::Timeout) => kick_thread(&runner),
         Ok(answer) => return join_runner(runner, answer),
         Err(RecvTimeoutError::Disconnected) => return Err("the attempt broke off".into()),
     }
@@ -128,7 +128,7 @@ fn in_time(run: impl FnOnce() -> Run + Send + 'static) -> Run {
 }
 
 /// The answer, once everything that was made for it is gone.
-fn join_runner(runner: JoinHandle<()>, answer: Run) -> Run {
+fn join_runner(runner: JoinHandle<()>, answer: ProbeResult) -> ProbeResult {
     let _ = runner.join();
     answer
 }
@@ -142,7 +142,7 @@ fn block_every_signal() {
     }
 }
 
-fn kick(runner: &JoinHandle<()>) {
+fn kick_thread(runner: &JoinHandle<()>) {
     // SAFETY: the thread was not joined, so that its name is still its own; the signal is blocked there.
     unsafe { libc::pthread_kill(runner.as_pthread_t(), KICK_SIGNAL) };
 }
@@ -154,11 +154,11 @@ mod tests {
 
     use super::*;
 
-    fn device() -> Option<Device> {
+    fn open_device() -> Option<Device> {
         match Device::new() {
             Ok(device) => Some(device),
             Err(error) => {
-                println!("skipped: {}", not_opened(error.errno()));
+                println!("skipped: {}", classify_open_error(error.errno()));
                 None
             }
         }
@@ -167,19 +167,19 @@ mod tests {
     #[test]
     fn it_answers_in_time_wherever_it_is() {
         let began = Instant::now();
-        let found = probe();
+        let found = probe_kvm();
         println!("in {:?}: {found} (remedy: {})", began.elapsed(), found.remedy());
         assert!(began.elapsed() < 3 * RUN_TIMEOUT, "{:?}", began.elapsed());
     }
 
     #[test]
     fn a_missing_device_is_absent() {
-        assert_eq!(probe_at(c"/proc/self/no-such-device"), Kvm::Absent);
+        assert_eq!(probe_device(c"/proc/self/no-such-device"), Kvm::Absent);
     }
 
     #[test]
     fn a_device_that_may_not_be_opened_is_denied_and_the_remedy_names_the_group() {
-        assert_eq!(not_opened(libc::EACCES), Kvm::Denied);
+        assert_eq!(classify_open_error(libc::EACCES), Kvm::Denied);
         assert!(Kvm::Denied.remedy().contains("group `kvm`"));
     }
 
@@ -188,25 +188,25 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = CString::new(file.path().to_str().unwrap()).unwrap();
         let reason = "/dev/kvm is no KVM device".to_owned();
-        assert_eq!(probe_at(&path), Kvm::CannotRunLinux { reason });
+        assert_eq!(probe_device(&path), Kvm::CannotRunLinux { reason });
     }
 
     #[test]
     fn a_machine_that_hangs_is_ended_and_its_step_is_named() {
-        const HANGING_STEPS: &[Step] =
-            &[Step::new("nop", &[0x90]), Step::new("jmp .", &[0xeb, 0xfe])];
-        let Some(device) = device() else { return };
+        const HANGING_STEPS: &[ProbeStep] =
+            &[ProbeStep::new("nop", &[0x90]), ProbeStep::new("jmp .", &[0xeb, 0xfe])];
+        let Some(device) = open_device() else { return };
         let reason = format!("the machine hung for {RUN_TIMEOUT:?} at `jmp .`");
-        assert_eq!(try_out(device, HANGING_STEPS), Kvm::CannotRunLinux { reason });
+        assert_eq!(run_probe_steps(device, HANGING_STEPS), Kvm::CannotRunLinux { reason });
     }
 
     #[test]
     fn an_instruction_that_fails_is_named() {
         // There is no handler for an undefined instruction.
-        const CRASHING_STEPS: &[Step] =
-            &[Step::new("nop", &[0x90]), Step::new("ud2", &[0x0f, 0x0b])];
-        let Some(device) = device() else { return };
-        let Kvm::CannotRunLinux { reason } = try_out(device, CRASHING_STEPS) else {
+        const CRASHING_STEPS: &[ProbeStep] =
+            &[ProbeStep::new("nop", &[0x90]), ProbeStep::new("ud2", &[0x0f, 0x0b])];
+        let Some(device) = open_device() else { return };
+        let Kvm::CannotRunLinux { reason } = run_probe_steps(device, CRASHING_STEPS) else {
             panic!("it ran what does not exist")
         };
         assert!(reason.ends_with("at `ud2`"), "{reason}");
@@ -215,12 +215,12 @@ mod tests {
     #[test]
     fn an_emulator_that_refuses_is_told_with_the_instruction() {
         // What reads memory that is not there is emulated, on any host; and this cannot be.
-        const REFUSED_STEPS: &[Step] = &[
-            Step::new("nop", &[0x90]),
-            Step::new("popcnt", &[0xbf, 0x00, 0x00, 0x10, 0x00, 0xf3, 0x48, 0x0f, 0xb8, 0x07]),
+        const REFUSED_STEPS: &[ProbeStep] = &[
+            ProbeStep::new("nop", &[0x90]),
+            ProbeStep::new("popcnt", &[0xbf, 0x00, 0x00, 0x10, 0x00, 0xf3, 0x48, 0x0f, 0xb8, 0x07]),
         ];
-        let Some(device) = device() else { return };
-        let found = try_out(device, REFUSED_STEPS);
+        let Some(device) = open_device() else { return };
+        let found = run_probe_steps(device, REFUSED_STEPS);
         println!("{found}");
         let reason = "it is emulated, and the emulator gave up at `popcnt`".to_owned();
         assert_eq!(found, Kvm::CannotRunLinux { reason });
@@ -228,12 +228,12 @@ mod tests {
 
     #[test]
     fn a_run_that_never_answers_is_given_up_without_a_trace_in_the_answer() {
-        let never = || -> Run {
+        let never = || -> ProbeResult {
             thread::sleep(Duration::from_secs(3600));
             Ok(())
         };
         let began = Instant::now();
-        assert!(in_time(never).unwrap_err().contains("did not stop"));
+        assert!(run_with_timeout(never).unwrap_err().contains("did not stop"));
         assert!(began.elapsed() < 4 * RUN_TIMEOUT);
     }
 }

@@ -46,14 +46,14 @@ use crate::linux::cgroup::throwaway;
 use crate::linux::turns::{Turns, to_its_end};
 use crate::linux::{fingerprint, lock};
 use crate::native::Native;
-use create::Live;
+use create::LiveSandbox;
 use driver::Driver;
 use firecracker::Firecracker;
-use image::Root;
+use image::RootSource;
 use kvm::Kvm;
 use qemu::{Power, Qemu};
-use store::Store;
-use template::{Template, Wanted, Workshop};
+use store::MachineStore;
+use template::{MachineTemplate, WantedMachine, TemplateWorkshop};
 
 /// The microvm backend's name.
 pub const NAME: BackendName = BackendName::literal("microvm");
@@ -85,21 +85,21 @@ pub struct Options {
 }
 
 /// The microvm backend. Its sandboxes end with this value.
-pub struct Microvm(Arc<Inner>);
+pub struct Microvm(Arc<MicrovmInner>);
 
-struct Inner {
+struct MicrovmInner {
     options: Options,
     progress: Progress,
     /// Builds the walls around what runs machines and what packs their roots.
     native: Arc<Native>,
-    workshop: tokio::sync::OnceCell<Workshop>,
-    live: Mutex<HashMap<SandboxId, Arc<Live>>>,
+    workshop: tokio::sync::OnceCell<TemplateWorkshop>,
+    live: Mutex<HashMap<SandboxId, Arc<LiveSandbox>>>,
     swept: tokio::sync::OnceCell<()>,
     turns: Turns,
     kvm: OnceLock<Kvm>,
 }
 
-fn failed(operation: &'static str, message: impl Into<String>) -> Error {
+fn system_error(operation: &'static str, message: impl Into<String>) -> Error {
     Error::new(ErrorCode::System, operation, message).backend(NAME)
 }
 
@@ -111,7 +111,7 @@ impl Microvm {
 
     /// The same, which says what it prepares.
     pub fn with_progress(options: Options, progress: Progress) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(MicrovmInner {
             options,
             progress,
             native: Arc::new(Native::new()),
@@ -124,25 +124,25 @@ impl Microvm {
     }
 }
 
-impl Inner {
-    async fn workshop(&self) -> Result<&Workshop> {
-        self.workshop.get_or_try_init(|| self.open()).await
+impl MicrovmInner {
+    async fn workshop(&self) -> Result<&TemplateWorkshop> {
+        self.workshop.get_or_try_init(|| self.open_workshop()).await
     }
 
-    async fn open(&self) -> Result<Workshop> {
-        let store = Store::open(self.options.cache.clone())?;
+    async fn open_workshop(&self) -> Result<TemplateWorkshop> {
+        let store = MachineStore::open(self.options.cache.clone())?;
         let driver: Arc<dyn Driver> = match &self.options.firecracker {
-            Some(settings) => Arc::new(self.firecracker(settings).await?),
-            None => Arc::new(self.qemu(&store)?),
+            Some(settings) => Arc::new(self.open_firecracker(settings).await?),
+            None => Arc::new(self.open_qemu(&store)?),
         };
         let (native, progress) = (Arc::clone(&self.native), Arc::clone(&self.progress));
-        Ok(Workshop { store, native, driver, runner: self.runner(), progress })
+        Ok(TemplateWorkshop { store, native, driver, runner: self.runner_fingerprint(), progress })
     }
 
     /// The driver that needs a processor which runs guests, if there is one.
-    async fn firecracker(&self, settings: &firecracker::Settings) -> Result<Firecracker> {
-        match self.kvm() {
-            Kvm::Works => Firecracker::open(settings.clone(), trusted_with_kvm()).await,
+    async fn open_firecracker(&self, settings: &firecracker::Settings) -> Result<Firecracker> {
+        match self.probe_kvm() {
+            Kvm::Works => Firecracker::open(settings.clone(), native_with_kvm()).await,
             lacking @ (Kvm::Absent | Kvm::Denied | Kvm::CannotRunLinux { .. }) => {
                 Err(Error::new(ErrorCode::Unavailable, "create", lacking.to_string())
                     .backend(NAME)
@@ -152,22 +152,22 @@ impl Inner {
     }
 
     /// The driver that works anywhere, in walls that show it no more than it needs.
-    fn qemu(&self, store: &Store) -> Result<Qemu> {
-        let power = self.power();
+    fn open_qemu(&self, store: &MachineStore) -> Result<Qemu> {
+        let power = self.choose_power();
         let native = match power {
-            Power::Processor => trusted_with_kvm(),
+            Power::Processor => native_with_kvm(),
             Power::Software => Arc::clone(&self.native),
         };
-        Qemu::open(native, power, store.program()?)
+        Qemu::open(native, power, store.ensure_program_file()?)
     }
 
     /// What KVM is good for here. Looked at once, which takes about a millisecond.
-    fn kvm(&self) -> &Kvm {
-        self.kvm.get_or_init(kvm::probe)
+    fn probe_kvm(&self) -> &Kvm {
+        self.kvm.get_or_init(kvm::probe_kvm)
     }
 
-    fn power(&self) -> Power {
-        match self.kvm() {
+    fn choose_power(&self) -> Power {
+        match self.probe_kvm() {
             Kvm::Works => Power::Processor,
             Kvm::Absent | Kvm::Denied | Kvm::CannotRunLinux { .. } => Power::Software,
         }
@@ -175,102 +175,102 @@ impl Inner {
 
     /// What would stand between a guest and the host, if a machine could be had.
     fn boundary(&self) -> Boundary {
-        match (&self.options.firecracker, self.power()) {
+        match (&self.options.firecracker, self.choose_power()) {
             (Some(_), _) | (None, Power::Processor) => Boundary::Hardware,
             (None, Power::Software) => Boundary::Emulated,
         }
     }
 
     /// Tells what runs machines from another that would not continue its templates.
-    fn runner(&self) -> String {
+    fn runner_fingerprint(&self) -> String {
         match &self.options.firecracker {
             Some(settings) => settings.fingerprint(),
             None => {
-                let version = |path: &Path| fingerprint::version(path).unwrap_or_default();
-                let program = qemu::program().map(version).unwrap_or_default();
-                format!("qemu {program} {:?}", self.power())
+                let version = |path: &Path| fingerprint::hash_file_state(path).unwrap_or_default();
+                let program = qemu::find_program().map(version).unwrap_or_default();
+                format!("qemu {program} {:?}", self.choose_power())
             }
         }
     }
 
-    /// The root of a machine for whoever does not ask for another.
-    fn root(&self) -> Root {
-        self.options.root.clone().map_or(Root::Host, Root::Directory)
+    /// The root of a machine whose spec does not ask for another.
+    fn default_root(&self) -> RootSource {
+        self.options.root.clone().map_or(RootSource::Host, RootSource::Directory)
     }
 
     /// The machine that serves most.
-    fn usual(&self) -> Wanted {
-        Wanted::of(self.root(), &SandboxSpec::default().limits)
+    fn default_wanted(&self) -> WantedMachine {
+        WantedMachine::from_limits(self.default_root(), &SandboxSpec::default().limits)
     }
 
     /// One that tells what machines can enforce. What is in its root does not matter: packing a whole host
     /// is left to who uses that.
-    async fn sample(&self, workshop: &Workshop) -> Result<Template> {
-        let usual = self.usual();
-        if let Some(found) = workshop.find(&usual)? {
+    async fn find_sample_template(&self, workshop: &TemplateWorkshop) -> Result<MachineTemplate> {
+        let usual = self.default_wanted();
+        if let Some(found) = workshop.find_template(&usual)? {
             return Ok(found);
         }
         let sample = match usual.root {
-            Root::Host => Wanted { root: Root::Empty, ..usual },
-            Root::Directory(_) | Root::Archive(_) | Root::Empty => usual,
+            RootSource::Host => WantedMachine { root: RootSource::Empty, ..usual },
+            RootSource::Directory(_) | RootSource::Archive(_) | RootSource::Empty => usual,
         };
         match self.options.prepare {
-            true => workshop.ready(&sample).await,
-            false => workshop.find(&sample)?.ok_or_else(not_prepared),
+            true => workshop.find_or_make_template(&sample).await,
+            false => workshop.find_template(&sample)?.ok_or_else(not_prepared_error),
         }
     }
 
-    async fn measure(&self) -> Result<Capabilities> {
+    async fn measure_capabilities(&self) -> Result<Capabilities> {
         let workshop = self.workshop().await?;
-        let template = self.sample(workshop).await?;
-        let mut measured = probe::adapted(workshop.driver.boundary(), &template.measured);
+        let template = self.find_sample_template(workshop).await?;
+        let mut measured = probe::adapt_capabilities(workshop.driver.boundary(), &template.measured);
         if measured.boundary == Boundary::Emulated {
-            measured.only_by_name = Some(format!("{EMULATED_REASON}; {}", self.kvm()));
+            measured.only_by_name = Some(format!("{EMULATED_REASON}; {}", self.probe_kvm()));
         }
         Ok(measured)
     }
 
     /// What was built, or nothing of it.
-    async fn or_end<T>(&self, id: &SandboxId, built: Result<T>) -> Result<T> {
+    async fn or_end_sandbox<T>(&self, id: &SandboxId, built: Result<T>) -> Result<T> {
         if built.is_err() {
-            self.end(id).await?;
+            self.end_sandbox(id).await?;
         }
         built
     }
 
-    /// Ends a sandbox and removes every trace, whoever made it.
-    async fn end(&self, id: &SandboxId) -> Result<()> {
+    /// Ends a sandbox and removes every trace, also of another engine's.
+    async fn end_sandbox(&self, id: &SandboxId) -> Result<()> {
         let live = lock(&self.live).get(id).cloned();
         // Told when nothing is left, unless something is.
         let told = match live {
-            Some(live) => live.end().await,
+            Some(live) => live.shut_down().await,
             None => Ok(()),
         };
         self.end_machine(id).await?;
-        private::remove(id)?;
+        private::remove_dir(id)?;
         lock(&self.live).remove(id);
         self.turns.forget(id);
         told
     }
 
-    /// Ends the machine of this name, whoever started it.
+    /// Ends the machine of this name, also of another engine's.
     async fn end_machine(&self, id: &SandboxId) -> Result<()> {
         self.native.destroy(id).await?;
         match self.options.firecracker {
-            Some(_) => firecracker::clear(id).await,
+            Some(_) => firecracker::end_jailed_machine(id).await,
             None => Ok(()),
         }
     }
 
     /// Removes what trials of engines that are gone have left: no lease names them. Once is enough.
-    async fn sweep(&self) {
+    async fn sweep_leftovers(&self) {
         let sweep = async {
-            for id in private::ids().iter().filter(|id| throwaway::is_forsaken(id.as_str())) {
-                // Whoever comes next tries again.
-                let _ = self.end(id).await;
+            for id in private::list_ids().iter().filter(|id| throwaway::is_forsaken(id.as_str())) {
+                // The next sweep tries again.
+                let _ = self.end_sandbox(id).await;
             }
             if let Ok(workshop) = self.workshop().await {
-                workshop.store.tidy();
+                workshop.store.remove_stale_drafts();
             }
         };
         self.swept.get_or_init(|| sweep).await;
@@ -278,19 +278,19 @@ impl Inner {
 }
 
 /// Walls for what runs machines by the processor. Those who pack roots are not trusted with that.
-fn trusted_with_kvm() -> Arc<Native> {
+fn native_with_kvm() -> Arc<Native> {
     Arc::new(Native::trusted_with(&[KVM_DEVICE_NAME]))
 }
 
-fn not_prepared() -> Error {
+fn not_prepared_error() -> Error {
     Error::new(ErrorCode::Unavailable, "probe", "no machine is prepared yet")
         .backend(NAME)
         .remedy("prepare it once, which takes a while: `stockade run --backend microvm -- true`")
 }
 
-impl Live {
+impl LiveSandbox {
     /// Brings the last changes, and ends the machine. What could not be brought is told when nothing is left.
-    async fn end(&self) -> Result<()> {
+    async fn shut_down(&self) -> Result<()> {
         // One that stands still does not answer.
         let goes_on = self.brake.set(false).await;
         let bridge = self.bridge.lock().await.take();
@@ -300,14 +300,14 @@ impl Live {
                 Err(error) => Ok(Err(error)),
             };
             bridge.link().close();
-            bridge.still().await;
-            let slow = || Err(failed("destroy", "its machine takes too long to take it down"));
+            bridge.wait_until_still().await;
+            let slow = || Err(system_error("destroy", "its machine takes too long to take it down"));
             if let Err(error) = asked.unwrap_or_else(|_| slow()) {
-                bridge.part(error);
+                bridge.mark_parted(error);
             }
         }
         self.now.get().vm.end().await?;
-        bridge.map_or(Ok(()), |bridge| bridge.tell())
+        bridge.map_or(Ok(()), |bridge| bridge.report_conflicts())
     }
 }
 
@@ -318,10 +318,10 @@ impl Backend for Microvm {
     }
 
     async fn probe(&self) -> Capabilities {
-        self.0.sweep().await;
-        match self.0.measure().await {
+        self.0.sweep_leftovers().await;
+        match self.0.measure_capabilities().await {
             Ok(measured) => measured,
-            Err(error) => probe::cannot(self.0.boundary(), &error),
+            Err(error) => probe::unavailable_capabilities(self.0.boundary(), &error),
         }
     }
 
@@ -330,19 +330,19 @@ impl Backend for Microvm {
     }
 
     fn fingerprint(&self) -> Option<String> {
-        let template = self.0.usual().fingerprint(&self.0.runner()).ok()?;
+        let template = self.0.default_wanted().fingerprint(&self.0.runner_fingerprint()).ok()?;
         let prepare = self.0.options.prepare;
         Some(format!("{FAR_DIGEST} {template} {prepare}"))
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
-        self.0.sweep().await;
+        self.0.sweep_leftovers().await;
         let turn = self.0.turns.take(id).await;
         let (inner, id, admitted) = (Arc::clone(&self.0), id.clone(), admitted.clone());
         to_its_end(NAME, async move {
             let _turn = turn;
-            let built = inner.build(&id, &admitted).await;
-            inner.or_end(&id, built).await
+            let built = inner.build_sandbox(&id, &admitted).await;
+            inner.or_end_sandbox(&id, built).await
         })
         .await
     }
@@ -356,26 +356,26 @@ impl Backend for Microvm {
         if from.kind == SnapshotKind::Files {
             return create_and_restore(self, id, admitted, from).await;
         }
-        self.0.sweep().await;
+        self.0.sweep_leftovers().await;
         let turn = self.0.turns.take(id).await;
         let (inner, id, admitted) = (Arc::clone(&self.0), id.clone(), admitted.clone());
         let from = from.clone();
         to_its_end(NAME, async move {
             let _turn = turn;
-            let built = inner.build_from(&id, &admitted, &from).await;
-            inner.or_end(&id, built).await
+            let built = inner.build_from_snapshot(&id, &admitted, &from).await;
+            inner.or_end_sandbox(&id, built).await
         })
         .await
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
-        self.0.sweep().await;
-        Ok(private::ids())
+        self.0.sweep_leftovers().await;
+        Ok(private::list_ids())
     }
 
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
         let _turn = self.0.turns.take(id).await;
-        self.0.end(id).await
+        self.0.end_sandbox(id).await
     }
 }
 
@@ -383,7 +383,7 @@ impl Backend for Microvm {
 mod tests {
     use super::*;
 
-    fn firecracker() -> Options {
+    fn firecracker_options() -> Options {
         let text = serde_json::json!({ "binary": "/nonexistent/firecracker" });
         let cache = std::env::temp_dir().join(format!("stockade-none-{}", std::process::id()));
         Options {
@@ -395,7 +395,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_firecracker_that_cannot_be_had_is_not_replaced_by_emulation() {
-        let (options, backend) = (firecracker(), Microvm::new(firecracker()));
+        let (options, backend) = (firecracker_options(), Microvm::new(firecracker_options()));
         let measured = backend.probe().await;
         std::fs::remove_dir_all(options.cache.unwrap()).unwrap();
         assert_eq!(measured.boundary, Boundary::Hardware);

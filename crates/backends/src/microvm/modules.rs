@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use super::decompress::Format;
+use super::decompress::CompressionFormat;
 
 /// The modules that every machine needs; their dependencies come from the kernel's own lists.
 const REQUIRED_MODULES: [&str; 8] = [
@@ -29,18 +29,18 @@ const BUILTIN_FILE: &str = "modules.builtin";
 const MAX_MODULE_BYTES: usize = 64 << 20;
 
 /// The modules of the kernel whose files lie in this directory, under names that put them in order.
-pub(super) fn load(directory: &Path) -> io::Result<Vec<(String, Vec<u8>)>> {
+pub(super) fn load_modules(directory: &Path) -> io::Result<Vec<(String, Vec<u8>)>> {
     let dependencies = fs::read_to_string(directory.join(DEPENDENCIES_FILE))?;
     let built_in = fs::read_to_string(directory.join(BUILTIN_FILE))?;
-    let files = in_order(&dependencies, &built_in)?;
+    let files = order_modules(&dependencies, &built_in)?;
     let load = |(number, file): (usize, &str)| {
-        Ok((format!("{number:02}.ko"), read(&directory.join(file))?))
+        Ok((format!("{number:02}.ko"), read_module(&directory.join(file))?))
     };
     files.into_iter().enumerate().map(load).collect()
 }
 
 /// The files to be loaded, each after what it needs.
-fn in_order<'a>(dependencies: &'a str, built_in: &str) -> io::Result<Vec<&'a str>> {
+fn order_modules<'a>(dependencies: &'a str, built_in: &str) -> io::Result<Vec<&'a str>> {
     let built_in: BTreeSet<String> = built_in.lines().map(module_name).collect();
     let mut files = Vec::new();
     for needed in REQUIRED_MODULES.iter().filter(|needed| !built_in.contains(**needed)) {
@@ -48,7 +48,7 @@ fn in_order<'a>(dependencies: &'a str, built_in: &str) -> io::Result<Vec<&'a str
             let (file, needs) = line.split_once(':')?;
             (module_name(file) == **needed).then_some((file, needs))
         });
-        let (file, needs) = line.ok_or_else(|| missing(needed))?;
+        let (file, needs) = line.ok_or_else(|| missing_module_error(needed))?;
         // The kernel's list names first what is loaded last.
         for file in needs.split_whitespace().rev().chain([file]) {
             if !files.contains(&file) {
@@ -65,17 +65,17 @@ fn module_name(file: &str) -> String {
     name.split(".ko").next().unwrap_or(name).replace('-', "_")
 }
 
-fn missing(name: &str) -> io::Error {
+fn missing_module_error(name: &str) -> io::Error {
     let message = format!("the module `{name}` is neither there nor built in");
     io::Error::new(io::ErrorKind::NotFound, message)
 }
 
 /// A module as the kernel loads it.
-fn read(path: &Path) -> io::Result<Vec<u8>> {
+fn read_module(path: &Path) -> io::Result<Vec<u8>> {
     let at =
         |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     let bytes = fs::read(path).map_err(at)?;
-    match Format::of(&bytes) {
+    match CompressionFormat::from_magic(&bytes) {
         Some(format) => format.decompress(&bytes, MAX_MODULE_BYTES).map_err(at),
         None => Ok(bytes),
     }
@@ -87,7 +87,7 @@ mod tests {
     use crate::microvm::decompress::samples;
 
     /// The lists of a kernel that has some built in, and the others as files with this ending.
-    fn lists(ending: &str) -> (String, String) {
+    fn build_lists(ending: &str) -> (String, String) {
         let file = |name: &str| format!("kernel/{name}.ko{ending}");
         let line = |name: &str, needs: &[&str]| {
             let needs: Vec<_> = needs.iter().map(|needed| file(needed)).collect();
@@ -108,8 +108,8 @@ mod tests {
 
     #[test]
     fn each_is_loaded_once_and_after_what_it_needs() {
-        let (dependencies, built_in) = lists("");
-        let files = in_order(&dependencies, &built_in).unwrap();
+        let (dependencies, built_in) = build_lists("");
+        let files = order_modules(&dependencies, &built_in).unwrap();
         let names: Vec<_> = files.iter().map(|file| module_name(file)).collect();
         let expected = [
             "virtio",
@@ -128,42 +128,42 @@ mod tests {
 
     #[test]
     fn one_that_is_neither_there_nor_built_in_is_missed_by_name() {
-        let (dependencies, built_in) = lists(".xz");
+        let (dependencies, built_in) = build_lists(".xz");
         let without: String = dependencies
             .split_inclusive('\n')
             .filter(|line| !line.starts_with("kernel/fs/erofs"))
             .collect();
-        let error = in_order(&without, &built_in).unwrap_err();
+        let error = order_modules(&without, &built_in).unwrap_err();
         assert!(error.to_string().contains("`erofs` is neither there nor built in"), "{error}");
-        assert!(in_order(&dependencies, "").unwrap_err().to_string().contains("ext4"));
+        assert!(order_modules(&dependencies, "").unwrap_err().to_string().contains("ext4"));
     }
 
     #[test]
     fn modules_are_read_whatever_they_are_compressed_by() {
-        let plain = samples::plain();
-        let mut all = samples::all();
-        all.retain(|(format, _)| *format != Format::Lz4);
+        let plain = samples::plain_text();
+        let mut all = samples::all_samples();
+        all.retain(|(format, _)| *format != CompressionFormat::Lz4);
         let endings = [("", plain.clone())]
             .into_iter()
             .chain([".gz", ".xz", ".zst"].into_iter().zip(all.into_iter().map(|(_, bytes)| bytes)));
         for (ending, bytes) in endings {
             let place = tempfile::tempdir().unwrap();
-            let (dependencies, built_in) = lists(ending);
+            let (dependencies, built_in) = build_lists(ending);
             fs::write(place.path().join(DEPENDENCIES_FILE), &dependencies).unwrap();
             fs::write(place.path().join(BUILTIN_FILE), &built_in).unwrap();
-            let files = in_order(&dependencies, &built_in).unwrap();
+            let files = order_modules(&dependencies, &built_in).unwrap();
             for file in &files {
                 let path = place.path().join(file);
                 fs::create_dir_all(path.parent().unwrap()).unwrap();
                 fs::write(path, &bytes).unwrap();
             }
-            let loaded = load(place.path()).unwrap();
+            let loaded = load_modules(place.path()).unwrap();
             assert_eq!(loaded.len(), files.len());
             assert_eq!(loaded[0].0, "00.ko");
             assert!(loaded.iter().all(|(_, module)| *module == plain), "{ending}");
             // A file that its list names and that is gone is not taken for built in.
             fs::remove_file(place.path().join(files[3])).unwrap();
-            assert!(load(place.path()).is_err());
+            assert!(load_modules(place.path()).is_err());
         }
     }
 }

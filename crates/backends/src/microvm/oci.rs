@@ -5,7 +5,7 @@ use serde_json::Value;
 use stockade_core::{EffectiveLimits, Error, ErrorCode, Files, FilesExt, Result, Sandbox};
 
 use super::NAME;
-use super::image::run;
+use super::image::run_to_success;
 
 /// The mount point of the archive, the directory it is extracted into, and that of its merged layers.
 pub(super) const ARCHIVE_PATH: &str = "/stockade/archive";
@@ -31,17 +31,17 @@ while IFS= read -r path; do
 done < gone
 exec tar -xf "$1" -C unpacked --no-same-owner --exclude='.wh.*'"#;
 
-fn wrong(what: &str) -> Error {
+fn invalid_archive(what: &str) -> Error {
     Error::new(ErrorCode::Invalid, "create", format!("image: the archive {what}"))
         .backend(NAME)
         .remedy("name an archive of one image, as `docker save` or `skopeo` write it")
 }
 
 /// Unpacks the archive.
-pub(super) async fn unpack(sandbox: &dyn Sandbox, limits: &EffectiveLimits) -> Result<()> {
-    run(sandbox, limits, &["sh", "-c", EXTRACT_SCRIPT]).await?;
+pub(super) async fn unpack_archive(sandbox: &dyn Sandbox, limits: &EffectiveLimits) -> Result<()> {
+    run_to_success(sandbox, limits, &["sh", "-c", EXTRACT_SCRIPT]).await?;
     for layer in list_layers(sandbox.files()?).await? {
-        run(
+        run_to_success(
             sandbox,
             limits,
             &["sh", "-c", APPLY_LAYER_SCRIPT, "sh", &format!("{LAYOUT_DIR}/{layer}")],
@@ -58,39 +58,39 @@ async fn list_layers(files: &dyn Files) -> Result<Vec<String>> {
         return layer_paths(&image["Layers"], |layer| layer.as_str().and_then(relative_path));
     }
     let mut list =
-        read_manifest(files, "index.json").await?.ok_or_else(|| wrong("lists no image"))?;
+        read_manifest(files, "index.json").await?.ok_or_else(|| invalid_archive("lists no image"))?;
     for _ in 0..MAX_INDEX_DEPTH {
         if list["layers"].is_array() {
-            return layer_paths(&list["layers"], |layer| blob(&layer["digest"]));
+            return layer_paths(&list["layers"], |layer| blob_path(&layer["digest"]));
         }
-        let next = blob(&single_image(list["manifests"].as_array())?["digest"]);
-        let next = next.ok_or_else(|| wrong("names what cannot be in it"))?;
-        list = read_manifest(files, &next).await?.ok_or_else(|| wrong("lacks what it lists"))?;
+        let next = blob_path(&single_image(list["manifests"].as_array())?["digest"]);
+        let next = next.ok_or_else(|| invalid_archive("names what cannot be in it"))?;
+        list = read_manifest(files, &next).await?.ok_or_else(|| invalid_archive("lacks what it lists"))?;
     }
-    Err(wrong("has lists in lists"))
+    Err(invalid_archive("has lists in lists"))
 }
 
 async fn read_manifest(files: &dyn Files, name: &str) -> Result<Option<Value>> {
-    let path = format!("{LAYOUT_DIR}/{name}").parse().map_err(|_| wrong("names no file"))?;
+    let path = format!("{LAYOUT_DIR}/{name}").parse().map_err(|_| invalid_archive("names no file"))?;
     let text = match files.read_all(&path, MAX_MANIFEST_BYTES).await {
         Ok(text) => text,
         Err(error) if error.code() == ErrorCode::NotFound => return Ok(None),
-        Err(error) => return Err(wrong("cannot be read").source(error)),
+        Err(error) => return Err(invalid_archive("cannot be read").source(error)),
     };
-    serde_json::from_slice(&text).map(Some).map_err(|error| wrong("makes no sense").source(error))
+    serde_json::from_slice(&text).map(Some).map_err(|error| invalid_archive("makes no sense").source(error))
 }
 
 fn single_image(list: Option<&Vec<Value>>) -> Result<&Value> {
     match list.map(Vec::as_slice) {
         Some([one]) => Ok(one),
-        Some(_) | None => Err(wrong("does not hold exactly one image")),
+        Some(_) | None => Err(invalid_archive("does not hold exactly one image")),
     }
 }
 
 fn layer_paths(list: &Value, name: impl Fn(&Value) -> Option<String>) -> Result<Vec<String>> {
     let list = list.as_array().filter(|list| list.len() <= MAX_LAYERS);
     let named: Option<Vec<_>> = list.and_then(|list| list.iter().map(name).collect());
-    named.ok_or_else(|| wrong("names layers that cannot be in it"))
+    named.ok_or_else(|| invalid_archive("names layers that cannot be in it"))
 }
 
 /// A name in the archive that leads nowhere else.
@@ -100,7 +100,7 @@ fn relative_path(name: &str) -> Option<String> {
 }
 
 /// Where a layout has what has this sum.
-fn blob(digest: &Value) -> Option<String> {
+fn blob_path(digest: &Value) -> Option<String> {
     let (kind, sum) = digest.as_str()?.split_once(':')?;
     relative_path(&format!("blobs/{kind}/{sum}"))
 }
@@ -114,7 +114,7 @@ mod tests {
 
     use super::*;
     use crate::linux;
-    use crate::microvm::image::Root;
+    use crate::microvm::image::RootSource;
     use crate::native::Native;
 
     #[test]
@@ -123,14 +123,14 @@ mod tests {
             assert_eq!(relative_path(bad), None, "{bad}");
         }
         assert_eq!(relative_path("ab/layer.tar").as_deref(), Some("ab/layer.tar"));
-        assert_eq!(blob(&json!("sha256:00ff")).as_deref(), Some("blobs/sha256/00ff"));
+        assert_eq!(blob_path(&json!("sha256:00ff")).as_deref(), Some("blobs/sha256/00ff"));
         for bad in [json!("sha256"), json!("sha256:../../x"), json!(7), Value::Null] {
-            assert_eq!(blob(&bad), None, "{bad}");
+            assert_eq!(blob_path(&bad), None, "{bad}");
         }
     }
 
     /// A layer of these files.
-    fn layer(files: &[(&str, &str)]) -> Vec<u8> {
+    fn build_layer(files: &[(&str, &str)]) -> Vec<u8> {
         let mut layer = tar::Builder::new(Vec::new());
         for (name, text) in files {
             let mut header = tar::Header::new_gnu();
@@ -145,8 +145,8 @@ mod tests {
     async fn layers_come_together_as_they_say() {
         let place = tempfile::tempdir_in("/var/tmp").unwrap();
         let lower =
-            layer(&[("kept", "1"), ("dir/gone", "1"), ("dir/stays", "1"), ("over/old", "1")]);
-        let upper = layer(&[
+            build_layer(&[("kept", "1"), ("dir/gone", "1"), ("dir/stays", "1"), ("over/old", "1")]);
+        let upper = build_layer(&[
             ("./dir/.wh.gone", ""),
             ("over/.wh..wh..opq", ""),
             ("over/new", "2"),
@@ -172,9 +172,9 @@ mod tests {
         fs::create_dir(&draft).unwrap();
         let (native, id) = (Native::new(), linux::trial_id());
         let admitted =
-            linux::provisional(NAME, &Root::Archive(path).spec(&draft).unwrap()).unwrap();
+            linux::admit_provisionally(NAME, &RootSource::Archive(path).build_spec(&draft).unwrap()).unwrap();
         let sandbox = native.create(&id, &admitted).await.unwrap();
-        let unpacked = unpack(&*sandbox, admitted.limits()).await;
+        let unpacked = unpack_archive(&*sandbox, admitted.limits()).await;
         native.destroy(&id).await.unwrap();
         unpacked.unwrap();
         let read = |name: &str| fs::read_to_string(draft.join(UNPACKED_DIR).join(name)).ok();

@@ -7,27 +7,27 @@ use std::path::{Path, PathBuf};
 
 use stockade_core::{Result, SandboxId};
 
-use super::{NAME, failed};
+use super::{NAME, system_error};
 use crate::linux::{self, private};
 
 const DIR_PREFIX: &str = "microvm-";
 
 /// One of them.
 #[derive(Debug)]
-pub(super) struct Private {
+pub(super) struct PrivateDir {
     id: SandboxId,
     path: PathBuf,
 }
 
-impl Private {
+impl PrivateDir {
     /// Makes it. It must be new.
     pub(super) fn make(id: &SandboxId) -> Result<Self> {
-        let made = private::base().and_then(|base| {
-            let path = private::path(&base, DIR_PREFIX, id);
+        let made = private::ensure_base_dir().and_then(|base| {
+            let path = private::private_dir_path(&base, DIR_PREFIX, id);
             DirBuilder::new().mode(0o700).create(&path).map(|()| path)
         });
         let path = made.map_err(|error| {
-            failed("create", "its private directory cannot be made")
+            system_error("create", "its private directory cannot be made")
                 .remedy(private::PRIVATE_DIR_REMEDY)
                 .source(error)
         })?;
@@ -44,19 +44,19 @@ impl Private {
 
     /// Removes it.
     pub(super) fn remove(&self) -> Result<()> {
-        remove(&self.id)
+        remove_dir(&self.id)
     }
 }
 
 /// One that is removed with this value: of a machine that is prepared, which nobody asks for again.
-pub(super) struct Trial(Private);
+pub(super) struct Trial(PrivateDir);
 
 impl Trial {
     pub(super) fn make() -> Result<Self> {
-        Private::make(&linux::trial_id()).map(Self)
+        PrivateDir::make(&linux::trial_id()).map(Self)
     }
 
-    pub(super) fn get(&self) -> &Private {
+    pub(super) fn get(&self) -> &PrivateDir {
         &self.0
     }
 }
@@ -69,13 +69,13 @@ impl Drop for Trial {
 }
 
 /// Removes what is there of one.
-pub(super) fn remove(id: &SandboxId) -> Result<()> {
-    private::remove(&NAME, DIR_PREFIX, id)
+pub(super) fn remove_dir(id: &SandboxId) -> Result<()> {
+    private::remove_private_dir(&NAME, DIR_PREFIX, id)
 }
 
 /// The sandboxes of this user that have one.
-pub(super) fn ids() -> Vec<SandboxId> {
-    private::ids(DIR_PREFIX)
+pub(super) fn list_ids() -> Vec<SandboxId> {
+    private::list_sandbox_ids(DIR_PREFIX)
 }
 
 #[cfg(test)]
@@ -88,7 +88,7 @@ mod tests {
     fn no_other_user_passes_through_the_directory_of_a_machine() {
         let make = || {
             stockade_launcher::take_own_umask(rustix::fs::Mode::empty()).unwrap();
-            let private = Private::make(&crate::linux::trial_id()).unwrap();
+            let private = PrivateDir::make(&crate::linux::trial_id()).unwrap();
             let mode = std::fs::metadata(private.path()).unwrap().mode();
             private.remove().unwrap();
             mode & 0o7777

@@ -44,7 +44,7 @@ const REPLACED_FEATURES: [(Feature, &str); 7] = [
 ];
 
 /// What is added to what was measured inside, by whether the machine as a whole can be captured.
-pub(super) fn with_memory(inside: Capabilities, captured: bool) -> Capabilities {
+pub(super) fn add_snapshot_support(inside: Capabilities, captured: bool) -> Capabilities {
     let support = match captured {
         true => Support::full("the machine's memory, devices and disk"),
         false => Support::missing(
@@ -56,7 +56,7 @@ pub(super) fn with_memory(inside: Capabilities, captured: bool) -> Capabilities 
 }
 
 /// As measured inside, told of the machine.
-pub(super) fn adapted(boundary: stockade_core::Boundary, inside: &Capabilities) -> Capabilities {
+pub(super) fn adapt_capabilities(boundary: stockade_core::Boundary, inside: &Capabilities) -> Capabilities {
     let mut start = Capabilities::none(NAME, boundary);
     start.private_disk.clone_from(&inside.private_disk);
     let same = |all: Capabilities, at: &Feature| all.with(*at, inside.support(*at));
@@ -71,7 +71,7 @@ pub(super) fn adapted(boundary: stockade_core::Boundary, inside: &Capabilities) 
 }
 
 /// It cannot work here.
-pub(super) fn cannot(boundary: stockade_core::Boundary, error: &Error) -> Capabilities {
+pub(super) fn unavailable_capabilities(boundary: stockade_core::Boundary, error: &Error) -> Capabilities {
     let remedy = error.hint().unwrap_or("see docs/backends/microvm.md").to_owned();
-    Capabilities::unavailable(NAME, boundary, linux::reason(error), remedy)
+    Capabilities::unavailable(NAME, boundary, linux::describe_error(error), remedy)
 }

@@ -10,10 +10,10 @@ use stockade_core::{
     Result, Sandbox, SandboxId, SnapshotKind,
 };
 
-use super::create::{Incarnation, Live, connection};
-use super::private::Private;
-use super::{Inner, NAME, capture, failed, identity};
-use crate::across::near::{FarSandbox, Numbers};
+use super::create::{Incarnation, LiveSandbox, connection_from_stream};
+use super::private::PrivateDir;
+use super::{MicrovmInner, NAME, capture, system_error, identity};
+use crate::across::near::{FarSandbox, UsedNumbers};
 use crate::linux;
 use crate::linux::brake::Braked;
 use crate::linux::turns::to_its_end;
@@ -24,16 +24,16 @@ pub(super) struct MicrovmSandbox(Arc<Parted>);
 /// What it is made of.
 struct Parted {
     /// Not to keep it from ending.
-    backend: Weak<Inner>,
-    live: Arc<Live>,
+    backend: Weak<MicrovmInner>,
+    live: Arc<LiveSandbox>,
     inside: FarSandbox,
     admitted: Admitted,
 }
 
 impl MicrovmSandbox {
     pub(super) fn new(
-        backend: &Arc<Inner>,
-        live: Arc<Live>,
+        backend: &Arc<MicrovmInner>,
+        live: Arc<LiveSandbox>,
         inside: FarSandbox,
         admitted: Admitted,
     ) -> Self {
@@ -44,42 +44,42 @@ impl MicrovmSandbox {
 
 impl Parted {
     /// A program that is let go on before it is ended.
-    fn braked(&self, Process { events, control }: Process) -> Process {
+    fn with_brake(&self, Process { events, control }: Process) -> Process {
         let brake = Arc::clone(&self.live.brake);
         let control: Arc<dyn ProcessControl> = Arc::new(Braked { control, brake });
         Process { events, control }
     }
 
-    fn backend(&self, operation: &'static str) -> Result<Arc<Inner>> {
-        self.backend.upgrade().ok_or_else(|| failed(operation, "its backend is gone"))
+    fn upgrade_backend(&self, operation: &'static str) -> Result<Arc<MicrovmInner>> {
+        self.backend.upgrade().ok_or_else(|| system_error(operation, "its backend is gone"))
     }
 
-    /// Captures the machine as a whole. It stands still meanwhile, and goes on whatever comes of it.
-    async fn capture(&self, into: &Path) -> Result<()> {
-        self.inside.push().await?;
+    /// Captures the machine as a whole. It stands still meanwhile, and goes on also if the capture fails.
+    async fn capture_machine(&self, into: &Path) -> Result<()> {
+        self.inside.push_changes().await?;
         let _goes_on = self.live.brake.goes_on("snapshot").await?;
         let link = self.inside.link();
         let _standing = link.stand_still("snapshot").await?;
         let (now, used) = (self.live.now.get(), self.inside.numbers());
-        let backend = self.backend("snapshot")?;
+        let backend = self.upgrade_backend("snapshot")?;
         let driver = &backend.workshop().await?.driver;
-        let captured = capture::capture(&now, into, (&**driver, &self.admitted), used).await;
+        let captured = capture::capture_machine(&now, into, (&**driver, &self.admitted), used).await;
         now.vm.unpause().await?;
         captured
     }
 
     /// Goes on with a machine that was captured, in the place of the one there is.
-    async fn go_back(&self, from: &Parts) -> Result<()> {
-        let backend = self.backend("restore")?;
+    async fn restore_machine(&self, from: &Parts) -> Result<()> {
+        let backend = self.upgrade_backend("restore")?;
         let _turn = backend.turns.take(self.inside.id()).await;
         let _goes_on = self.live.brake.goes_on("restore").await?;
         let driver = &backend.workshop().await?.driver;
-        let (source, used) = capture::source(from, &**driver, &self.admitted).await?;
+        let (source, used) = capture::resolve_source(from, &**driver, &self.admitted).await?;
         // The one there is has the sandbox's name.
-        let private = Private::make(&linux::trial_id())?;
-        let next = backend.incarnate(&private, &self.admitted, &source).await;
+        let private = PrivateDir::make(&linux::trial_id())?;
+        let next = backend.resume_machine(&private, &self.admitted, &source).await;
         let taken = match next {
-            Ok(next) => self.take(next, used).await,
+            Ok(next) => self.replace_machine(next, used).await,
             Err(error) => Err(error),
         };
         if taken.is_err() {
@@ -89,9 +89,9 @@ impl Parted {
         taken
     }
 
-    async fn take(&self, next: Incarnation, used: Numbers) -> Result<()> {
-        let connection = connection(next.vm.connect().await?);
-        let identity = identity::fresh(self.inside.id())?;
+    async fn replace_machine(&self, next: Incarnation, used: UsedNumbers) -> Result<()> {
+        let connection = connection_from_stream(next.vm.connect().await?);
+        let identity = identity::generate_identity(self.inside.id())?;
         self.inside.go_back(connection, identity, used).await?;
         let before = self.live.now.replace(Arc::new(next));
         before.vm.end().await
@@ -110,7 +110,7 @@ impl Sandbox for MicrovmSandbox {
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let process = self.0.inside.spawn(command, limits).await?;
-        Ok(self.0.braked(process))
+        Ok(self.0.with_brake(process))
     }
 
     fn take_carried(&self) -> Vec<CarriedProgram> {
@@ -118,7 +118,7 @@ impl Sandbox for MicrovmSandbox {
         carried
             .map(|CarriedProgram { command, process }| CarriedProgram {
                 command,
-                process: self.0.braked(process),
+                process: self.0.with_brake(process),
             })
             .collect()
     }
@@ -135,7 +135,7 @@ impl Sandbox for MicrovmSandbox {
             }
             SnapshotKind::Full => {
                 let (parted, into) = (Arc::clone(&self.0), into.to_owned());
-                to_its_end(NAME, async move { parted.capture(&into).await }).await
+                to_its_end(NAME, async move { parted.capture_machine(&into).await }).await
             }
         }
     }
@@ -148,7 +148,7 @@ impl Sandbox for MicrovmSandbox {
             }
             SnapshotKind::Full => {
                 let (parted, from) = (Arc::clone(&self.0), from.clone());
-                to_its_end(NAME, async move { parted.go_back(&from).await }).await
+                to_its_end(NAME, async move { parted.restore_machine(&from).await }).await
             }
         }
     }

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 const COPY_CHUNK_BYTES: u64 = 1 << 30;
 
 /// Copies what is there of a file to the same places of another, which becomes as long.
-pub(super) fn copy(from: &File, to: impl AsFd) -> io::Result<u64> {
+pub(super) fn copy_sparse(from: &File, to: impl AsFd) -> io::Result<u64> {
     let (length, to) = (from.metadata()?.len(), to.as_fd());
     ftruncate(to, length)?;
     let (mut at, mut copied) = (0, 0);
@@ -54,7 +54,7 @@ mod tests {
         from.set_len(64 << 20).unwrap();
         from.write_all_at(b"one", 5 << 20).unwrap();
         from.write_all_at(b"two", (64 << 20) - 3).unwrap();
-        let copied = copy(&from, &to).unwrap();
+        let copied = copy_sparse(&from, &to).unwrap();
         assert!(copied < 1 << 20, "{copied}");
         assert_eq!(to.metadata().unwrap().size(), 64 << 20);
         let mut text = [0; 3];

@@ -13,14 +13,14 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::capture::Source;
-use super::driver::{Disk, Driver, Machine, Saved, Vm};
-use super::image::Root;
+use super::capture::MachineSource;
+use super::driver::{MachineDisk, Driver, MachineSpec, Saved, Vm};
+use super::image::RootSource;
 use super::initramfs::Initramfs;
-use super::kernel::Kernel;
+use super::kernel::HostKernel;
 use super::private::Trial;
-use super::store::{Kind, Maker, Store};
-use super::{Progress, create, failed, probe, tsc};
+use super::store::{StoreKind, Maker, MachineStore};
+use super::{Progress, create, system_error, probe, tsc};
 use crate::across::far::{FAR_DIGEST, FAR_PROGRAM};
 use crate::across::guest::{MAX_LINE_BYTES, Ready};
 use crate::linux::fingerprint;
@@ -38,8 +38,8 @@ const MIN_DISK_BYTES: u64 = 4 << 30;
 
 /// What is to be prepared.
 #[derive(Debug, Clone)]
-pub(super) struct Wanted {
-    pub root: Root,
+pub(super) struct WantedMachine {
+    pub root: RootSource,
     pub memory: Bytes,
     pub disk: Bytes,
     pub cpus: u32,
@@ -47,16 +47,16 @@ pub(super) struct Wanted {
 
 /// One that is prepared.
 #[derive(Debug, Clone)]
-pub(super) struct Template {
+pub(super) struct MachineTemplate {
     dir: PathBuf,
     image: PathBuf,
-    wanted: Wanted,
+    wanted: WantedMachine,
     pub measured: Capabilities,
 }
 
-impl Wanted {
+impl WantedMachine {
     /// The machine for these limits: the smallest that holds them.
-    pub(super) fn of(root: Root, limits: &EffectiveLimits) -> Self {
+    pub(super) fn from_limits(root: RootSource, limits: &EffectiveLimits) -> Self {
         let memory = limits
             .memory
             .map_or(MIN_MEMORY_BYTES, |most| most.0.saturating_add(GUEST_OVERHEAD_BYTES));
@@ -72,22 +72,22 @@ impl Wanted {
 
     /// What it depends on.
     pub(super) fn fingerprint(&self, runner: &str) -> Result<String> {
-        Ok(self.key(runner, &Kernel::find()?, &self.root.fingerprint()?))
+        Ok(self.cache_key(runner, &HostKernel::find_newest()?, &self.root.fingerprint()?))
     }
 
-    fn key(&self, runner: &str, kernel: &Kernel, image: &str) -> String {
+    fn cache_key(&self, runner: &str, kernel: &HostKernel, image: &str) -> String {
         let Self { memory, disk, cpus, .. } = self;
-        let kernel = fingerprint::version(&kernel.path).unwrap_or_default();
+        let kernel = fingerprint::hash_file_state(&kernel.path).unwrap_or_default();
         let facts = format!(
             "{TEMPLATE_VERSION} {FAR_DIGEST} {runner} {kernel} {image} {memory:?} {disk:?} {cpus}"
         );
-        fingerprint::hash(facts.as_bytes())
+        fingerprint::hash_bytes(facts.as_bytes())
     }
 }
 
 /// What makes templates.
-pub(super) struct Workshop {
-    pub store: Store,
+pub(super) struct TemplateWorkshop {
+    pub store: MachineStore,
     pub native: Arc<Native>,
     pub driver: Arc<dyn Driver>,
     /// What tells that driver from others.
@@ -95,88 +95,88 @@ pub(super) struct Workshop {
     pub progress: Progress,
 }
 
-impl Workshop {
+impl TemplateWorkshop {
     /// The template, if it is there.
-    pub(super) fn find(&self, wanted: &Wanted) -> Result<Option<Template>> {
+    pub(super) fn find_template(&self, wanted: &WantedMachine) -> Result<Option<MachineTemplate>> {
         let key = wanted.root.fingerprint()?;
-        let Some(image) = Root::find(&self.store, &key) else { return Ok(None) };
-        let name = wanted.key(&self.runner, &Kernel::find()?, &key);
-        let Some(dir) = self.store.find(Kind::Template, &name) else { return Ok(None) };
-        let measured = fs::read(dir.join("measured")).map_err(unreadable)?;
-        let measured = serde_json::from_slice(&measured).map_err(|e| unreadable(e.into()))?;
-        Ok(Some(Template { dir, image, wanted: wanted.clone(), measured }))
+        let Some(image) = RootSource::find_image(&self.store, &key) else { return Ok(None) };
+        let name = wanted.cache_key(&self.runner, &HostKernel::find_newest()?, &key);
+        let Some(dir) = self.store.find_entry(StoreKind::Template, &name) else { return Ok(None) };
+        let measured = fs::read(dir.join("measured")).map_err(unusable_error)?;
+        let measured = serde_json::from_slice(&measured).map_err(|e| unusable_error(e.into()))?;
+        Ok(Some(MachineTemplate { dir, image, wanted: wanted.clone(), measured }))
     }
 
     /// The template, made if it is not there.
-    pub(super) async fn ready(&self, wanted: &Wanted) -> Result<Template> {
-        if let Some(found) = self.find(wanted)? {
+    pub(super) async fn find_or_make_template(&self, wanted: &WantedMachine) -> Result<MachineTemplate> {
+        if let Some(found) = self.find_template(wanted)? {
             return Ok(found);
         }
-        let maker = self.store.maker().await?;
-        // Whoever had the right before may have made it.
-        if let Some(found) = self.find(wanted)? {
+        let maker = self.store.acquire_maker().await?;
+        // The process that held the lock before may have made it.
+        if let Some(found) = self.find_template(wanted)? {
             return Ok(found);
         }
         let key = wanted.root.fingerprint()?;
-        let image = match Root::find(&self.store, &key) {
+        let image = match RootSource::find_image(&self.store, &key) {
             Some(image) => image,
             None => {
-                (self.progress)(wanted.root.packing());
-                wanted.root.make(&self.native, &maker, &key).await?
+                (self.progress)(wanted.root.progress_message());
+                wanted.root.make_image(&self.native, &maker, &key).await?
             }
         };
-        let kernel = Kernel::find()?;
+        let kernel = HostKernel::find_newest()?;
         (self.progress)("preparing a machine: starting one that others are copies of …");
-        let measured = self.make(&maker, wanted, &kernel, &key, &image).await?;
-        let name = wanted.key(&self.runner, &kernel, &key);
-        let dir = self.store.find(Kind::Template, &name);
-        let dir = dir.ok_or_else(|| failed("create", "what was prepared is gone"))?;
-        Ok(Template { dir, image, wanted: wanted.clone(), measured })
+        let measured = self.make_template(&maker, wanted, &kernel, &key, &image).await?;
+        let name = wanted.cache_key(&self.runner, &kernel, &key);
+        let dir = self.store.find_entry(StoreKind::Template, &name);
+        let dir = dir.ok_or_else(|| system_error("create", "what was prepared is gone"))?;
+        Ok(MachineTemplate { dir, image, wanted: wanted.clone(), measured })
     }
 
-    async fn make(
+    async fn make_template(
         &self,
         maker: &Maker,
-        wanted: &Wanted,
-        kernel: &Kernel,
+        wanted: &WantedMachine,
+        kernel: &HostKernel,
         key: &str,
         image: &Path,
     ) -> Result<Capabilities> {
-        let draft = maker.draft("template")?;
+        let draft = maker.create_draft("template")?;
         let machine = prepare_machine(wanted, kernel, image, draft.path()).await?;
         let trial = Trial::make()?;
         let private = trial.get();
-        let made = self.run(&machine, private.id(), private.path(), draft.path()).await;
+        let made = self.boot_and_save(&machine, private.id(), private.path(), draft.path()).await;
         let ended = self.native.destroy(private.id()).await;
         private.remove()?;
         let measured = made.and_then(|measured| ended.map(|()| measured))?;
-        self.try_copy(&Source::prepared(draft.path(), image, wanted)).await?;
+        self.try_resume_copy(&MachineSource::prepared(draft.path(), image, wanted)).await?;
         let spare = [&machine.kernel, &machine.initramfs];
-        spare.into_iter().try_for_each(fs::remove_file).map_err(unreadable)?;
-        maker.keep(Kind::Template, &wanted.key(&self.runner, kernel, key), draft.path())?;
+        spare.into_iter().try_for_each(fs::remove_file).map_err(unusable_error)?;
+        maker.publish_entry(StoreKind::Template, &wanted.cache_key(&self.runner, kernel, key), draft.path())?;
         Ok(measured)
     }
 
     /// Continues a copy once, up to its first word: what cannot be continued here is no template, and a backend
     /// without one is not available.
-    async fn try_copy(&self, source: &Source) -> Result<()> {
+    async fn try_resume_copy(&self, source: &MachineSource) -> Result<()> {
         let trial = Trial::make()?;
         let private = trial.get();
         let disk = private.path().join("disk");
         create::copy_disk(source.disk.clone(), disk.clone()).await?;
-        let (machine, dir) = (source.machine(disk), private.path());
+        let (machine, dir) = (source.machine_with_disk(disk), private.path());
         let vm = self.driver.resume(private.id(), &machine, &source.saved, dir).await?;
         let greeted = match vm.connect().await {
-            Ok(pipe) => create::greet(private.id(), pipe, &*vm).await.map(drop),
+            Ok(pipe) => create::handshake_with_guest(private.id(), pipe, &*vm).await.map(drop),
             Err(error) => Err(error),
         };
         let ended = vm.end().await;
         greeted.and(ended).and(self.native.destroy(private.id()).await)
     }
 
-    async fn run(
+    async fn boot_and_save(
         &self,
-        machine: &Machine,
+        machine: &MachineSpec,
         id: &SandboxId,
         dir: &Path,
         draft: &Path,
@@ -185,22 +185,22 @@ impl Workshop {
         let pipe = vm.connect().await?;
         let mut pipe = BufReader::new(pipe);
         let measured = timeout(BOOT_TIMEOUT, wait_until_ready(&*vm, &mut pipe)).await;
-        let slow = || failed("create", "its machine did not start in time");
+        let slow = || system_error("create", "its machine did not start in time");
         let measured = measured.unwrap_or_else(|_| Err(slow()))?;
         vm.save(draft).await?;
-        let measured = probe::with_memory(measured, vm.can_be_captured());
+        let measured = probe::add_snapshot_support(measured, vm.can_be_captured());
         // Not before: a machine that is hung up on ends.
         drop(pipe);
         vm.end().await?;
         let written = serde_json::to_vec(&measured).map_err(io::Error::from);
         let written = written.and_then(|text| fs::write(draft.join("measured"), text));
-        written.map_err(unreadable)?;
+        written.map_err(unusable_error)?;
         Ok(measured)
     }
 }
 
-fn unreadable(error: io::Error) -> stockade_core::Error {
-    failed("create", "what was prepared cannot be used")
+fn unusable_error(error: io::Error) -> stockade_core::Error {
+    system_error("create", "what was prepared cannot be used")
         .remedy("remove ~/.cache/stockade/microvm and try again")
         .source(error)
 }
@@ -211,47 +211,47 @@ async fn wait_until_ready(vm: &dyn Vm, pipe: &mut BufReader<UnixStream>) -> Resu
     let read = pipe.take(MAX_LINE_BYTES as u64).read_line(&mut line).await;
     let nonsense = |error: io::Error| {
         let message = format!("its machine ended before it was ready: {}", vm.said());
-        failed("create", message).source(error)
+        system_error("create", message).source(error)
     };
     read.map_err(nonsense)?;
     let ready: Ready = serde_json::from_str(&line).map_err(|error| nonsense(error.into()))?;
     let measured = ready.measured.from_a_peer();
     match &measured.unavailable {
         None => Ok(measured),
-        Some((reason, _)) => Err(failed("create", format!("inside its machine: {reason}"))),
+        Some((reason, _)) => Err(system_error("create", format!("inside its machine: {reason}"))),
     }
 }
 
 /// What the machine is started with.
 async fn prepare_machine(
-    wanted: &Wanted,
-    kernel: &Kernel,
+    wanted: &WantedMachine,
+    kernel: &HostKernel,
     image: &Path,
     draft: &Path,
-) -> Result<Machine> {
-    let machine = Machine {
+) -> Result<MachineSpec> {
+    let machine = MachineSpec {
         kernel: draft.join("kernel"),
         initramfs: draft.join("initramfs"),
-        command_line: command_line(tsc::kilohertz()),
+        command_line: command_line(tsc::measure_tsc_khz()),
         memory: wanted.memory,
         cpus: wanted.cpus,
         cpu_rate: None,
         disks: vec![
-            Disk { path: image.to_owned(), read_only: true },
-            Disk { path: draft.join("disk"), read_only: false },
+            MachineDisk { path: image.to_owned(), read_only: true },
+            MachineDisk { path: draft.join("disk"), read_only: false },
         ],
     };
-    fs::write(&machine.kernel, kernel.unpacked()?).map_err(unreadable)?;
-    let mut first = Initramfs::default().directory("modules").directory("new");
-    for (name, bytes) in kernel.modules()? {
-        first = first.file(&format!("modules/{name}"), &bytes);
+    fs::write(&machine.kernel, kernel.read_unpacked()?).map_err(unusable_error)?;
+    let mut first = Initramfs::default().add_directory("modules").add_directory("new");
+    for (name, bytes) in kernel.load_modules()? {
+        first = first.add_file(&format!("modules/{name}"), &bytes);
     }
-    let first = first.file("init", FAR_PROGRAM).finish();
-    fs::write(&machine.initramfs, first).map_err(unreadable)?;
+    let first = first.add_file("init", FAR_PROGRAM).finish();
+    fs::write(&machine.initramfs, first).map_err(unusable_error)?;
     let (disk, size) = (draft.join("disk"), wanted.disk);
     let formatted = tokio::task::spawn_blocking(move || format_disk(&disk, size)).await;
     formatted.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(|error| {
-        failed("create", "its disk cannot be made")
+        system_error("create", "its disk cannot be made")
             .remedy("install the package e2fsprogs")
             .source(error)
     })?;
@@ -278,16 +278,16 @@ fn format_disk(path: &Path, size: Bytes) -> io::Result<()> {
     if made.success() { Ok(()) } else { Err(io::Error::other(format!("mke2fs: {made}"))) }
 }
 
-impl Template {
+impl MachineTemplate {
     /// What a copy of it is continued from.
-    pub(super) fn source(&self) -> Source {
-        Source::prepared(&self.dir, &self.image, &self.wanted)
+    pub(super) fn machine_source(&self) -> MachineSource {
+        MachineSource::prepared(&self.dir, &self.image, &self.wanted)
     }
 }
 
-impl Source {
+impl MachineSource {
     /// A machine that was prepared in this directory.
-    fn prepared(dir: &Path, image: &Path, wanted: &Wanted) -> Self {
+    fn prepared(dir: &Path, image: &Path, wanted: &WantedMachine) -> Self {
         Self {
             saved: Saved { touched: None, ..Saved::within(dir) },
             disk: dir.join("disk"),
@@ -312,47 +312,47 @@ mod tests {
     use crate::microvm::qemu::{Power, Qemu};
     use crate::microvm::{identity, sparse};
 
-    fn root(place: &Path) -> Root {
+    fn make_root(place: &Path) -> RootSource {
         let root = place.join("root");
         fs::create_dir_all(root.join("bin")).unwrap();
         fs::copy("/bin/busybox", root.join("bin/busybox")).unwrap();
         symlink("busybox", root.join("bin/sh")).unwrap();
-        Root::Directory(root)
+        RootSource::Directory(root)
     }
 
     #[tokio::test]
     async fn a_copy_of_a_machine_answers_and_is_somebody_else() {
         let place = tempfile::tempdir_in("/var/tmp").unwrap();
-        let store = Store::open(Some(place.path().join("store"))).unwrap();
+        let store = MachineStore::open(Some(place.path().join("store"))).unwrap();
         let native = Arc::new(Native::new());
-        let helper = store.program().unwrap();
+        let helper = store.ensure_program_file().unwrap();
         let driver = Qemu::open(Arc::clone(&native), Power::Software, helper).unwrap();
         let (driver, runner) = (Arc::new(driver), "software".into());
         let said = Arc::new(Mutex::new(Vec::new()));
         let heard = Arc::clone(&said);
         let progress: Progress = Arc::new(move |line| heard.lock().unwrap().push(line.to_owned()));
         let workshop =
-            Workshop { store, native, driver: Arc::clone(&driver) as _, runner, progress };
+            TemplateWorkshop { store, native, driver: Arc::clone(&driver) as _, runner, progress };
         let limits = Limits::default();
-        let wanted = Wanted::of(root(place.path()), &limits);
+        let wanted = WantedMachine::from_limits(make_root(place.path()), &limits);
         let begun = Instant::now();
-        let template = workshop.ready(&wanted).await.unwrap();
+        let template = workshop.find_or_make_template(&wanted).await.unwrap();
         println!("template: {:?} {:?}", begun.elapsed(), template.measured);
         // Once, before each step that takes a while.
-        workshop.ready(&wanted).await.unwrap();
+        workshop.find_or_make_template(&wanted).await.unwrap();
         let said = said.lock().unwrap().clone();
         assert!(said.len() == 2 && said[0].contains("packing"), "{said:?}");
         for _ in 0..3 {
             let begun = Instant::now();
             let trial = Trial::make().unwrap();
             let private = trial.get();
-            let (disk, source) = (private.path().join("disk"), template.source());
-            sparse::copy(&File::open(&source.disk).unwrap(), File::create(&disk).unwrap()).unwrap();
-            let machine = source.machine(disk);
+            let (disk, source) = (private.path().join("disk"), template.machine_source());
+            sparse::copy_sparse(&File::open(&source.disk).unwrap(), File::create(&disk).unwrap()).unwrap();
+            let machine = source.machine_with_disk(disk);
             let vm =
                 driver.resume(private.id(), &machine, &source.saved, private.path()).await.unwrap();
             let mut pipe = vm.connect().await.unwrap();
-            let identity = identity::fresh(private.id()).unwrap();
+            let identity = identity::generate_identity(private.id()).unwrap();
             let mut line = serde_json::to_vec(&identity).unwrap();
             line.push(b'\n');
             pipe.write_all(&line).await.unwrap();
@@ -392,7 +392,7 @@ mod tests {
                 Ok("never".into())
             }
 
-            async fn boot(&self, id: &SandboxId, _: &Machine, _: &Path) -> Result<Box<dyn Vm>> {
+            async fn boot(&self, id: &SandboxId, _: &MachineSpec, _: &Path) -> Result<Box<dyn Vm>> {
                 *self.id.lock().unwrap() = Some(id.clone());
                 self.asked.notify_one();
                 pending().await
@@ -401,7 +401,7 @@ mod tests {
             async fn resume(
                 &self,
                 _: &SandboxId,
-                _: &Machine,
+                _: &MachineSpec,
                 _: &Saved,
                 _: &Path,
             ) -> Result<Box<dyn Vm>> {
@@ -412,22 +412,22 @@ mod tests {
         #[tokio::test]
         async fn a_preparation_that_is_given_up_leaves_no_directory() {
             let place = tempfile::tempdir_in("/var/tmp").unwrap();
-            let store = Store::open(Some(place.path().join("store"))).unwrap();
+            let store = MachineStore::open(Some(place.path().join("store"))).unwrap();
             let driver = Arc::new(Never::default());
-            let workshop = Workshop {
+            let workshop = TemplateWorkshop {
                 store,
                 native: Arc::new(Native::new()),
                 driver: Arc::clone(&driver) as _,
                 runner: "never".into(),
                 progress: Arc::new(|_| {}),
             };
-            let wanted = Wanted::of(root(place.path()), &Limits::default());
+            let wanted = WantedMachine::from_limits(make_root(place.path()), &Limits::default());
             tokio::select! {
-                _ = workshop.ready(&wanted) => panic!("it never starts"),
+                _ = workshop.find_or_make_template(&wanted) => panic!("it never starts"),
                 () = driver.asked.notified() => {}
             }
             let id = driver.id.lock().unwrap().clone().unwrap();
-            assert!(!private::ids().contains(&id), "its private directory is left");
+            assert!(!private::list_ids().contains(&id), "its private directory is left");
             let entries = fs::read_dir(place.path().join("store")).unwrap();
             let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
             let drafts: Vec<_> = names.filter(|name| name.starts_with("new-")).collect();

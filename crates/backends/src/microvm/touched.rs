@@ -30,7 +30,7 @@ struct Stretch {
 }
 
 /// The memory of a machine as its process has it.
-pub(super) struct Seen {
+pub(super) struct ProcessMemory {
     memory: File,
     map: File,
     stretches: Vec<Stretch>,
@@ -40,9 +40,9 @@ fn invalid_data(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-impl Seen {
+impl ProcessMemory {
     /// That of this process, whose memory has this name.
-    pub(super) fn of(process: i32, name: &str) -> io::Result<Self> {
+    pub(super) fn open(process: i32, name: &str) -> io::Result<Self> {
         let stretches = find_mappings(&fs::read_to_string(format!("/proc/{process}/maps"))?, name);
         if stretches.is_empty() {
             return Err(invalid_data("it has no such memory"));
@@ -52,7 +52,7 @@ impl Seen {
     }
 
     /// The pages that it has written to, in order.
-    pub(super) fn touched(&self) -> io::Result<Vec<u64>> {
+    pub(super) fn find_dirty_pages(&self) -> io::Result<Vec<u64>> {
         let mut touched = Vec::new();
         let mut entries = vec![0; PAGEMAP_CHUNK_ENTRIES * 8];
         for stretch in &self.stretches {
@@ -62,7 +62,7 @@ impl Seen {
                 let entries = &mut entries[..count as usize * 8];
                 self.map.read_exact_at(entries, (stretch.at / PAGE_BYTES + done) * 8)?;
                 let own =
-                    entries.as_chunks().0.iter().zip(done..).filter(|(entry, _)| is_own(**entry));
+                    entries.as_chunks().0.iter().zip(done..).filter(|(entry, _)| is_private_page(**entry));
                 touched.extend(own.map(|(_, page)| stretch.first + page));
                 done += count;
             }
@@ -72,7 +72,7 @@ impl Seen {
     }
 
     /// Writes these pages, which are in order.
-    pub(super) fn write(&self, pages: &[u64], to: File) -> io::Result<()> {
+    pub(super) fn write_pages(&self, pages: &[u64], to: File) -> io::Result<()> {
         let mut to = BufWriter::with_capacity(1 << 20, to);
         to.write_all(FILE_MAGIC)?;
         to.write_all(&(pages.len() as u64).to_le_bytes())?;
@@ -82,13 +82,13 @@ impl Seen {
         let mut bytes = vec![0; (CHUNK_PAGES * PAGE_BYTES) as usize];
         for run in group_consecutive_pages(pages) {
             let bytes = &mut bytes[..(run.1 * PAGE_BYTES) as usize];
-            self.memory.read_exact_at(bytes, self.address(run)?)?;
+            self.memory.read_exact_at(bytes, self.page_address(run)?)?;
             to.write_all(bytes)?;
         }
         to.flush()
     }
 
-    fn address(&self, (first, count): (u64, u64)) -> io::Result<u64> {
+    fn page_address(&self, (first, count): (u64, u64)) -> io::Result<u64> {
         let holds = |it: &&Stretch| it.first <= first && first + count <= it.first + it.pages;
         let found = self
             .stretches
@@ -99,7 +99,7 @@ impl Seen {
     }
 }
 
-fn is_own(entry: [u8; 8]) -> bool {
+fn is_private_page(entry: [u8; 8]) -> bool {
     let entry = u64::from_le_bytes(entry);
     entry & (PAGEMAP_PRESENT | PAGEMAP_SWAPPED) != 0 && entry & PAGEMAP_FILE_PAGE == 0
 }
@@ -130,7 +130,7 @@ fn find_mappings(maps: &str, name: &str) -> Vec<Stretch> {
 }
 
 /// Puts pages that were written into a memory. Returns which those are.
-pub(super) fn apply(from: File, memory: &File) -> io::Result<Vec<u64>> {
+pub(super) fn apply_pages(from: File, memory: &File) -> io::Result<Vec<u64>> {
     let size = memory.metadata()?.len() / PAGE_BYTES;
     let mut from = BufReader::with_capacity(1 << 20, from);
     let mut head = [0; FILE_MAGIC.len()];
@@ -174,14 +174,14 @@ mod tests {
 
     use super::*;
 
-    fn file(bytes: &[u8]) -> File {
+    fn write_temp_file(bytes: &[u8]) -> File {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
         file.rewind().unwrap();
         file
     }
 
-    fn held(pages: &[u64], bytes: &[u8]) -> Vec<u8> {
+    fn encode_pages(pages: &[u64], bytes: &[u8]) -> Vec<u8> {
         let mut held = FILE_MAGIC.to_vec();
         held.extend((pages.len() as u64).to_le_bytes());
         pages.iter().for_each(|page| held.extend(page.to_le_bytes()));
@@ -189,7 +189,7 @@ mod tests {
         held
     }
 
-    fn memory(pages: u64) -> File {
+    fn create_memory(pages: u64) -> File {
         let memory = tempfile::tempfile().unwrap();
         memory.set_len(pages * PAGE_BYTES).unwrap();
         memory
@@ -198,9 +198,9 @@ mod tests {
     #[test]
     fn pages_are_put_where_they_were() {
         let bytes: Vec<u8> = [1u8, 2, 3].iter().flat_map(|of| [*of; PAGE_BYTES as usize]).collect();
-        let into = memory(300);
+        let into = create_memory(300);
         let pages = [4, 255, 256];
-        assert_eq!(apply(file(&held(&pages, &bytes)), &into).unwrap(), pages);
+        assert_eq!(apply_pages(write_temp_file(&encode_pages(&pages, &bytes)), &into).unwrap(), pages);
         for (page, of) in pages.iter().zip(1u8..) {
             let mut seen = [0; PAGE_BYTES as usize];
             into.read_exact_at(&mut seen, page * PAGE_BYTES).unwrap();
@@ -211,24 +211,24 @@ mod tests {
     #[test]
     fn what_does_not_hold_pages_is_refused() {
         let page = [7; PAGE_BYTES as usize];
-        let good = held(&[1], &page);
-        assert!(apply(file(&good), &memory(2)).is_ok());
+        let good = encode_pages(&[1], &page);
+        assert!(apply_pages(write_temp_file(&good), &create_memory(2)).is_ok());
         for length in 0..good.len() {
             if length < 64 || length % 97 == 0 {
-                assert!(apply(file(&good[..length]), &memory(2)).is_err(), "cut at {length}");
+                assert!(apply_pages(write_temp_file(&good[..length]), &create_memory(2)).is_err(), "cut at {length}");
             }
         }
         let twice = [page, page].concat();
         for bad in [
-            held(&[2], &page),
-            held(&[1, 1], &twice),
-            held(&[1, 0], &twice),
-            held(&[1], &twice),
-            held(&[0, 1, 2], &twice),
+            encode_pages(&[2], &page),
+            encode_pages(&[1, 1], &twice),
+            encode_pages(&[1, 0], &twice),
+            encode_pages(&[1], &twice),
+            encode_pages(&[0, 1, 2], &twice),
             [b"stockade-pages 2", &good[FILE_MAGIC.len()..]].concat(),
             [&FILE_MAGIC[..], &[255; 8], &page].concat(),
         ] {
-            assert!(apply(file(&bad), &memory(2)).is_err());
+            assert!(apply_pages(write_temp_file(&bad), &create_memory(2)).is_err());
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 const MEASURE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Thousands of counts in a second.
-pub(super) fn kilohertz() -> u64 {
+pub(super) fn measure_tsc_khz() -> u64 {
     let (begun, first) = (Instant::now(), read_tsc());
     std::thread::sleep(MEASURE_INTERVAL);
     let (last, took) = (read_tsc(), begun.elapsed());

@@ -21,66 +21,66 @@ const MAX_SHOWN_CHARS: usize = 600;
 const LAST_WORDS_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Both streams of one process.
-pub(super) struct Words {
-    out: Kept,
-    err: Kept,
+pub(super) struct VmmOutput {
+    out: StreamTail,
+    err: StreamTail,
     /// Closed when there will be no more.
     ended: watch::Receiver<()>,
 }
 
 /// The last of one stream.
 #[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Vec<u8>>>);
+struct StreamTail(Arc<Mutex<Vec<u8>>>);
 
-impl Words {
-    /// Reads from now on, so that nobody ever waits for somebody to read.
-    pub(super) fn listen(stdout: OwnedFd, stderr: OwnedFd) -> io::Result<Self> {
-        let (out, err) = (Kept::default(), Kept::default());
+impl VmmOutput {
+    /// Reads both pipes from now on, so that the process never blocks on a full one.
+    pub(super) fn from_pipes(stdout: OwnedFd, stderr: OwnedFd) -> io::Result<Self> {
+        let (out, err) = (StreamTail::default(), StreamTail::default());
         let (open, ended) = watch::channel(());
         for (stream, kept) in [(stdout, &out), (stderr, &err)] {
             let from = pipe::Receiver::from_owned_fd(stream)?;
-            tokio::spawn(keep_stream(from, kept.clone(), open.clone()));
+            tokio::spawn(collect_stream(from, kept.clone(), open.clone()));
         }
         Ok(Self { out, err, ended })
     }
 
     /// The same of a process inside walls, which tell what became of it.
-    pub(super) fn attend(events: Box<dyn ProcessEvents>) -> Self {
-        let (out, err) = (Kept::default(), Kept::default());
+    pub(super) fn from_events(events: Box<dyn ProcessEvents>) -> Self {
+        let (out, err) = (StreamTail::default(), StreamTail::default());
         let (open, ended) = watch::channel(());
-        tokio::spawn(keep_events(events, out.clone(), err.clone(), open));
+        tokio::spawn(collect_events(events, out.clone(), err.clone(), open));
         Self { out, err, ended }
     }
 
     /// Waits until there will be no more.
-    pub(super) async fn ended(&self) {
+    pub(super) async fn wait_for_end(&self) {
         // Nothing is ever sent: an error is the end.
         let _ = self.ended.clone().changed().await;
     }
 
     /// The last lines, in one that can be shown. Of the streams of a process that has ended: all that
     /// it said.
-    pub(super) async fn last(&self) -> String {
-        let _ = tokio::time::timeout(LAST_WORDS_TIMEOUT, self.ended()).await;
-        self.so_far()
+    pub(super) async fn wait_for_last_words(&self) -> String {
+        let _ = tokio::time::timeout(LAST_WORDS_TIMEOUT, self.wait_for_end()).await;
+        self.read_so_far()
     }
 
     /// The same without waiting for more.
-    pub(super) fn so_far(&self) -> String {
-        let said: Vec<String> = [&self.out, &self.err].iter().map(|kept| kept.text()).collect();
+    pub(super) fn read_so_far(&self) -> String {
+        let said: Vec<String> = [&self.out, &self.err].iter().map(|kept| kept.shown_text()).collect();
         said.iter().filter(|text| !text.is_empty()).cloned().collect::<Vec<_>>().join(" | ")
     }
 }
 
-impl Kept {
-    fn add(&self, piece: &[u8]) {
+impl StreamTail {
+    fn append_bytes(&self, piece: &[u8]) {
         let mut last = lock(&self.0);
         last.extend_from_slice(piece);
         let excess = last.len().saturating_sub(MAX_STREAM_BYTES);
         last.drain(..excess);
     }
 
-    fn text(&self) -> String {
+    fn shown_text(&self) -> String {
         let last = lock(&self.0);
         let text = String::from_utf8_lossy(&last);
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
@@ -90,24 +90,24 @@ impl Kept {
     }
 }
 
-async fn keep_stream(mut from: pipe::Receiver, kept: Kept, _open: watch::Sender<()>) {
+async fn collect_stream(mut from: pipe::Receiver, kept: StreamTail, _open: watch::Sender<()>) {
     let mut piece = [0; 1024];
     while let Ok(count @ 1..) = from.read(&mut piece).await {
-        kept.add(&piece[..count]);
+        kept.append_bytes(&piece[..count]);
     }
 }
 
-async fn keep_events(
+async fn collect_events(
     mut events: Box<dyn ProcessEvents>,
-    out: Kept,
-    err: Kept,
+    out: StreamTail,
+    err: StreamTail,
     _open: watch::Sender<()>,
 ) {
     while let Some(event) = events.next().await {
         match event {
-            ProcessEvent::Output(StreamId::Stdout, data) => out.add(&data),
-            ProcessEvent::Output(StreamId::Stderr, data) => err.add(&data),
-            ProcessEvent::Exit(exit) => return err.add(describe_exit(&exit.status).as_bytes()),
+            ProcessEvent::Output(StreamId::Stdout, data) => out.append_bytes(&data),
+            ProcessEvent::Output(StreamId::Stderr, data) => err.append_bytes(&data),
+            ProcessEvent::Exit(exit) => return err.append_bytes(describe_exit(&exit.status).as_bytes()),
         }
     }
 }

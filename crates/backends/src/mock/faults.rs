@@ -40,7 +40,7 @@ pub struct Faults {
 
 impl Fault {
     /// Fails, hangs or passes.
-    pub(crate) async fn strike(&self, operation: &'static str) -> Result<()> {
+    pub(crate) async fn inject_fault(&self, operation: &'static str) -> Result<()> {
         let failure = || {
             Error::new(ErrorCode::Unavailable, operation, "an injected fault")
                 .backend(NAME)

@@ -14,7 +14,7 @@ use stockade_core::{
 use tokio::sync::{mpsc, watch};
 
 use super::lock;
-use super::sandbox::Machine;
+use super::sandbox::MockMachine;
 use super::tree::{Errno, Tree};
 
 /// A program of the mock.
@@ -38,7 +38,7 @@ pub struct Guest {
     pub sandbox: SandboxId,
     /// The limits that hold for it.
     pub limits: EffectiveLimits,
-    pub(super) machine: Arc<Machine>,
+    pub(super) machine: Arc<MockMachine>,
     pub(super) execution: u64,
     pub(super) events: mpsc::Sender<ProcessEvent>,
     pub(super) stdin: mpsc::Receiver<Data>,
@@ -49,7 +49,7 @@ pub struct Guest {
 impl Guest {
     /// Writes output; waits while nobody reads, or while the sandbox is paused.
     pub async fn out(&self, stream: StreamId, data: impl Into<Data>) {
-        self.machine.running().await;
+        self.machine.wait_while_paused().await;
         // A reader that is gone is a closed pipe: the program goes on.
         let _ = self.events.send(ProcessEvent::Output(stream, data.into())).await;
     }
@@ -62,7 +62,7 @@ impl Guest {
     /// Sleeps; time stands still while the sandbox is paused.
     pub async fn sleep(&self, duration: Duration) {
         tokio::time::sleep(duration).await;
-        self.machine.running().await;
+        self.machine.wait_while_paused().await;
     }
 
     /// From now on every signal but the one that cannot be ignored is.
@@ -115,13 +115,13 @@ impl Guest {
     /// How many of `wanted` further processes the limit leaves room for.
     pub fn room_for_processes(&self, wanted: u32) -> u32 {
         // The program itself counts, also where it runs before its task is on the list.
-        let running = u32::try_from(self.machine.processes().max(1)).unwrap_or(u32::MAX);
+        let running = u32::try_from(self.machine.count_processes().max(1)).unwrap_or(u32::MAX);
         self.limits.processes.map_or(wanted, |most| wanted.min(most.saturating_sub(running)))
     }
 
     /// Starts something that outlives the program, in a session of its own, deaf to signals.
     pub fn spawn_detached(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.machine.adopt(self.execution, tokio::spawn(work));
+        self.machine.adopt_task(self.execution, tokio::spawn(work));
     }
 
     /// A handle on the files for what was detached.
@@ -131,7 +131,7 @@ impl Guest {
 }
 
 /// The sandbox's files, for a task that outlives its program.
-pub struct SharedFiles(Arc<Machine>);
+pub struct SharedFiles(Arc<MockMachine>);
 
 impl SharedFiles {
     /// Appends to a file given by its path from the workspace root.

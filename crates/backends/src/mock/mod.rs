@@ -107,12 +107,12 @@ impl Mock {
 
     /// Lets a sandbox die by itself: it is no longer alive, and waits to be destroyed.
     pub fn lose(&self, id: &SandboxId) {
-        lock(&self.sandboxes).get(id).inspect(|sandbox| sandbox.lose());
+        lock(&self.sandboxes).get(id).inspect(|sandbox| sandbox.mark_lost());
     }
 
     /// The programs that run in a sandbox, detached ones included.
     pub fn processes(&self, id: &SandboxId) -> usize {
-        lock(&self.sandboxes).get(id).map_or(0, |sandbox| sandbox.processes())
+        lock(&self.sandboxes).get(id).map_or(0, |sandbox| sandbox.count_processes())
     }
 }
 
@@ -127,7 +127,7 @@ impl Backend for Mock {
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
-        self.faults.create.strike("create").await?;
+        self.faults.create.inject_fault("create").await?;
         let sandbox =
             Arc::new(MockSandbox::new(id, admitted, self.programs.clone(), self.faults.clone()));
         let mut sandboxes = lock(&self.sandboxes);
@@ -148,7 +148,7 @@ impl Backend for Mock {
         let made = create_and_restore(self, id, admitted, from).await?;
         let sandbox = lock(&self.sandboxes).get(id).cloned();
         if let Some(sandbox) = sandbox {
-            sandbox.carry_on(from, admitted.limits()).await?;
+            sandbox.resume_programs(from, admitted.limits()).await?;
         }
         Ok(made)
     }
@@ -158,10 +158,10 @@ impl Backend for Mock {
     }
 
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
-        self.faults.destroy.strike("destroy").await?;
+        self.faults.destroy.inject_fault("destroy").await?;
         let sandbox = lock(&self.sandboxes).remove(id);
         if let Some(sandbox) = sandbox {
-            sandbox.end().await;
+            sandbox.end_tasks().await;
         }
         Ok(())
     }

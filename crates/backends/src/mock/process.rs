@@ -14,10 +14,10 @@ use tokio::sync::{Mutex, mpsc, watch};
 use super::NAME;
 use super::faults::{Fault, Faults};
 use super::guest::{Guest, MockProgram};
-use super::sandbox::Machine;
+use super::sandbox::MockMachine;
 
 pub(super) struct MockControl {
-    pub machine: Arc<Machine>,
+    pub machine: Arc<MockMachine>,
     pub execution: u64,
     pub faults: Faults,
     pub signals: mpsc::Sender<Signal>,
@@ -29,7 +29,7 @@ pub(super) struct MockControl {
 #[async_trait]
 impl ProcessControl for MockControl {
     async fn kill(&self) -> Result<()> {
-        self.faults.kill.strike("kill").await?;
+        self.faults.kill.inject_fault("kill").await?;
         self.killed.send_replace(true);
         self.machine.end_execution(self.execution).await;
         Ok(())
@@ -75,7 +75,7 @@ impl ProcessEvents for MockEvents {
         if self.ended {
             return None;
         }
-        if let Err(error) = self.fault.strike("stream").await {
+        if let Err(error) = self.fault.inject_fault("stream").await {
             self.ended = true;
             let lost = ExitStatus::Lost(error.message().to_owned());
             return match self.fault {
@@ -92,7 +92,7 @@ impl ProcessEvents for MockEvents {
 }
 
 /// Runs the program until it ends, is killed, or a signal ends it; then reports the exit.
-pub(super) async fn run(
+pub(super) async fn run_program(
     program: Arc<dyn MockProgram>,
     mut guest: Guest,
     mut signals: mpsc::Receiver<Signal>,

@@ -19,7 +19,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 
 use super::faults::Faults;
 use super::guest::{Guest, MockProgram};
-use super::process::{MockControl, MockEvents, run};
+use super::process::{MockControl, MockEvents, run_program};
 use super::tree::{Errno, Node, Tree};
 use super::{NAME, lock};
 
@@ -32,7 +32,7 @@ const REPORT_GRACE: Duration = Duration::from_millis(500);
 /// Number that marks the task of a program itself, as opposed to what an execution detached.
 const PROGRAM_TASK: u64 = 0;
 
-pub(super) struct Machine {
+pub(super) struct MockMachine {
     pub tree: Mutex<Tree>,
     pub memory: AtomicU64,
     pub cpu_ms: AtomicU64,
@@ -40,19 +40,19 @@ pub(super) struct Machine {
     tasks: Mutex<Vec<(u64, JoinHandle<()>)>>,
 }
 
-impl Machine {
+impl MockMachine {
     /// Waits while the sandbox is paused.
-    pub(super) async fn running(&self) {
+    pub(super) async fn wait_while_paused(&self) {
         let _ = self.paused.subscribe().wait_for(|paused| !*paused).await;
     }
 
-    pub(super) fn adopt(&self, execution: u64, task: JoinHandle<()>) {
+    pub(super) fn adopt_task(&self, execution: u64, task: JoinHandle<()>) {
         let mut tasks = lock(&self.tasks);
         tasks.retain(|(_, task)| !task.is_finished());
         tasks.push((execution, task));
     }
 
-    pub(super) fn processes(&self) -> usize {
+    pub(super) fn count_processes(&self) -> usize {
         lock(&self.tasks).iter().filter(|(_, task)| !task.is_finished()).count()
     }
 
@@ -84,7 +84,7 @@ const PROGRAMS_PART: &str = "programs";
 
 pub(super) struct MockSandbox {
     id: SandboxId,
-    machine: Arc<Machine>,
+    machine: Arc<MockMachine>,
     programs: HashMap<String, Arc<dyn MockProgram>>,
     faults: Faults,
     executions: AtomicU64,
@@ -105,7 +105,7 @@ impl MockSandbox {
         let spec = admitted.spec();
         let room = admitted.limits().disk.map_or(u64::MAX, |disk| disk.0);
         let tree = Tree::new(spec.read_only, spec.root == RootMode::CopyOnWrite, room);
-        let machine = Machine {
+        let machine = MockMachine {
             tree: Mutex::new(tree),
             memory: AtomicU64::new(0),
             cpu_ms: AtomicU64::new(0),
@@ -125,17 +125,17 @@ impl MockSandbox {
         }
     }
 
-    pub(super) fn processes(&self) -> usize {
-        self.machine.processes()
+    pub(super) fn count_processes(&self) -> usize {
+        self.machine.count_processes()
     }
 
     /// It dies by itself, as when its agent is killed; what is left waits to be destroyed.
-    pub(super) fn lose(&self) {
+    pub(super) fn mark_lost(&self) {
         self.lost.store(true, Ordering::SeqCst);
     }
 
     /// Ends everything in it: programs report their end, the rest is gone.
-    pub(super) async fn end(&self) {
+    pub(super) async fn end_tasks(&self) {
         let running = std::mem::take(&mut *lock(&self.running));
         running.iter().for_each(|killed| {
             killed.send_replace(true);
@@ -151,14 +151,14 @@ impl MockSandbox {
         end_all(programs).await;
     }
 
-    fn what_runs(&self) -> Vec<Vec<String>> {
+    fn list_running_commands(&self) -> Vec<Vec<String>> {
         let mut commands = lock(&self.commands);
         commands.retain(|(_, task)| !task.is_finished());
         commands.iter().map(|(argv, _)| argv.clone()).collect()
     }
 
     /// Starts what ran when this state was captured with its memory.
-    pub(super) async fn carry_on(&self, from: &Parts, limits: &EffectiveLimits) -> Result<()> {
+    pub(super) async fn resume_programs(&self, from: &Parts, limits: &EffectiveLimits) -> Result<()> {
         if from.kind != SnapshotKind::Full {
             return Ok(());
         }
@@ -208,7 +208,7 @@ impl Sandbox for MockSandbox {
     }
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
-        self.faults.spawn.strike("spawn").await?;
+        self.faults.spawn.inject_fault("spawn").await?;
         let execution = self.executions.fetch_add(1, Ordering::SeqCst);
         let (events, events_out) = mpsc::channel(QUEUE_LENGTH);
         let (signals, signals_out) = mpsc::channel(QUEUE_LENGTH);
@@ -236,9 +236,9 @@ impl Sandbox for MockSandbox {
                     ignores_signals: Arc::default(),
                 };
                 // Not of the execution: a kill lets the program report its end itself.
-                let task = tokio::spawn(run(program, guest, signals_out, killed_out));
+                let task = tokio::spawn(run_program(program, guest, signals_out, killed_out));
                 lock(&self.commands).push((command.argv(), task.abort_handle()));
-                self.machine.adopt(PROGRAM_TASK, task);
+                self.machine.adopt_task(PROGRAM_TASK, task);
             }
         }
         lock(&self.running).push(killed.clone());
@@ -267,7 +267,7 @@ impl Sandbox for MockSandbox {
 
     async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
         if kind == SnapshotKind::Full {
-            let programs = serde_json::to_vec(&self.what_runs()).map_err(io::Error::from);
+            let programs = serde_json::to_vec(&self.list_running_commands()).map_err(io::Error::from);
             let written =
                 programs.and_then(|programs| fs::write(into.join(PROGRAMS_PART), programs));
             written.map_err(|error| {
@@ -300,7 +300,7 @@ impl Sandbox for MockSandbox {
     }
 }
 
-fn failed(operation: &'static str, path: &SandboxPath, errno: Errno) -> Error {
+fn errno_error(operation: &'static str, path: &SandboxPath, errno: Errno) -> Error {
     let (code, what) = match errno {
         Errno::NoEntry => (ErrorCode::NotFound, "is not there"),
         Errno::Escapes => (ErrorCode::PathEscapes, "leaves its root"),
@@ -314,7 +314,7 @@ fn failed(operation: &'static str, path: &SandboxPath, errno: Errno) -> Error {
     Error::new(code, operation, format!("`{path}` {what}")).backend(NAME)
 }
 
-fn entry(name: &str, node: &Node, mode: u32) -> Entry {
+fn to_entry(name: &str, node: &Node, mode: u32) -> Entry {
     let (kind, size) = match node {
         Node::Directory => (EntryKind::Directory, 0),
         Node::File(data) => (EntryKind::File, data.len() as u64),
@@ -326,18 +326,18 @@ fn entry(name: &str, node: &Node, mode: u32) -> Entry {
 
 impl MockSandbox {
     /// Resolves beneath the workspace and works on the tree; failures name the path.
-    fn at<T>(
+    fn with_path<T>(
         &self,
         operation: &'static str,
         path: &SandboxPath,
         follow_last: bool,
         work: impl FnOnce(&mut Tree, &str) -> Result<T, Errno>,
     ) -> Result<T> {
-        self.beneath(operation, path, path.as_str(), follow_last, work)
+        self.with_partial_path(operation, path, path.as_str(), follow_last, work)
     }
 
     /// The same for a part of the path; failures name the whole.
-    fn beneath<T>(
+    fn with_partial_path<T>(
         &self,
         operation: &'static str,
         path: &SandboxPath,
@@ -348,29 +348,29 @@ impl MockSandbox {
         let mut tree = lock(&self.machine.tree);
         tree.resolve(WORKSPACE_ROOT, part, true, follow_last)
             .and_then(|at| work(&mut tree, &at))
-            .map_err(|errno| failed(operation, path, errno))
+            .map_err(|errno| errno_error(operation, path, errno))
     }
 }
 
 #[async_trait]
 impl Files for MockSandbox {
     async fn stat(&self, path: &SandboxPath) -> Result<Entry> {
-        self.at("stat", path, false, |tree, at| {
+        self.with_path("stat", path, false, |tree, at| {
             let name = at.rsplit('/').next().unwrap_or_default();
-            tree.node(at).map(|node| entry(name, node, tree.mode(at)))
+            tree.node(at).map(|node| to_entry(name, node, tree.mode(at)))
         })
     }
 
     async fn list(&self, path: &SandboxPath) -> Result<Vec<Entry>> {
-        self.at("list", path, true, |tree, at| {
+        self.with_path("list", path, true, |tree, at| {
             let mode = |name: &str| tree.mode(&format!("{at}/{name}"));
             let entries = tree.list(at)?;
-            Ok(entries.iter().map(|(name, node)| entry(name, node, mode(name))).collect())
+            Ok(entries.iter().map(|(name, node)| to_entry(name, node, mode(name))).collect())
         })
     }
 
     async fn read(&self, path: &SandboxPath, offset: u64, most: u32) -> Result<Data> {
-        self.at("read", path, true, |tree, at| {
+        self.with_path("read", path, true, |tree, at| {
             let data = tree.read(at)?;
             let from = usize::try_from(offset).unwrap_or(usize::MAX).min(data.len());
             let to = from.saturating_add(most as usize).min(data.len());
@@ -379,18 +379,18 @@ impl Files for MockSandbox {
     }
 
     async fn write(&self, path: &SandboxPath, data: Data, append: bool) -> Result<()> {
-        self.at("write", path, true, |tree, at| tree.write(at, &data, append))
+        self.with_path("write", path, true, |tree, at| tree.write(at, &data, append))
     }
 
     async fn set_mode(&self, path: &SandboxPath, mode: u32) -> Result<()> {
-        self.at("set mode", path, true, |tree, at| tree.set_mode(at, mode & 0o777))
+        self.with_path("set mode", path, true, |tree, at| tree.set_mode(at, mode & 0o777))
     }
 
     async fn make_dir(&self, path: &SandboxPath) -> Result<()> {
         let whole = path.as_str();
         let ends = whole.match_indices('/').map(|(end, _)| end).filter(|end| *end > 0);
         for end in ends.chain([whole.len()]) {
-            self.beneath("make directory", path, &whole[..end], true, |tree, at| {
+            self.with_partial_path("make directory", path, &whole[..end], true, |tree, at| {
                 match tree.node(at) {
                     Ok(Node::Directory) => Ok(()),
                     Ok(Node::File(_) | Node::Symlink(_) | Node::Fifo) => Err(Errno::NotDirectory),
@@ -402,11 +402,11 @@ impl Files for MockSandbox {
     }
 
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
-        let target = self.at("rename", to, false, |_, at| Ok(at.to_owned()))?;
-        self.at("rename", from, false, |tree, at| tree.rename(at, &target))
+        let target = self.with_path("rename", to, false, |_, at| Ok(at.to_owned()))?;
+        self.with_path("rename", from, false, |tree, at| tree.rename(at, &target))
     }
 
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
-        self.at("remove", path, false, |tree, at| tree.remove(at).map(drop))
+        self.with_path("remove", path, false, |tree, at| tree.remove(at).map(drop))
     }
 }

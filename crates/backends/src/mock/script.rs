@@ -37,7 +37,7 @@ impl MockProgram for Script {
         for step in &self.0 {
             match step {
                 Step::Write(stream, data) => guest.out(*stream, data.clone()).await,
-                Step::Flood(stream, bytes, piece) => flood(guest, *stream, *bytes, *piece).await,
+                Step::Flood(stream, bytes, piece) => write_flood(guest, *stream, *bytes, *piece).await,
                 Step::Echo => {
                     while let Some(data) = guest.input().await {
                         guest.out(StreamId::Stdout, data).await;
@@ -53,7 +53,7 @@ impl MockProgram for Script {
     }
 }
 
-async fn flood(guest: &Guest, stream: StreamId, bytes: u64, piece: usize) {
+async fn write_flood(guest: &Guest, stream: StreamId, bytes: u64, piece: usize) {
     let block = vec![b'.'; piece.max(1)];
     let mut left = bytes;
     while left > 0 {

@@ -87,7 +87,7 @@ impl Tree {
         let beneath = beneath && !path.starts_with('/');
         let floor = if beneath { base } else { "" };
         let mut at = if path.starts_with('/') { String::new() } else { base.to_owned() };
-        let mut todo: Vec<String> = parts(path);
+        let mut todo: Vec<String> = split_path(path);
         let mut links = 0;
         while let Some(part) = todo.pop() {
             if part == ".." {
@@ -108,7 +108,7 @@ impl Tree {
                         }
                         at.clear();
                     }
-                    todo.extend(parts(target));
+                    todo.extend(split_path(target));
                 }
                 Some(Node::Directory) => at = next,
                 Some(_) if !last => return Err(Errno::NotDirectory),
@@ -175,15 +175,15 @@ impl Tree {
     /// Sets a regular file's permission bits.
     pub fn set_mode(&mut self, at: &str, mode: u32) -> Result<(), Errno> {
         self.read(at)?;
-        self.writable(at)?;
+        self.check_writable(at)?;
         self.modes.insert(at.to_owned(), mode);
         Ok(())
     }
 
     /// Puts something where the parent is a directory that may be written to.
     pub fn put(&mut self, at: &str, node: Node) -> Result<(), Errno> {
-        self.writable(at)?;
-        match self.node(parent(at))? {
+        self.check_writable(at)?;
+        match self.node(parent_path(at))? {
             Node::Directory => {}
             Node::File(_) | Node::Symlink(_) | Node::Fifo => return Err(Errno::NotDirectory),
         }
@@ -193,7 +193,7 @@ impl Tree {
 
     /// Removes it and everything below; says whether anything was there.
     pub fn remove(&mut self, at: &str) -> Result<bool, Errno> {
-        self.writable(at)?;
+        self.check_writable(at)?;
         let before = self.nodes.len();
         let below = format!("{at}/");
         self.nodes.retain(|path, _| path != at && !path.starts_with(&below));
@@ -204,9 +204,9 @@ impl Tree {
     /// Moves it and everything below.
     pub fn rename(&mut self, from: &str, to: &str) -> Result<(), Errno> {
         self.node(from)?;
-        self.writable(from)?;
-        self.writable(to)?;
-        self.node(parent(to))?;
+        self.check_writable(from)?;
+        self.check_writable(to)?;
+        self.node(parent_path(to))?;
         let below = format!("{from}/");
         let moved: Vec<_> = self
             .nodes
@@ -227,7 +227,7 @@ impl Tree {
         Ok(())
     }
 
-    fn writable(&self, at: &str) -> Result<(), Errno> {
+    fn check_writable(&self, at: &str) -> Result<(), Errno> {
         let below = |root: &str| at == root || at.starts_with(&format!("{root}/"));
         let allowed = match () {
             () if below(WORKSPACE_ROOT) => !self.read_only_workspace,
@@ -239,11 +239,11 @@ impl Tree {
 }
 
 /// The parts of a path, the first one last, so that they can be popped in order.
-fn parts(path: &str) -> Vec<String> {
+fn split_path(path: &str) -> Vec<String> {
     path.split('/').rev().filter(|part| !part.is_empty() && *part != ".").map(Into::into).collect()
 }
 
-fn parent(at: &str) -> &str {
+fn parent_path(at: &str) -> &str {
     at.rsplit_once('/').map_or("", |(parent, _)| parent)
 }
 
@@ -251,14 +251,14 @@ fn parent_above(at: &str, floor: &str, beneath: bool) -> Result<String, Errno> {
     if beneath && at == floor {
         return Err(Errno::Escapes);
     }
-    Ok(parent(at).to_owned())
+    Ok(parent_path(at).to_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn tree() -> Tree {
+    fn test_tree() -> Tree {
         let mut tree = Tree::new(false, false, 100);
         tree.put("/workspace/up", Node::Symlink("../etc".into())).unwrap();
         tree.put("/workspace/out", Node::Symlink("/etc".into())).unwrap();
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn links_that_leave_the_workspace_escape_only_where_it_is_the_root() {
-        let tree = tree();
+        let tree = test_tree();
         for path in ["up/hostname", "out/hostname", "..", "d/../.."] {
             assert_eq!(
                 tree.resolve(WORKSPACE_ROOT, path, true, true),
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn only_what_is_writable_is_written_and_only_while_there_is_room() {
-        let mut tree = tree();
+        let mut tree = test_tree();
         assert_eq!(tree.write("/etc/x", b"1", false), Err(Errno::ReadOnly));
         let room = 100 - tree.used();
         assert_eq!(tree.write("/tmp/x", &[0; 200], false), Err(Errno::NoSpace));
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn renaming_and_removing_take_what_is_below_along() {
-        let mut tree = tree();
+        let mut tree = test_tree();
         tree.write("/workspace/d/f", b"1", false).unwrap();
         tree.rename("/workspace/d", "/workspace/e").unwrap();
         assert_eq!(tree.read("/workspace/e/f"), Ok(&b"1"[..]));

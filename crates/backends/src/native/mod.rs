@@ -101,7 +101,7 @@ impl Native {
     pub fn ahead() -> Self {
         let native = Self::new();
         if let Ok(launcher) = embed::copy_as_launcher() {
-            native.site.adopt(launcher);
+            native.site.adopt_launcher(launcher);
         }
         native
     }
@@ -112,33 +112,33 @@ impl Native {
     }
 
     /// Has the walls built and waits for the proof.
-    async fn launch(
+    async fn launch_agent(
         &self,
         id: &SandboxId,
         admitted: &Admitted,
         group: Option<&Group>,
         pipe: OwnedFd,
     ) -> Result<Launched> {
-        let mut plan = plan::plan(id, admitted, self.site.holds_memory(group))?;
+        let mut plan = plan::build_plan(id, admitted, self.site.holds_memory(group))?;
         plan.cgroup = group.map(Group::plan);
         plan.devices = self.devices.iter().map(|device| (*device).to_owned()).collect();
         if let Some(own) = self.own.get() {
             plan::call_machine(&mut plan, own);
         }
-        self.raise(&plan, pipe).await
+        self.send_plan(&plan, pipe).await
     }
 
-    async fn raise(&self, plan: &LaunchPlan, pipe: OwnedFd) -> Result<Launched> {
+    async fn send_plan(&self, plan: &LaunchPlan, pipe: OwnedFd) -> Result<Launched> {
         let pending = self.site.launcher()?.begin(plan, pipe).map_err(not_launched)?;
-        linux::answer(NAME, pending).await
+        linux::finish_launch(NAME, pending).await
     }
 
     /// The walls of a sandbox, and this side's end of its pipe.
-    async fn erect(&self, id: &SandboxId, admitted: &Admitted) -> Result<(Built, UnixStream)> {
-        let held = hold::take(&NAME, admitted.spec())?;
-        let group = self.site.group(id, admitted)?;
-        let (ours, theirs) = self.site.pipe()?;
-        let launched = self.launch(id, admitted, group.as_ref(), theirs.into()).await?;
+    async fn build_walls(&self, id: &SandboxId, admitted: &Admitted) -> Result<(Built, UnixStream)> {
+        let held = hold::hold_layers(&NAME, admitted.spec())?;
+        let group = self.site.create_group(id, admitted)?;
+        let (ours, theirs) = self.site.open_pipe()?;
+        let launched = self.launch_agent(id, admitted, group.as_ref(), theirs.into()).await?;
         let built = Built {
             backend: NAME,
             last: (launched.pid.cast_signed(), launched.pidfd),
@@ -150,10 +150,10 @@ impl Native {
         Ok((built, ours))
     }
 
-    async fn build(&self, id: &SandboxId, admitted: &Admitted) -> Result<LinuxSandbox> {
-        let (built, ours) = self.erect(id, admitted).await?;
+    async fn build_sandbox(&self, id: &SandboxId, admitted: &Admitted) -> Result<LinuxSandbox> {
+        let (built, ours) = self.build_walls(id, admitted).await?;
         let (running, client) = self.site.open(id, built, admitted, ours).await?;
-        let user = plan::user(admitted.spec());
+        let user = plan::sandbox_user(admitted.spec());
         let archives = Archives::new(NAME, admitted);
         let brake = Brake::new(NAME, Arc::clone(&running));
         let kernel = Kernel::Shared;
@@ -162,16 +162,16 @@ impl Native {
 
     /// Ends what is there of a sandbox that this value did not make.
     async fn end_foreign(&self, id: &SandboxId) -> Result<()> {
-        self.site.hierarchy().find(id).iter().for_each(running::thaw);
-        let agents = find::agents(AGENT_NAME).into_iter().filter(|(_, of)| of == id);
+        self.site.hierarchy().find(id).iter().for_each(running::thaw_group);
+        let agents = find::find_agents(AGENT_NAME).into_iter().filter(|(_, of)| of == id);
         for (pid, _) in agents {
             if let Some(pidfd) =
                 find::kill_if(pid, |pid| find::sandbox_of(AGENT_NAME, pid).as_ref() == Some(id))
             {
-                let _ = tokio::time::timeout(TEARDOWN_TIMEOUT, running::ended(&pidfd)).await;
+                let _ = tokio::time::timeout(TEARDOWN_TIMEOUT, running::wait_for_exit(&pidfd)).await;
             }
         }
-        self.site.clear(id).await
+        self.site.remove_leftover_group(id).await
     }
 }
 
@@ -182,15 +182,15 @@ impl Backend for Native {
     }
 
     async fn probe(&self) -> Capabilities {
-        probe::measure(self).await
+        probe::measure_capabilities(self).await
     }
 
     fn fingerprint(&self) -> Option<String> {
-        linux::fingerprint()
+        linux::host_fingerprint()
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
-        match self.build(id, admitted).await {
+        match self.build_sandbox(id, admitted).await {
             Ok(sandbox) => Ok(Arc::new(sandbox)),
             Err(error) => {
                 self.destroy(id).await?;
@@ -200,7 +200,7 @@ impl Backend for Native {
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
-        let agents = find::agents(AGENT_NAME).into_iter().map(|(_, id)| id);
+        let agents = find::find_agents(AGENT_NAME).into_iter().map(|(_, id)| id);
         let ids: BTreeSet<_> = agents.chain(self.site.hierarchy().ids()).collect();
         Ok(ids.into_iter().collect())
     }

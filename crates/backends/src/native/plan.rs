@@ -13,7 +13,7 @@ use stockade_launcher as launcher;
 
 use super::{NAME, Own};
 use crate::linux::limits::per_process_raisable;
-use crate::linux::paths::{directory, resolve};
+use crate::linux::paths::{resolve_directory, resolve_path};
 use crate::linux::{DEFAULT_USER, MAX_SCRATCH_BYTES, OWN_PROCESSES};
 
 /// Where a system says which machine it is.
@@ -21,28 +21,28 @@ const MACHINE_ID: &str = "/etc/machine-id";
 /// Where the kernel says which start of it this is.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-pub(super) fn plan(
+pub(super) fn build_plan(
     id: &SandboxId,
     admitted: &Admitted,
     memory_is_held: bool,
 ) -> Result<launcher::LaunchPlan> {
     let spec = admitted.spec();
     let limits = admitted.limits();
-    let user = user(spec);
+    let user = sandbox_user(spec);
     let scratch = limits.disk.map_or(MAX_SCRATCH_BYTES, |disk| disk.0.min(MAX_SCRATCH_BYTES));
     let mounts = spec.all_mounts().map(|mount| {
         Ok(launcher::Mount {
-            source: resolve(&NAME, "mounts", &mount.source)?,
-            target: in_workspace(spec, mount.target.as_str()),
+            source: resolve_path(&NAME, "mounts", &mount.source)?,
+            target: target_in_workspace(spec, mount.target.as_str()),
             read_only: mount.read_only,
         })
     });
-    let workspace = workspace(&spec.workspace, scratch)?;
-    let owner = owner(&workspace);
+    let workspace = build_workspace(&spec.workspace, scratch)?;
+    let owner = workspace_owner(&workspace);
     Ok(launcher::LaunchPlan {
         id: id.to_string(),
         hostname: id.to_string(),
-        root: root(&spec.image)?,
+        root: build_root(&spec.image)?,
         copy_on_write: (spec.root == RootMode::CopyOnWrite).then_some(scratch),
         workspace,
         read_only: spec.read_only,
@@ -59,13 +59,13 @@ pub(super) fn plan(
             Network::Auto | Network::None | Network::Egress(_) => launcher::Network::None,
         },
         tmp_bytes: scratch,
-        rlimits: rlimits(admitted, memory_is_held),
+        rlimits: build_rlimits(admitted, memory_is_held),
         ..launcher::LaunchPlan::default()
     })
 }
 
 /// A path below `/workspace` as one below the workspace's own, which is mounted first.
-fn in_workspace(spec: &SandboxSpec, target: &str) -> PathBuf {
+fn target_in_workspace(spec: &SandboxSpec, target: &str) -> PathBuf {
     match Path::new(target).strip_prefix(WORKSPACE_ROOT) {
         Ok(inside) => Path::new(spec.workspace_dir()).join(inside),
         Err(_) => target.into(),
@@ -90,13 +90,13 @@ pub(super) fn call_machine(plan: &mut launcher::LaunchPlan, own: &Own) {
 }
 
 /// Whom everything in the sandbox runs as.
-pub(super) fn user(spec: &SandboxSpec) -> User {
+pub(super) fn sandbox_user(spec: &SandboxSpec) -> User {
     spec.user.unwrap_or(DEFAULT_USER)
 }
 
 /// Whom the guest stands for on the host, where root may choose: whose files it works on. Root without
 /// its capabilities could not write to them, and what it made would be root's.
-fn owner(workspace: &launcher::Workspace) -> Option<User> {
+fn workspace_owner(workspace: &launcher::Workspace) -> Option<User> {
     if !rustix::process::geteuid().is_root() {
         return None;
     }
@@ -109,30 +109,30 @@ fn owner(workspace: &launcher::Workspace) -> Option<User> {
     Some(User { uid: found.uid(), gid: found.gid() })
 }
 
-fn root(image: &Image) -> Result<launcher::Root> {
+fn build_root(image: &Image) -> Result<launcher::Root> {
     match image {
-        Image::Directory(path) => resolve(&NAME, "image", path).map(launcher::Root::Directory),
+        Image::Directory(path) => resolve_path(&NAME, "image", path).map(launcher::Root::Directory),
         // The other kinds are not admitted on this backend.
         Image::Host | Image::Oci(_) | Image::Named(_) | Image::Wasm(_) => Ok(launcher::Root::Host),
     }
 }
 
-fn workspace(workspace: &Workspace, bytes: u64) -> Result<launcher::Workspace> {
+fn build_workspace(workspace: &Workspace, bytes: u64) -> Result<launcher::Workspace> {
     match workspace {
         Workspace::Ephemeral => Ok(launcher::Workspace::Ephemeral { bytes }),
         Workspace::Local(path) => {
-            Ok(launcher::Workspace::Local { path: directory(&NAME, "workspace", path)? })
+            Ok(launcher::Workspace::Local { path: resolve_directory(&NAME, "workspace", path)? })
         }
         Workspace::Overlay(Layers { lower, upper, work }) => Ok(launcher::Workspace::Overlay {
-            lower: directory(&NAME, "workspace.overlay.lower", lower)?,
-            upper: directory(&NAME, "workspace.overlay.upper", upper)?,
-            work: directory(&NAME, "workspace.overlay.work", work)?,
+            lower: resolve_directory(&NAME, "workspace.overlay.lower", lower)?,
+            upper: resolve_directory(&NAME, "workspace.overlay.upper", upper)?,
+            work: resolve_directory(&NAME, "workspace.overlay.work", work)?,
         }),
     }
 }
 
 /// What each single process is held to, and how many the user namespace counts.
-fn rlimits(admitted: &Admitted, memory_is_held: bool) -> launcher::Rlimits {
+fn build_rlimits(admitted: &Admitted, memory_is_held: bool) -> launcher::Rlimits {
     launcher::Rlimits {
         nproc: admitted.limits().processes.map(|most| u64::from(most) + OWN_PROCESSES),
         ..per_process_raisable(admitted, memory_is_held)

@@ -65,38 +65,38 @@ const MISSING_FEATURES: [(Feature, &str, &str); 6] = [
     (Feature::FullSnapshot, "it cannot capture memory", "choose a backend that has it"),
 ];
 
-pub(super) async fn measure(native: &Native) -> Capabilities {
-    let root = trial(native, RootMode::CopyOnWrite).await;
+pub(super) async fn measure_capabilities(native: &Native) -> Capabilities {
+    let root = try_root(native, RootMode::CopyOnWrite).await;
     if root.is_err()
-        && let Err(error) = trial(native, RootMode::ReadOnly).await
+        && let Err(error) = try_root(native, RootMode::ReadOnly).await
     {
         let remedy = error.hint().unwrap_or("see docs/backends/native.md").to_owned();
-        return Capabilities::unavailable(NAME, NATIVE_BOUNDARY, linux::reason(&error), remedy);
+        return Capabilities::unavailable(NAME, NATIVE_BOUNDARY, linux::describe_error(&error), remedy);
     }
-    let workspace = overlay(native).await;
-    measured_features(native, by_overlay(root), by_overlay(workspace))
+    let workspace = try_overlay(native).await;
+    measured_features(native, overlay_support(root), overlay_support(workspace))
 }
 
 /// Builds a sandbox, has every wall read back, and takes it down.
-async fn trial(native: &Native, root: RootMode) -> Result<(), Error> {
+async fn try_root(native: &Native, root: RootMode) -> Result<(), Error> {
     let id = linux::trial_id();
     let spec = SandboxSpec { root, ..SandboxSpec::default() };
-    let created = native.create(&id, &linux::provisional(NAME, &spec)?).await.map(drop);
+    let created = native.create(&id, &linux::admit_provisionally(NAME, &spec)?).await.map(drop);
     let destroyed = native.destroy(&id).await;
     created.and(destroyed)
 }
 
 /// Likewise with a copy-on-write workspace. Its layers are in memory, so that a trial that is killed
 /// leaves no file; whether a given directory can be a layer is seen when it is mounted.
-async fn overlay(native: &Native) -> Result<(), Error> {
+async fn try_overlay(native: &Native) -> Result<(), Error> {
     let id = linux::trial_id();
-    let admitted = linux::provisional(NAME, &SandboxSpec::default())?;
-    let plan = LaunchPlan { workspace: Workspace::Trial, ..plan::plan(&id, &admitted, false)? };
-    let (_ours, theirs) = native.site.pipe()?;
-    let launched = native.raise(&plan, theirs.into()).await?;
+    let admitted = linux::admit_provisionally(NAME, &SandboxSpec::default())?;
+    let plan = LaunchPlan { workspace: Workspace::Trial, ..plan::build_plan(&id, &admitted, false)? };
+    let (_ours, theirs) = native.site.open_pipe()?;
+    let launched = native.send_plan(&plan, theirs.into()).await?;
     // It may have ended already.
     let _ = pidfd_send_signal(&launched.pidfd, Signal::KILL);
-    running::ended(&launched.pidfd).await.map_err(|error| linux::no_pipe(NAME, error))
+    running::wait_for_exit(&launched.pidfd).await.map_err(|error| linux::no_pipe(NAME, error))
 }
 
 /// The walls stand: what else is there depends on the control groups.
@@ -104,7 +104,7 @@ fn measured_features(native: &Native, root: Support, workspace: Support) -> Capa
     let mut all = Capabilities::none(NAME, NATIVE_BOUNDARY)
         .with(Feature::CopyOnWriteRoot, root)
         .with(Feature::OverlayWorkspace, workspace)
-        .with(Feature::Pause, pause(native.site.hierarchy()));
+        .with(Feature::Pause, pause_support(native.site.hierarchy()));
     for (feature, by) in WALL_FEATURES {
         all = all.with(feature, Support::full(by));
     }
@@ -112,7 +112,7 @@ fn measured_features(native: &Native, root: Support, workspace: Support) -> Capa
         all = all.with(feature, Support::missing(reason, remedy));
     }
     for (feature, support) in
-        limits::measured(native.site.hierarchy(), processes(), limits::disk_by_counting())
+        limits::measure_limits(native.site.hierarchy(), process_limit_support(), limits::disk_by_counting())
     {
         all = all.with(feature, support);
     }
@@ -120,17 +120,17 @@ fn measured_features(native: &Native, root: Support, workspace: Support) -> Capa
     all
 }
 
-fn by_overlay(tried: Result<(), Error>) -> Support {
+fn overlay_support(tried: Result<(), Error>) -> Support {
     match tried {
         Ok(()) => Support::full("overlayfs in the user namespace"),
         Err(error) => {
             let remedy = "use a kernel that allows overlayfs in user namespaces (5.11 or later)";
-            Support::missing(linux::reason(&error), error.hint().unwrap_or(remedy))
+            Support::missing(linux::describe_error(&error), error.hint().unwrap_or(remedy))
         }
     }
 }
 
-fn pause(hierarchy: &Hierarchy) -> Support {
+fn pause_support(hierarchy: &Hierarchy) -> Support {
     match hierarchy.controllers().freezer {
         true => Support::full(format!("the freezer of {}", hierarchy.name())),
         false => Support::missing(
@@ -142,7 +142,7 @@ fn pause(hierarchy: &Hierarchy) -> Support {
 }
 
 /// Where no control group counts them, the user namespace does.
-fn processes() -> Support {
+fn process_limit_support() -> Support {
     match rustix::process::geteuid().is_root() {
         // The kernel does not hold root to RLIMIT_NPROC.
         true => limits::processes_by_counting(),

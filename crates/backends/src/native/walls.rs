@@ -24,8 +24,8 @@ impl Native {
     /// Builds the walls and hands back the pipe to the agent, which has not said hello yet. As with
     /// `create`, nothing is left if it fails.
     pub async fn walls(&self, id: &SandboxId, admitted: &Admitted) -> Result<(Walls, UnixStream)> {
-        match self.erect(id, admitted).await {
-            Ok((built, pipe)) => Ok((Walls { running: self.site.note(id, built, admitted) }, pipe)),
+        match self.build_walls(id, admitted).await {
+            Ok((built, pipe)) => Ok((Walls { running: self.site.register_running(id, built, admitted) }, pipe)),
             Err(error) => {
                 self.destroy(id).await?;
                 Err(error)
@@ -35,8 +35,8 @@ impl Native {
 
     /// Whom everything in a sandbox of this spec runs as.
     #[cfg(any(feature = "microvm", feature = "ssh"))]
-    pub(crate) fn user(spec: &SandboxSpec) -> User {
-        super::plan::user(spec)
+    pub(crate) fn sandbox_user(spec: &SandboxSpec) -> User {
+        super::plan::sandbox_user(spec)
     }
 }
 
@@ -53,7 +53,7 @@ impl Walls {
         control: &Arc<dyn ProcessControl>,
         cpu_time: Option<Span>,
     ) -> Result<Execution> {
-        self.running.pace()?;
+        self.running.apply_cpu_rate()?;
         Ok(Execution(Watching::new(&self.running, control, cpu_time)))
     }
 }
@@ -66,6 +66,6 @@ impl Execution {
 
     /// Names the limit that ended it, and says what it used (C-16).
     pub fn judge(&self, exit: Exit) -> Exit {
-        self.0.judge(exit)
+        self.0.judge_exit(exit)
     }
 }

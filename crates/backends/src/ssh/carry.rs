@@ -41,7 +41,7 @@ const FAR_CARGO: Cargo<'_> = Cargo { place: "far", name: "stockade-far", sum: FA
 impl Cargo<'_> {
     /// Sets `p` to where it lies. It must belong to who runs it: a place that others can write to could
     /// hold anything.
-    pub(super) fn found(&self) -> String {
+    pub(super) fn find_script(&self) -> String {
         let Self { place, name, sum } = self;
         format!(
             "p=\"${{XDG_CACHE_HOME:-$HOME/.cache}}/stockade/{place}/{sum}/{name}\"; \
@@ -65,7 +65,7 @@ impl Cargo<'_> {
 
 /// Has the program do one thing there.
 pub(super) fn start_script(verb: &str) -> String {
-    format!("{}; exec \"$p\" {verb}", FAR_CARGO.found())
+    format!("{}; exec \"$p\" {verb}", FAR_CARGO.find_script())
 }
 
 /// Whether a call ended because the program is not there.
@@ -74,18 +74,18 @@ pub(super) fn is_missing(status: std::process::ExitStatus) -> bool {
 }
 
 /// Brings the program for sandboxes there.
-pub(super) async fn carry(host: &Host) -> Result<()> {
-    bring(host, &FAR_CARGO, FAR_PROGRAM, UPLOAD_TIMEOUT).await
+pub(super) async fn upload_far(host: &Host) -> Result<()> {
+    upload_program(host, &FAR_CARGO, FAR_PROGRAM, UPLOAD_TIMEOUT).await
 }
 
 /// Brings a program there.
-pub(super) async fn bring(
+pub(super) async fn upload_program(
     host: &Host,
     cargo: &Cargo<'_>,
     program: &[u8],
     patience: Duration,
 ) -> Result<()> {
-    let carried = timeout(patience, feed(host, host.call(&cargo.carry_script())?, program)).await;
+    let carried = timeout(patience, run_ssh(host, host.ssh_command(&cargo.carry_script())?, program)).await;
     let (status, _, said) = carried.map_err(|_| too_slow(host, "carrying the program there"))??;
     if status.success() {
         return Ok(());
@@ -94,20 +94,20 @@ pub(super) async fn bring(
         return Err(no_connection(host, "connect", Some(status), &said));
     }
     let last = clean_foreign(said.lines().last().unwrap_or("it did not say why"));
-    let error = host.failed("connect", format!("the program cannot be put there: {last}"));
+    let error = host.unavailable_error("connect", format!("the program cannot be put there: {last}"));
     Err(error.remedy("see that `~/.cache/stockade` there is yours alone, and that there is room"))
 }
 
 /// Asks the program one thing, carrying it there first if it has to be.
-pub(super) async fn ask(host: &Host, verb: &str, input: &[u8]) -> Result<Said> {
+pub(super) async fn ask_far(host: &Host, verb: &str, input: &[u8]) -> Result<Said> {
     let asked = async {
-        let (status, answer, said) = feed(host, host.call(&start_script(verb))?, input).await?;
+        let (status, answer, said) = run_ssh(host, host.ssh_command(&start_script(verb))?, input).await?;
         if !is_missing(status) {
-            return read(host, status, &answer, &said);
+            return parse_answer(host, status, &answer, &said);
         }
-        carry(host).await?;
-        let (status, answer, said) = feed(host, host.call(&start_script(verb))?, input).await?;
-        read(host, status, &answer, &said)
+        upload_far(host).await?;
+        let (status, answer, said) = run_ssh(host, host.ssh_command(&start_script(verb))?, input).await?;
+        parse_answer(host, status, &answer, &said)
     };
     let limit = ANSWER_TIMEOUT + UPLOAD_TIMEOUT;
     timeout(limit, asked).await.unwrap_or_else(|_| Err(too_slow(host, "an answer")))
@@ -118,7 +118,7 @@ pub(super) fn too_slow(host: &Host, what: &str) -> Error {
     Error::new(ErrorCode::TooSlow, "connect", message).backend(super::NAME)
 }
 
-fn read(host: &Host, status: std::process::ExitStatus, answer: &str, said: &str) -> Result<Said> {
+fn parse_answer(host: &Host, status: std::process::ExitStatus, answer: &str, said: &str) -> Result<Said> {
     // Whatever a login shell prints comes before it.
     let line = answer.lines().last().unwrap_or_default();
     match serde_json::from_str(line) {
@@ -126,14 +126,14 @@ fn read(host: &Host, status: std::process::ExitStatus, answer: &str, said: &str)
         Ok(said) => Ok(said),
         Err(_) if is_missing(status) => {
             let remedy = "see whether programs may be run from `~/.cache` there";
-            Err(host.failed("connect", "the program cannot be run there").remedy(remedy))
+            Err(host.unavailable_error("connect", "the program cannot be run there").remedy(remedy))
         }
         Err(_) => Err(no_connection(host, "connect", Some(status), said)),
     }
 }
 
 /// Runs a call to its end: its status, its output, and what `ssh` said.
-async fn feed(
+async fn run_ssh(
     host: &Host,
     mut call: Command,
     input: &[u8],
@@ -142,12 +142,12 @@ async fn feed(
     let _one_of_few = CONNECT_PERMITS.acquire().await.ok();
     call.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = call.spawn().map_err(|error| no_ssh(host, "connect", error))?;
-    let (answer, told) = exchange(&mut child, input).await;
+    let (answer, told) = exchange_streams(&mut child, input).await;
     let status = child.wait().await.map_err(|error| no_ssh(host, "connect", error))?;
     Ok((status, answer, told))
 }
 
-async fn exchange(child: &mut Child, input: &[u8]) -> (String, String) {
+async fn exchange_streams(child: &mut Child, input: &[u8]) -> (String, String) {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let feeding = async {
         if let Some(mut stdin) = stdin {
@@ -162,12 +162,12 @@ async fn exchange(child: &mut Child, input: &[u8]) -> (String, String) {
         }
         String::from_utf8_lossy(&answer).into_owned()
     };
-    let ((), answer, told) = tokio::join!(feeding, hearing, said(stderr));
+    let ((), answer, told) = tokio::join!(feeding, hearing, read_stderr(stderr));
     (answer, told)
 }
 
 /// What `ssh` says, to its end or as far as it is kept.
-pub(super) async fn said(stderr: Option<tokio::process::ChildStderr>) -> String {
+pub(super) async fn read_stderr(stderr: Option<tokio::process::ChildStderr>) -> String {
     let mut told = Vec::new();
     if let Some(stderr) = stderr {
         let _ = stderr.take(MAX_STDERR_BYTES).read_to_end(&mut told).await;

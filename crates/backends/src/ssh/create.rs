@@ -7,18 +7,18 @@ use std::sync::{Arc, Mutex};
 
 use stockade_core::{Admitted, Error, ErrorCode, Result, SandboxId};
 
-use super::start::start;
-use super::{Live, NAME, Ssh, lock};
-use crate::across::near::{FarSandbox, build, check_workspace};
+use super::start::start_far;
+use super::{HostedSandbox, NAME, Ssh, lock};
+use crate::across::near::{FarSandbox, build_sandbox, check_workspace};
 
-pub(super) async fn create(ssh: &Ssh, id: &SandboxId, admitted: &Admitted) -> Result<FarSandbox> {
+pub(super) async fn create_sandbox(ssh: &Ssh, id: &SandboxId, admitted: &Admitted) -> Result<FarSandbox> {
     check_workspace(&NAME, admitted)?;
-    let live = Arc::new(Live { host: Mutex::default(), bridge: tokio::sync::Mutex::new(None) });
+    let live = Arc::new(HostedSandbox { host: Mutex::default(), bridge: tokio::sync::Mutex::new(None) });
     lock(&ssh.live).insert(id.clone(), Arc::clone(&live));
     let mut reasons = Vec::new();
     for at in rank_hosts(ssh, id) {
         let host = &ssh.hosts[at];
-        let started = match start(host).await {
+        let started = match start_far(host).await {
             Ok(started) => started,
             Err(error) => {
                 reasons.push(error);
@@ -26,7 +26,7 @@ pub(super) async fn create(ssh: &Ssh, id: &SandboxId, admitted: &Admitted) -> Re
             }
         };
         *lock(&live.host) = Some(at);
-        match build(host.peer(), started, id, admitted).await {
+        match build_sandbox(host.peer(), started, id, admitted).await {
             Ok((sandbox, bridge)) => {
                 *live.bridge.lock().await = Some(bridge);
                 return Ok(sandbox);

@@ -14,9 +14,9 @@ use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout};
 use tokio::time::{Instant, timeout};
 
 use super::NAME;
-use super::carry::{Cargo, bring, said, too_slow};
+use super::carry::{Cargo, read_stderr, too_slow, upload_program};
 use super::host::{CONNECT_PERMITS, Host};
-use super::start::{FIRST_WORD, LAST_WORD, greeted};
+use super::start::{FIRST_WORD, LAST_WORD, read_greeting};
 use super::trouble::{no_connection, no_ssh};
 use crate::across::pour::{self, Drain};
 
@@ -66,20 +66,20 @@ enum Began {
 impl Errand {
     /// Connects, carrying this executable there first if it has to be.
     pub async fn begin(host: &Host, party: Party<'_>) -> Result<Self> {
-        if let Began::Errand(errand) = attempt(host, &installed(party)?, party.hello).await? {
+        if let Began::Errand(errand) = try_begin(host, &installed_script(party)?, party.hello).await? {
             return Ok(*errand);
         }
         // Read only now: it is large.
-        let (program, sum) = this_program()
+        let (program, sum) = read_this_program()
             .await
-            .map_err(|error| host.failed("connect", "this program cannot be read").source(error))?;
+            .map_err(|error| host.unavailable_error("connect", "this program cannot be read").source(error))?;
         let cargo = Cargo { place: "own", name: "stockade", sum: &sum };
-        let script = carried(&cargo, party);
-        if let Began::Errand(errand) = attempt(host, &script, party.hello).await? {
+        let script = carried_script(&cargo, party);
+        if let Began::Errand(errand) = try_begin(host, &script, party.hello).await? {
             return Ok(*errand);
         }
-        bring(host, &cargo, &program, UPLOAD_TIMEOUT).await?;
-        match attempt(host, &script, party.hello).await? {
+        upload_program(host, &cargo, &program, UPLOAD_TIMEOUT).await?;
+        match try_begin(host, &script, party.hello).await? {
             Began::Errand(errand) => Ok(*errand),
             Began::Missing => {
                 Err(cannot_run(host, "programs may not be run from `~/.cache` there"))
@@ -96,7 +96,7 @@ impl Errand {
     ) -> Result<bool> {
         let Some(input) = &mut self.input else { return Ok(false) };
         let deadline = Deadline::after(SEND_TIMEOUT, LONGEST_SEND);
-        match send(input, write, deadline).await? {
+        match send_pieces(input, write, deadline).await? {
             Ok(taken) => Ok(taken),
             Err(Expired) => Err(too_slow(&self.host, "sending")),
         }
@@ -115,12 +115,12 @@ impl Errand {
     /// Why it went away without an answer.
     pub async fn trouble(mut self, operation: &'static str) -> Error {
         drop(self.input.take());
-        let (told, status) = ending(self.child, self.stderr).await;
+        let (told, status) = wait_for_end(self.child, self.stderr).await;
         no_connection(&self.host, operation, status, &told)
     }
 }
 
-async fn send(
+async fn send_pieces(
     input: &mut (impl AsyncWrite + Unpin),
     write: impl FnOnce(&mut Drain) -> Result<()> + Send + 'static,
     mut deadline: Deadline,
@@ -150,7 +150,7 @@ async fn send(
 }
 
 /// The bytes of this executable, and their sum.
-async fn this_program() -> std::io::Result<(Vec<u8>, String)> {
+async fn read_this_program() -> std::io::Result<(Vec<u8>, String)> {
     let read = || {
         // Not by its name: the file may have been replaced since.
         let program = std::fs::read("/proc/self/exe")?;
@@ -161,11 +161,11 @@ async fn this_program() -> std::io::Result<(Vec<u8>, String)> {
 }
 
 /// Runs the one that is installed there, if it speaks the same.
-fn installed(party: Party<'_>) -> Result<String> {
+fn installed_script(party: Party<'_>) -> Result<String> {
     let Party { program, verb, version, .. } = party;
     let found = match program {
         None => "p=$(command -v stockade)".to_owned(),
-        Some(path) => format!("p=\"{}\"", plain(path)?),
+        Some(path) => format!("p=\"{}\"", check_plain_path(path)?),
     };
     Ok(format!(
         "{found} && \"$p\" {verb} --speaks {version} </dev/null >/dev/null 2>&1 || exit {EXIT_NOT_FOUND}; \
@@ -174,17 +174,17 @@ fn installed(party: Party<'_>) -> Result<String> {
 }
 
 /// Runs the one that was carried there. What has not been used for days goes.
-fn carried(cargo: &Cargo<'_>, party: Party<'_>) -> String {
+fn carried_script(cargo: &Cargo<'_>, party: Party<'_>) -> String {
     format!(
         "{}; touch -c \"${{p%/*}}\"; \
          find \"${{p%/*/*}}\" -mindepth 1 -maxdepth 1 -mtime +2 -exec rm -rf {{}} +; exec \"$p\" {}",
-        cargo.found(),
+        cargo.find_script(),
         party.verb
     )
 }
 
 /// A path that means the same to every shell.
-fn plain(path: &Path) -> Result<&str> {
+fn check_plain_path(path: &Path) -> Result<&str> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._+-".contains(c);
     let given = path.to_str().filter(|path| path.starts_with('/') && path.chars().all(plain));
     given.ok_or_else(|| {
@@ -195,19 +195,19 @@ fn plain(path: &Path) -> Result<&str> {
     })
 }
 
-async fn attempt(host: &Host, script: &str, hello: &[u8]) -> Result<Began> {
+async fn try_begin(host: &Host, script: &str, hello: &[u8]) -> Result<Began> {
     // Never closed, so always given.
     let _one_of_few = CONNECT_PERMITS.acquire().await.ok();
-    let mut call = host.call(script)?;
+    let mut call = host.ssh_command(script)?;
     call.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = call.spawn().map_err(|error| no_ssh(host, "connect", error))?;
     let input = child.stdin.take();
     let stderr = child.stderr.take();
     let Some(output) = child.stdout.take() else {
-        return Err(host.failed("connect", "its streams are missing"));
+        return Err(host.unavailable_error("connect", "its streams are missing"));
     };
     let mut output = BufReader::new(output);
-    match timeout(FIRST_WORD, greeted(&mut output, hello)).await {
+    match timeout(FIRST_WORD, read_greeting(&mut output, hello)).await {
         Err(_) => Err(too_slow(host, "its first word")),
         Ok(true) => {
             let host = host.clone();
@@ -216,7 +216,7 @@ async fn attempt(host: &Host, script: &str, hello: &[u8]) -> Result<Began> {
         Ok(false) => {
             // Whoever still reads or writes there is not waited for.
             drop((input, output));
-            let (told, status) = ending(child, stderr).await;
+            let (told, status) = wait_for_end(child, stderr).await;
             match status.and_then(|status| status.code()) {
                 Some(EXIT_NOT_FOUND) => Ok(Began::Missing),
                 Some(NO_CONNECTION) | None => Err(no_connection(host, "connect", status, &told)),
@@ -226,18 +226,18 @@ async fn attempt(host: &Host, script: &str, hello: &[u8]) -> Result<Began> {
     }
 }
 
-async fn ending(
+async fn wait_for_end(
     mut child: Child,
     stderr: Option<ChildStderr>,
 ) -> (String, Option<std::process::ExitStatus>) {
-    let ending = async { (said(stderr).await, child.wait().await.ok()) };
+    let ending = async { (read_stderr(stderr).await, child.wait().await.ok()) };
     timeout(LAST_WORD, ending).await.unwrap_or_default()
 }
 
 fn cannot_run(host: &Host, said: &str) -> Error {
     let last = said.lines().rev().find(|line| !line.trim().is_empty());
     let last = clean_foreign(last.unwrap_or("it did not say why"));
-    host.failed("connect", format!("this program cannot be run there: {last}"))
+    host.unavailable_error("connect", format!("this program cannot be run there: {last}"))
         .remedy("install `stockade` of the same version there")
 }
 
@@ -254,7 +254,7 @@ mod tests {
         let program = Some(Path::new("/opt/stockade-1.2/bin/stockade"));
         let [found, named] = [None, program].map(|program| Party { program, ..TEST_PARTY });
         let scripts =
-            [installed(found).unwrap(), installed(named).unwrap(), carried(&cargo, found)];
+            [installed_script(found).unwrap(), installed_script(named).unwrap(), carried_script(&cargo, found)];
         for script in scripts {
             assert!(!script.contains(['\'', '\n', '!']), "{script}");
             let parsed = std::process::Command::new("sh").args(["-n", "-c", &script]).status();
@@ -262,7 +262,7 @@ mod tests {
         }
     }
 
-    fn forever(drain: &mut Drain) -> Result<()> {
+    fn write_forever(drain: &mut Drain) -> Result<()> {
         while drain.write_all(&[7; 4096]).is_ok() {}
         Ok(())
     }
@@ -271,11 +271,11 @@ mod tests {
     async fn whoever_does_not_read_or_reads_forever_is_given_up() {
         let brief = Duration::from_millis(5);
         let (mut deaf, _held) = tokio::io::duplex(4096);
-        let given_up = send(&mut deaf, forever, Deadline::fixed(brief)).await;
+        let given_up = send_pieces(&mut deaf, write_forever, Deadline::fixed(brief)).await;
         assert_eq!(given_up.unwrap(), Err(Expired));
         // One that takes everything at once is never waited for, and has an end all the same.
         let mut sink = tokio::io::sink();
-        let given_up = send(&mut sink, forever, Deadline::after(brief, 2 * brief)).await;
+        let given_up = send_pieces(&mut sink, write_forever, Deadline::after(brief, 2 * brief)).await;
         assert_eq!(given_up.unwrap(), Err(Expired));
     }
 
@@ -285,14 +285,14 @@ mod tests {
         let write = |drain: &mut Drain| {
             drain.write_all(&[7; 200_000]).map_err(|_| Error::new(ErrorCode::System, "t", "t"))
         };
-        let taken = send(&mut sent, write, Deadline::fixed(SEND_TIMEOUT)).await;
+        let taken = send_pieces(&mut sent, write, Deadline::fixed(SEND_TIMEOUT)).await;
         assert_eq!((taken.unwrap(), sent.len()), (Ok(true), 200_000));
     }
 
     #[test]
     fn a_program_whose_path_a_shell_would_read_differently_is_refused() {
         for path in ["stockade", "/a b", "/$(id)", "/a\"b", "/a\nb", "/a`b`", ""] {
-            assert!(plain(Path::new(path)).is_err(), "{path:?}");
+            assert!(check_plain_path(Path::new(path)).is_err(), "{path:?}");
         }
     }
 }

@@ -74,7 +74,7 @@ impl Host {
     }
 
     /// How its error messages start.
-    pub(super) fn failed(&self, operation: &'static str, what: impl std::fmt::Display) -> Error {
+    pub(super) fn unavailable_error(&self, operation: &'static str, what: impl std::fmt::Display) -> Error {
         let message = format!("host `{}`: {what}", self.name);
         Error::new(ErrorCode::Unavailable, operation, message).backend(NAME)
     }
@@ -86,7 +86,7 @@ impl Host {
     }
 
     /// A call of `ssh` that has this script run there, by whatever login shell.
-    pub(super) fn call(&self, script: &str) -> Result<Command> {
+    pub(super) fn ssh_command(&self, script: &str) -> Result<Command> {
         // Single quotes are the one quoting that all shells agree on.
         debug_assert!(!script.contains(['\'', '\n', '!']));
         let mut command = Command::new("ssh");
@@ -97,8 +97,8 @@ impl Host {
         for option in SSH_OPTIONS {
             command.args(["-o", option]);
         }
-        let socket = self.socket().map_err(|error| {
-            self.failed("connect", "there is no private place for its connection").source(error)
+        let socket = self.control_socket_path().map_err(|error| {
+            self.unavailable_error("connect", "there is no private place for its connection").source(error)
         })?;
         command.arg("-o").arg(format!("ControlPath={}", socket.display()));
         command.args(["-o", &format!("ControlPersist={CONTROL_PERSIST_SECS}")]);
@@ -117,7 +117,7 @@ impl Host {
     }
 
     /// Where the shared connection is reached: one for each way of calling.
-    fn socket(&self) -> io::Result<PathBuf> {
+    fn control_socket_path(&self) -> io::Result<PathBuf> {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
         // Another user's choice of configuration is another connection.
@@ -135,7 +135,7 @@ fn private_dir() -> io::Result<PathBuf> {
         |path: &PathBuf| path.is_absolute() && path.as_os_str().len() + 30 < MAX_SOCKET_PATH_BYTES;
     let dir = match given.filter(short).filter(|dir| is_private(dir, user)) {
         Some(dir) => dir.join("stockade-ssh"),
-        None => private::base()?.join("ssh"),
+        None => private::ensure_base_dir()?.join("ssh"),
     };
     private_below(dir, user)
 }
@@ -163,23 +163,23 @@ fn is_private(dir: &Path, user: u32) -> bool {
 mod tests {
     use super::*;
 
-    fn host(name: &str) -> Host {
+    fn test_host(name: &str) -> Host {
         Host { name: name.into(), config: None, options: Vec::new(), capacity: None }
     }
 
     #[test]
     fn a_name_that_ssh_would_take_for_an_option_is_refused() {
         for name in ["", "-oProxyCommand=x", "a b", "a\nb"] {
-            assert!(host(name).problem().is_some(), "{name:?}");
+            assert!(test_host(name).problem().is_some(), "{name:?}");
         }
-        assert_eq!(host("user@build-7.example").problem(), None);
+        assert_eq!(test_host("user@build-7.example").problem(), None);
     }
 
     #[test]
     fn further_options_come_after_those_that_always_hold() {
-        let mut weak = host("h");
+        let mut weak = test_host("h");
         weak.options = vec!["StrictHostKeyChecking=no".into()];
-        let call = weak.call("true").unwrap();
+        let call = weak.ssh_command("true").unwrap();
         let args: Vec<_> = call.as_std().get_args().map(|arg| arg.to_str().unwrap()).collect();
         let at = |wanted| args.iter().position(|arg| *arg == wanted).unwrap();
         assert!(at("StrictHostKeyChecking=yes") < at("StrictHostKeyChecking=no"), "{args:?}");

@@ -38,11 +38,11 @@ const TAKING_DOWN: Duration = Duration::from_secs(15);
 /// The ssh backend: a pool of hosts.
 pub struct Ssh {
     hosts: Vec<Host>,
-    live: Mutex<HashMap<SandboxId, Arc<Live>>>,
+    live: Mutex<HashMap<SandboxId, Arc<HostedSandbox>>>,
 }
 
 /// A sandbox of this value, or one that it is about to build.
-struct Live {
+struct HostedSandbox {
     /// Which host, once one was reached. Until then nothing can be left anywhere.
     host: Mutex<Option<usize>>,
     /// Taken by who destroys it; everybody else waits for the same end.
@@ -65,7 +65,7 @@ impl Ssh {
         for (at, host) in self.hosts.iter().cloned().enumerate() {
             let input = input.to_owned();
             asking.spawn(async move {
-                let said = carry::ask(&host, verb, input.as_bytes()).await;
+                let said = carry::ask_far(&host, verb, input.as_bytes()).await;
                 (at, host, said)
             });
         }
@@ -83,7 +83,7 @@ impl Ssh {
                 Ok(Said::Gone { found: true }) => return Ok(()),
                 Ok(Said::Gone { found: false }) => {}
                 Ok(Said::Measured(_) | Said::Listed(_) | Said::Failed(_)) => {
-                    unsure = Some(unexpected(&host, "destroy"));
+                    unsure = Some(unexpected_answer(&host, "destroy"));
                 }
                 Err(error) => unsure = Some(error),
             }
@@ -93,30 +93,30 @@ impl Ssh {
 
     async fn destroy_on(&self, at: usize, id: &SandboxId) -> Result<()> {
         let host = &self.hosts[at];
-        match carry::ask(host, "destroy", id.as_str().as_bytes()).await? {
+        match carry::ask_far(host, "destroy", id.as_str().as_bytes()).await? {
             Said::Gone { .. } => Ok(()),
             Said::Measured(_) | Said::Listed(_) | Said::Failed(_) => {
-                Err(unexpected(host, "destroy"))
+                Err(unexpected_answer(host, "destroy"))
             }
         }
     }
 
     /// Takes a sandbox of this value down: by way of its connection, or another one if that is lost.
-    async fn destroy_live(&self, id: &SandboxId, live: &Live) -> Result<()> {
+    async fn destroy_live(&self, id: &SandboxId, live: &HostedSandbox) -> Result<()> {
         let mut held = live.bridge.lock().await;
         let Some(at) = *lock(&live.host) else { return Ok(()) };
         let Some(bridge) = held.clone() else { return self.destroy_on(at, id).await };
         let asked = timeout(TAKING_DOWN, bridge.ask("destroy", &Ask::Destroy)).await;
         bridge.link().close();
-        bridge.still().await;
+        bridge.wait_until_still().await;
         let asked = asked.unwrap_or_else(|_| Err(too_slow(&self.hosts[at])));
         if let Err(error) = asked {
             // Whatever it was: that nothing is left is what has to be known first.
-            bridge.part(error);
+            bridge.mark_parted(error);
             self.destroy_on(at, id).await?;
         }
         *held = None;
-        bridge.tell()
+        bridge.report_conflicts()
     }
 }
 
@@ -125,7 +125,7 @@ fn too_slow(host: &Host) -> Error {
     Error::new(ErrorCode::TooSlow, "destroy", message).backend(NAME)
 }
 
-fn unexpected(host: &Host, operation: &'static str) -> Error {
+fn unexpected_answer(host: &Host, operation: &'static str) -> Error {
     let message = format!("host `{}` gave another answer than was asked for", host.name);
     Error::new(ErrorCode::Protocol, operation, message).backend(NAME)
 }
@@ -144,12 +144,12 @@ impl Backend for Ssh {
             let found = said.and_then(|said| match said {
                 Said::Measured(found) => Ok(found.from_a_peer()),
                 Said::Listed(_) | Said::Gone { .. } | Said::Failed(_) => {
-                    Err(unexpected(&host, "probe"))
+                    Err(unexpected_answer(&host, "probe"))
                 }
             });
             (host, found)
         });
-        probe::together(measured.collect())
+        probe::combine_hosts(measured.collect())
     }
 
     fn only_by_name(&self) -> Option<String> {
@@ -162,7 +162,7 @@ impl Backend for Ssh {
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
-        let sandbox = create::create(self, id, admitted).await?;
+        let sandbox = create::create_sandbox(self, id, admitted).await?;
         Ok(Arc::new(sandbox))
     }
 
@@ -172,7 +172,7 @@ impl Backend for Ssh {
             match said? {
                 Said::Listed(listed) => ids.extend(listed),
                 Said::Measured(_) | Said::Gone { .. } | Said::Failed(_) => {
-                    return Err(unexpected(&host, "list"));
+                    return Err(unexpected_answer(&host, "list"));
                 }
             }
         }

@@ -7,7 +7,7 @@ use super::NAME;
 use super::host::Host;
 
 /// One host and what was measured there.
-pub(super) type Measured = (Host, Result<Capabilities, Error>);
+pub(super) type MeasuredHost = (Host, Result<Capabilities, Error>);
 
 const NO_HOST: &str = "no host is configured";
 const NO_HOST_REMEDY: &str =
@@ -55,38 +55,38 @@ pub(super) fn nothing_configured() -> Capabilities {
 }
 
 /// Why a host is not used, and the remedy.
-type Skipped = (String, String);
+type SkippedHost = (String, String);
 
 /// What all that can be reached have.
-pub(super) fn together(measured: Vec<Measured>) -> Capabilities {
+pub(super) fn combine_hosts(measured: Vec<MeasuredHost>) -> Capabilities {
     let (mut usable, mut skipped) = (Vec::new(), Vec::new());
     for (host, measured) in measured {
-        match usable_or_not(&host, measured) {
+        match check_usable(&host, measured) {
             Ok(found) => usable.push((host.name, found)),
             Err(reason) => skipped.push(reason),
         }
     }
-    let joined = |at: fn(&Skipped) -> &str| skipped.iter().map(at).collect::<Vec<_>>().join("; ");
+    let joined = |at: fn(&SkippedHost) -> &str| skipped.iter().map(at).collect::<Vec<_>>().join("; ");
     let (reasons, remedies) = (joined(|host| &host.0), joined(|host| &host.1));
     let Some(boundary) = usable.iter().map(|(_, found)| found.boundary).min() else {
         return Capabilities::unavailable(NAME, Boundary::None, reasons, remedies);
     };
     let shared = |feature: Feature| {
         let all = usable.iter().map(|(host, found)| name_host(host, found.support(feature)));
-        all.reduce(weaker).unwrap_or_else(|| Support::missing(NO_HOST, NO_HOST_REMEDY))
+        all.reduce(weaker_support).unwrap_or_else(|| Support::missing(NO_HOST, NO_HOST_REMEDY))
     };
     let mut start = Capabilities::none(NAME, boundary);
     let private_disk = usable.iter().map(|(_, found)| found.private_disk.clone());
     start.private_disk = private_disk.reduce(Option::and).flatten();
     let all = Feature::ALL.iter().fold(start, |all, at| all.with(*at, shared(*at)));
     let hosts: Vec<_> = usable.iter().map(|(host, _)| format!("`{host}`")).collect();
-    adapted(all, &hosts.join(", "), &reasons)
+    adapt_capabilities(all, &hosts.join(", "), &reasons)
 }
 
-fn usable_or_not(
+fn check_usable(
     host: &Host,
     measured: Result<Capabilities, Error>,
-) -> Result<Capabilities, Skipped> {
+) -> Result<Capabilities, SkippedHost> {
     let found = measured.map_err(|error| {
         let remedy = error.hint().unwrap_or("see docs/backends/ssh.md").to_owned();
         (error.message().to_owned(), remedy)
@@ -98,7 +98,7 @@ fn usable_or_not(
 }
 
 /// What is different because it is another host.
-fn adapted(all: Capabilities, hosts: &str, skipped: &str) -> Capabilities {
+fn adapt_capabilities(all: Capabilities, hosts: &str, skipped: &str) -> Capabilities {
     let skipped = if skipped.is_empty() { String::new() } else { format!(" (skipped: {skipped})") };
     let copied = "copied there; changes are brought back after each command";
     let image = format!("read-only mounts of the system directories of {hosts}{skipped}");
@@ -126,7 +126,7 @@ fn name_host(host: &str, support: Support) -> Support {
     }
 }
 
-fn weaker(one: Support, two: Support) -> Support {
+fn weaker_support(one: Support, two: Support) -> Support {
     let rank = |support: &Support| match support {
         Support::Missing { .. } => 0,
         Support::Partial { .. } => 1,

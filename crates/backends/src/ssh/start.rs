@@ -11,10 +11,10 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use super::NAME;
-use super::carry::{carry, is_missing, said, start_script};
+use super::carry::{is_missing, read_stderr, start_script, upload_far};
 use super::host::{CONNECT_PERMITS, Host};
 use super::trouble::{no_connection, no_ssh};
-use crate::across::near::Connection;
+use crate::across::near::PeerConnection;
 use crate::across::words::HELLO_LINE;
 
 /// How long connecting and the first word may take.
@@ -26,58 +26,58 @@ const MAX_BANNER_BYTES: usize = 64 * 1024;
 
 /// The `ssh` that carries a connection, which is killed when this is dropped, and who reads what it says
 /// beside it.
-struct Carrier(#[expect(dead_code, reason = "held for its end")] Child, AbortHandle);
+struct SshCarrier(#[expect(dead_code, reason = "held for its end")] Child, AbortHandle);
 
-impl Drop for Carrier {
+impl Drop for SshCarrier {
     fn drop(&mut self) {
         self.1.abort();
     }
 }
 
 /// Connects, carrying the program there first if it has to be.
-pub(super) async fn start(host: &Host) -> Result<Connection> {
-    if let Some(started) = attempt(host).await? {
+pub(super) async fn start_far(host: &Host) -> Result<PeerConnection> {
+    if let Some(started) = try_start(host).await? {
         return Ok(started);
     }
-    carry(host).await?;
-    let started = attempt(host).await?;
+    upload_far(host).await?;
+    let started = try_start(host).await?;
     started.ok_or_else(|| {
         let remedy = "see whether programs may be run from `~/.cache` there";
-        host.failed("connect", "the program cannot be run there").remedy(remedy)
+        host.unavailable_error("connect", "the program cannot be run there").remedy(remedy)
     })
 }
 
 /// Nothing if the program is not there.
-async fn attempt(host: &Host) -> Result<Option<Connection>> {
+async fn try_start(host: &Host) -> Result<Option<PeerConnection>> {
     // Never closed, so always given.
     let _one_of_few = CONNECT_PERMITS.acquire().await.ok();
-    let mut call = host.call(&start_script("serve"))?;
+    let mut call = host.ssh_command(&start_script("serve"))?;
     call.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = call.spawn().map_err(|error| no_ssh(host, "connect", error))?;
     let (input, output) = (child.stdin.take(), child.stdout.take());
     let (Some(input), Some(output)) = (input, output) else {
-        return Err(host.failed("connect", "its streams are missing"));
+        return Err(host.unavailable_error("connect", "its streams are missing"));
     };
     let mut output = BufReader::with_capacity(64 * 1024, output);
     let stderr = child.stderr.take();
-    match timeout(FIRST_WORD, greeted(&mut output, HELLO_LINE)).await {
+    match timeout(FIRST_WORD, read_greeting(&mut output, HELLO_LINE)).await {
         Err(_) => {
             let message = format!("host `{}` said nothing for {FIRST_WORD:?}", host.name);
             Err(Error::new(ErrorCode::TooSlow, "connect", message).backend(NAME))
         }
         Ok(true) => {
             // So that nobody there waits for somebody to read it.
-            let reading = tokio::spawn(async move { drop(said(stderr).await) }).abort_handle();
-            Ok(Some(Connection {
+            let reading = tokio::spawn(async move { drop(read_stderr(stderr).await) }).abort_handle();
+            Ok(Some(PeerConnection {
                 input: Box::new(input),
                 output: Box::new(output),
-                carrier: Box::new(Carrier(child, reading)),
+                carrier: Box::new(SshCarrier(child, reading)),
             }))
         }
         Ok(false) => {
             // Whoever still reads or writes there is not waited for.
             drop((input, output));
-            let ending = async { (said(stderr).await, child.wait().await.ok()) };
+            let ending = async { (read_stderr(stderr).await, child.wait().await.ok()) };
             let (told, status) = timeout(LAST_WORD, ending).await.unwrap_or_default();
             match status {
                 Some(status) if is_missing(status) => Ok(None),
@@ -88,7 +88,7 @@ async fn attempt(host: &Host) -> Result<Option<Connection>> {
 }
 
 /// Reads up to the first word; false if the stream ends or goes on for too long without it.
-pub(super) async fn greeted(output: &mut (impl AsyncBufRead + Unpin), hello: &[u8]) -> bool {
+pub(super) async fn read_greeting(output: &mut (impl AsyncBufRead + Unpin), hello: &[u8]) -> bool {
     let (mut line, mut left) = (Vec::new(), MAX_BANNER_BYTES);
     while left > 0 {
         let Ok(piece) = output.fill_buf().await else { return false };
@@ -118,13 +118,13 @@ mod tests {
     async fn what_a_login_shell_prints_is_passed_over_and_nothing_behind_the_first_word_is_lost() {
         let text = [b"welcome\nno newline: ", HELLO_LINE, b"\x02\0\0\0\0"].concat();
         let mut reader = &text[..];
-        assert!(greeted(&mut reader, HELLO_LINE).await);
+        assert!(read_greeting(&mut reader, HELLO_LINE).await);
         assert_eq!(reader, b"\x02\0\0\0\0");
     }
 
     #[tokio::test]
     async fn a_flood_instead_of_the_first_word_is_not_read_for_ever() {
         let text = vec![b'x'; MAX_BANNER_BYTES * 2];
-        assert!(!greeted(&mut &text[..], HELLO_LINE).await);
+        assert!(!read_greeting(&mut &text[..], HELLO_LINE).await);
     }
 }

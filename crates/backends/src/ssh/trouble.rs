@@ -70,13 +70,13 @@ pub(super) fn no_connection(
         (true, Some(status)) => format!("{reason} (ssh: {status})"),
         (true, None) => reason.into(),
     };
-    host.failed(operation, told).remedy(remedy.replace("HOST", &host.name))
+    host.unavailable_error(operation, told).remedy(remedy.replace("HOST", &host.name))
 }
 
 /// `ssh` itself could not be started.
 pub(super) fn no_ssh(host: &Host, operation: &'static str, error: std::io::Error) -> Error {
     if error.kind() == std::io::ErrorKind::NotFound {
-        return host.failed(operation, "ssh is not installed").remedy("install openssh-client");
+        return host.unavailable_error(operation, "ssh is not installed").remedy("install openssh-client");
     }
-    host.failed(operation, "ssh cannot be started").source(error)
+    host.unavailable_error(operation, "ssh cannot be started").source(error)
 }

@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use stockade_core::EffectiveLimits;
 use tokio::sync::{RwLock, watch};
 
-use super::ledger::Ledger;
+use super::ledger::DiskLedger;
 
 /// Disk space charged for a new directory entry, however little it holds.
 pub(super) const DIR_ENTRY_BYTES: u64 = 4096;
 
 /// A sandbox's account.
-pub(super) struct Account {
+pub(super) struct ResourceAccount {
     memory_left: AtomicU64,
-    disk: Disk,
+    disk: DiskBalance,
     paused: watch::Sender<bool>,
     /// Held to read while a path is looked at and opened, and to write while one is given another
     /// meaning: so that what was looked at is what is opened.
@@ -21,24 +21,24 @@ pub(super) struct Account {
 }
 
 /// What may still be written to disk.
-enum Disk {
+enum DiskBalance {
     Own(AtomicU64),
     /// With other processes.
-    Shared(Ledger),
+    Shared(DiskLedger),
 }
 
-impl Account {
+impl ResourceAccount {
     /// An account that only this process knows.
     pub(super) fn new(limits: &EffectiveLimits) -> Self {
-        Self::with(limits, Disk::Own(AtomicU64::new(limits.disk.map_or(u64::MAX, |most| most.0))))
+        Self::with_disk(limits, DiskBalance::Own(AtomicU64::new(limits.disk.map_or(u64::MAX, |most| most.0))))
     }
 
     /// One whose disk is shared with other processes.
-    pub(super) fn shared(limits: &EffectiveLimits, ledger: Ledger) -> Self {
-        Self::with(limits, Disk::Shared(ledger))
+    pub(super) fn with_ledger(limits: &EffectiveLimits, ledger: DiskLedger) -> Self {
+        Self::with_disk(limits, DiskBalance::Shared(ledger))
     }
 
-    fn with(limits: &EffectiveLimits, disk: Disk) -> Self {
+    fn with_disk(limits: &EffectiveLimits, disk: DiskBalance) -> Self {
         Self {
             memory_left: AtomicU64::new(limits.memory.map_or(u64::MAX, |most| most.0)),
             disk,
@@ -59,10 +59,10 @@ impl Account {
     /// Takes room for that much on disk, or none.
     pub(super) fn take_disk(&self, bytes: u64) -> bool {
         match &self.disk {
-            Disk::Own(left) => reserve_bytes(left, bytes),
+            DiskBalance::Own(left) => reserve_bytes(left, bytes),
             // A number that cannot be read leaves no room.
-            Disk::Shared(ledger) => {
-                bytes == 0 || ledger.change(|left| left.checked_sub(bytes)).unwrap_or(false)
+            DiskBalance::Shared(ledger) => {
+                bytes == 0 || ledger.update_bytes_left(|left| left.checked_sub(bytes)).unwrap_or(false)
             }
         }
     }
@@ -70,19 +70,19 @@ impl Account {
     /// Gives back what was not written after all.
     pub(super) fn give_disk(&self, bytes: u64) {
         match &self.disk {
-            Disk::Own(left) => release_bytes(left, bytes),
-            Disk::Shared(_) if bytes == 0 => {}
+            DiskBalance::Own(left) => release_bytes(left, bytes),
+            DiskBalance::Shared(_) if bytes == 0 => {}
             // What cannot be given back counts as written.
-            Disk::Shared(ledger) => drop(ledger.change(|left| Some(left.saturating_add(bytes)))),
+            DiskBalance::Shared(ledger) => drop(ledger.update_bytes_left(|left| Some(left.saturating_add(bytes)))),
         }
     }
 
-    pub(super) fn pause(&self, paused: bool) {
+    pub(super) fn set_paused(&self, paused: bool) {
         self.paused.send_replace(paused);
     }
 
     /// Whom a paused program waits for; nothing if it may go on.
-    pub(super) fn paused(&self) -> Option<watch::Receiver<bool>> {
+    pub(super) fn subscribe_if_paused(&self) -> Option<watch::Receiver<bool>> {
         (*self.paused.borrow()).then(|| self.paused.subscribe())
     }
 }
@@ -106,9 +106,9 @@ mod tests {
     fn accounts_with_one_ledger_have_no_more_together_than_one_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk");
-        Ledger::make(&path, 100).unwrap();
+        DiskLedger::create_file(&path, 100).unwrap();
         let limits = Limits { memory: Some(Bytes(10)), ..Limits::default() };
-        let account = || Account::shared(&limits, Ledger::open(&path).unwrap());
+        let account = || ResourceAccount::with_ledger(&limits, DiskLedger::open(&path).unwrap());
         let (one, two) = (account(), account());
         assert!(one.take_disk(60));
         assert!(!two.take_disk(60));

@@ -11,25 +11,25 @@ use stockade_core::{
     StartFailure,
 };
 
-use super::account::Account;
+use super::account::ResourceAccount;
 use super::files::TreeFiles;
-use super::find::{self, Start};
+use super::find::{self, StartDir};
 use super::openings::Openings;
 use super::program::Given;
-use super::tree::{TEMP_DIR, Tree};
-use super::{NAME, Shared, snapshot};
+use super::tree::{TEMP_DIR, GuestTree};
+use super::{NAME, WasmShared, snapshot};
 
 /// Environment variables of every program whose command does not set them.
 const DEFAULT_ENV: [(&str, &str); 3] = [("PATH", "/bin"), ("HOME", TEMP_DIR), ("TMPDIR", TEMP_DIR)];
 
 /// A sandbox but for its programs.
-pub(super) struct Body {
+pub(super) struct WasmBody {
     pub id: SandboxId,
     pub deterministic: bool,
-    pub tree: Arc<Tree>,
+    pub tree: Arc<GuestTree>,
     pub files: TreeFiles,
-    pub account: Arc<Account>,
-    pub shared: Arc<Shared>,
+    pub account: Arc<ResourceAccount>,
+    pub shared: Arc<WasmShared>,
     /// What programs are given that start where most do.
     pub usual: OnceLock<Openings>,
     image: Image,
@@ -41,7 +41,7 @@ pub(super) struct Body {
 const MAX_SNAPSHOT_BYTES: u64 = 16 << 30;
 
 /// Work on files that may take a while.
-async fn on_files(
+async fn run_blocking(
     operation: &'static str,
     work: impl FnOnce() -> Result<()> + Send + 'static,
 ) -> Result<()> {
@@ -52,10 +52,10 @@ async fn on_files(
     })
 }
 
-impl Body {
-    pub(super) fn new(id: &SandboxId, admitted: &Admitted, shared: Arc<Shared>) -> Result<Self> {
+impl WasmBody {
+    pub(super) fn new(id: &SandboxId, admitted: &Admitted, shared: Arc<WasmShared>) -> Result<Self> {
         let spec = admitted.spec();
-        let tree = Arc::new(Tree::make(id, spec, shared.library.directory())?);
+        let tree = Arc::new(GuestTree::make(id, spec, shared.library.directory())?);
         Ok(Self {
             id: id.clone(),
             deterministic: spec.deterministic,
@@ -63,7 +63,7 @@ impl Body {
             most: admitted.limits().disk.map_or(MAX_SNAPSHOT_BYTES, |disk| disk.0),
             files: TreeFiles(Arc::clone(&tree)),
             tree,
-            account: Arc::new(Account::new(admitted.limits())),
+            account: Arc::new(ResourceAccount::new(admitted.limits())),
             shared,
             usual: OnceLock::new(),
         })
@@ -71,16 +71,16 @@ impl Body {
 
     /// The bytes of the program that a name means. Without a directory it is the image's, or one that
     /// was given to the backend; any other is a path of the sandbox.
-    pub(super) fn program(&self, start: &Start<'_>, name: &str) -> Result<Given, StartFailure> {
+    pub(super) fn read_program(&self, start: &StartDir<'_>, name: &str) -> Result<Given, StartFailure> {
         if name.contains('/') {
-            return find::program(&self.tree, start, name).map(given);
+            return find::read_program_file(&self.tree, start, name).map(hash_program_bytes);
         }
         if let Some(module) = self.shared.modules.get(name) {
             return Ok(module.clone());
         }
         match &self.image {
             Image::Wasm(path) if is_called(path.as_path(), name) => {
-                find::on_host(path.as_path(), name).map(given)
+                find::read_host_program(path.as_path(), name).map(hash_program_bytes)
             }
             Image::Wasm(_)
             | Image::Host
@@ -90,18 +90,18 @@ impl Body {
         }
     }
 
-    pub(super) async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
+    pub(super) async fn write_snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
         let (tree, into, most) = (Arc::clone(&self.tree), into.to_owned(), self.most);
-        on_files("snapshot", move || snapshot::take(&tree, kind, &into, most)).await
+        run_blocking("snapshot", move || snapshot::take_snapshot(&tree, kind, &into, most)).await
     }
 
-    pub(super) async fn restore(&self, from: &Parts) -> Result<()> {
+    pub(super) async fn restore_snapshot(&self, from: &Parts) -> Result<()> {
         let (tree, from, most) = (Arc::clone(&self.tree), from.clone(), self.most);
-        on_files("restore", move || snapshot::bring_back(&tree, &from, most)).await
+        run_blocking("restore", move || snapshot::restore_snapshot(&tree, &from, most)).await
     }
 }
 
-fn given(bytes: Vec<u8>) -> Given {
+fn hash_program_bytes(bytes: Vec<u8>) -> Given {
     Data::from(bytes).into()
 }
 
@@ -111,7 +111,7 @@ fn is_called(path: &Path, name: &str) -> bool {
 }
 
 /// The environment of a program.
-pub(super) fn environment(given: &BTreeMap<EnvName, String>) -> Vec<(String, String)> {
+pub(super) fn build_environment(given: &BTreeMap<EnvName, String>) -> Vec<(String, String)> {
     let unset = |(name, _): &(&str, &str)| !given.keys().any(|known| known.as_str() == *name);
     let defaults = DEFAULT_ENV.into_iter().filter(unset);
     let defaults = defaults.map(|(name, value)| (name.to_owned(), value.to_owned()));

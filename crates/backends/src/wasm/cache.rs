@@ -51,15 +51,15 @@ impl Cache {
         Self { most, ..self }
     }
 
-    fn path(&self, machine: &str, hash: &Hash) -> PathBuf {
-        self.entries.join(format!("{}-{machine}", hex(hash)))
+    fn entry_path(&self, machine: &str, hash: &Hash) -> PathBuf {
+        self.entries.join(format!("{}-{machine}", encode_hex(hash)))
     }
 
     /// The code of a program, if it was kept and nobody has touched it since.
-    pub(super) fn find(&self, machine: &str, hash: &Hash) -> Option<Trusted> {
-        let path = self.path(machine, hash);
-        let entry = read(&path, MAX_ENTRY_BYTES).ok()?;
-        let Some(code) = self.authentic(&name(&path), &entry) else {
+    pub(super) fn load_entry(&self, machine: &str, hash: &Hash) -> Option<Trusted> {
+        let path = self.entry_path(machine, hash);
+        let entry = read_bounded_file(&path, MAX_ENTRY_BYTES).ok()?;
+        let Some(code) = self.verify_entry(&entry_name(&path), &entry) else {
             // Whatever it is, it is not ours: it is made anew.
             let _ = fs::remove_file(&path);
             return None;
@@ -68,14 +68,14 @@ impl Cache {
         Some(Trusted::vouched(code.to_vec()))
     }
 
-    fn authentic<'e>(&self, name: &str, entry: &'e [u8]) -> Option<&'e [u8]> {
+    fn verify_entry<'e>(&self, name: &str, entry: &'e [u8]) -> Option<&'e [u8]> {
         let rest = entry.strip_prefix(ENTRY_MAGIC)?;
         let (claimed, code) = rest.split_at_checked(MAC_BYTES)?;
-        constant_time_eq(claimed, &self.sign(name, code)).then_some(code)
+        constant_time_eq(claimed, &self.compute_mac(name, code)).then_some(code)
     }
 
     /// The code of authenticity of an entry under its name.
-    fn sign(&self, name: &str, code: &[u8]) -> [u8; MAC_BYTES] {
+    fn compute_mac(&self, name: &str, code: &[u8]) -> [u8; MAC_BYTES] {
         let padded = |with: u8| {
             let mut block = [with; HASH_BLOCK_BYTES];
             block.iter_mut().zip(self.key).for_each(|(byte, key)| *byte ^= key);
@@ -92,29 +92,29 @@ impl Cache {
     }
 
     /// Keeps the code of a program.
-    pub(super) fn keep(&self, machine: &str, hash: &Hash, code: &[u8]) -> io::Result<()> {
+    pub(super) fn store_entry(&self, machine: &str, hash: &Hash, code: &[u8]) -> io::Result<()> {
         static NEXT_DRAFT_NUMBER: AtomicU32 = AtomicU32::new(0);
-        let path = self.path(machine, hash);
+        let path = self.entry_path(machine, hash);
         let number = NEXT_DRAFT_NUMBER.fetch_add(1, Ordering::Relaxed);
         let draft = self.entries.join(format!("draft-{}-{number}", std::process::id()));
         let written =
-            self.write(&draft, &name(&path), code).and_then(|()| fs::rename(&draft, &path));
+            self.write_entry(&draft, &entry_name(&path), code).and_then(|()| fs::rename(&draft, &path));
         if written.is_err() {
             let _ = fs::remove_file(&draft);
         }
         written?;
-        self.evict()
+        self.evict_entries()
     }
 
-    fn write(&self, draft: &Path, name: &str, code: &[u8]) -> io::Result<()> {
+    fn write_entry(&self, draft: &Path, name: &str, code: &[u8]) -> io::Result<()> {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(draft)?;
         file.write_all(ENTRY_MAGIC)?;
-        file.write_all(&self.sign(name, code))?;
+        file.write_all(&self.compute_mac(name, code))?;
         file.write_all(code)
     }
 
     /// Removes the entries that were not used for longest, until the rest fits.
-    fn evict(&self) -> io::Result<()> {
+    fn evict_entries(&self) -> io::Result<()> {
         let mut all = Vec::new();
         for entry in fs::read_dir(&self.entries)?.flatten() {
             let Ok(found) = entry.metadata() else { continue };
@@ -143,7 +143,7 @@ impl Cache {
 
 /// A whole regular file of at most this size. It is looked at when it is open, and opening it waits for
 /// nobody: whoever put it there may put something else in its place.
-pub(super) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+pub(super) fn read_bounded_file(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = OpenOptions::new().read(true).custom_flags(SAFE_OPEN_FLAGS).open(path)?;
     let found = file.metadata()?;
     if !found.is_file() || found.len() > most {
@@ -157,7 +157,7 @@ pub(super) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 /// Open flags that follow no symbolic link and do not block.
 const SAFE_OPEN_FLAGS: i32 = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).bits().cast_signed();
 
-fn name(path: &Path) -> String {
+fn entry_name(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
@@ -167,7 +167,7 @@ fn constant_time_eq(one: &[u8], two: &[u8]) -> bool {
 }
 
 /// Digits of a digest.
-pub(super) fn hex(bytes: &[u8]) -> String {
+pub(super) fn encode_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -207,47 +207,47 @@ fn make_key(path: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn code(cache: &Cache, hash: &Hash) -> Option<Vec<u8>> {
-        cache.find("m", hash).map(Trusted::into_bytes)
+    fn load_code(cache: &Cache, hash: &Hash) -> Option<Vec<u8>> {
+        cache.load_entry("m", hash).map(Trusted::into_bytes)
     }
 
     #[test]
     fn an_entry_comes_back_as_it_was_kept_also_to_another_process() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::open(dir.path()).unwrap();
-        cache.keep("m", &[1; 32], b"code").unwrap();
-        assert_eq!(code(&cache, &[1; 32]).as_deref(), Some(&b"code"[..]));
+        cache.store_entry("m", &[1; 32], b"code").unwrap();
+        assert_eq!(load_code(&cache, &[1; 32]).as_deref(), Some(&b"code"[..]));
         let again = Cache::open(dir.path()).unwrap();
-        assert_eq!(code(&again, &[1; 32]).as_deref(), Some(&b"code"[..]));
-        assert_eq!(code(&again, &[2; 32]), None);
-        assert!(again.find("other", &[1; 32]).is_none());
+        assert_eq!(load_code(&again, &[1; 32]).as_deref(), Some(&b"code"[..]));
+        assert_eq!(load_code(&again, &[2; 32]), None);
+        assert!(again.load_entry("other", &[1; 32]).is_none());
     }
 
     #[test]
     fn an_entry_that_was_changed_in_any_byte_is_not_taken_and_removed() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::open(dir.path()).unwrap();
-        cache.keep("m", &[1; 32], b"code").unwrap();
-        let path = cache.path("m", &[1; 32]);
+        cache.store_entry("m", &[1; 32], b"code").unwrap();
+        let path = cache.entry_path("m", &[1; 32]);
         let whole = fs::read(&path).unwrap();
         for at in 0..whole.len() {
             let mut changed = whole.clone();
             changed[at] ^= 1;
             fs::write(&path, changed).unwrap();
-            assert_eq!(code(&cache, &[1; 32]), None, "byte {at}");
+            assert_eq!(load_code(&cache, &[1; 32]), None, "byte {at}");
             assert!(!path.exists());
         }
         fs::write(&path, &whole[..whole.len() - 1]).unwrap();
-        assert_eq!(code(&cache, &[1; 32]), None);
+        assert_eq!(load_code(&cache, &[1; 32]), None);
     }
 
     #[test]
     fn an_entry_under_the_name_of_another_is_not_taken() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::open(dir.path()).unwrap();
-        cache.keep("m", &[1; 32], b"harmless").unwrap();
-        fs::rename(cache.path("m", &[1; 32]), cache.path("m", &[2; 32])).unwrap();
-        assert_eq!(code(&cache, &[2; 32]), None);
+        cache.store_entry("m", &[1; 32], b"harmless").unwrap();
+        fs::rename(cache.entry_path("m", &[1; 32]), cache.entry_path("m", &[2; 32])).unwrap();
+        assert_eq!(load_code(&cache, &[2; 32]), None);
     }
 
     #[test]
@@ -255,13 +255,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::open(dir.path()).unwrap().with_most(2500);
         for number in 0..4_u8 {
-            cache.keep("m", &[number; 32], &[number; 1000]).unwrap();
+            cache.store_entry("m", &[number; 32], &[number; 1000]).unwrap();
             let time = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::from(number) + 1);
-            let file = File::open(cache.path("m", &[number; 32])).unwrap();
+            let file = File::open(cache.entry_path("m", &[number; 32])).unwrap();
             file.set_modified(time).unwrap();
         }
-        cache.evict().unwrap();
-        let left: Vec<bool> = (0..4_u8).map(|n| code(&cache, &[n; 32]).is_some()).collect();
+        cache.evict_entries().unwrap();
+        let left: Vec<bool> = (0..4_u8).map(|n| load_code(&cache, &[n; 32]).is_some()).collect();
         assert_eq!(left, [false, false, true, true]);
     }
 

@@ -20,7 +20,7 @@ const MAX_COMPONENT_DEPTH: usize = 16;
 
 /// Why a file is no program that can be run.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Unfit {
+pub(super) enum UnfitProgram {
     /// It is something else.
     #[error("{0}")]
     Malformed(String),
@@ -31,7 +31,7 @@ pub(super) enum Unfit {
 
 /// A module or a component, in binary form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ProgramKind {
     /// A core module.
     Core,
     /// A component.
@@ -39,19 +39,19 @@ pub(super) enum Kind {
 }
 
 /// The binary form of what was given.
-pub(super) fn binary(given: Data) -> Result<Data, Unfit> {
+pub(super) fn to_binary(given: Data) -> Result<Data, UnfitProgram> {
     if given.starts_with(b"\0asm") {
         return Ok(given);
     }
     if !looks_like_text(&given) {
-        return Err(Unfit::Malformed("is neither a WebAssembly module nor its text".into()));
+        return Err(UnfitProgram::Malformed("is neither a WebAssembly module nor its text".into()));
     }
     if given.len() > LARGEST_TEXT {
-        return Err(Unfit::TooMuch(format!("has more than {LARGEST_TEXT} bytes of text")));
+        return Err(UnfitProgram::TooMuch(format!("has more than {LARGEST_TEXT} bytes of text")));
     }
     match wat::parse_bytes(&given) {
         Ok(binary) => Ok(binary.into_owned().into()),
-        Err(error) => Err(Unfit::Malformed(first_line(&error.to_string()))),
+        Err(error) => Err(UnfitProgram::Malformed(first_line(&error.to_string()))),
     }
 }
 
@@ -67,29 +67,29 @@ fn first_line(text: &str) -> String {
 
 /// Counts what is in it; everything else is found by validation when it is compiled.
 #[expect(clippy::wildcard_enum_match_arm, reason = "other sections are left to validation")]
-pub(super) fn look(binary: &[u8]) -> Result<Kind, Unfit> {
+pub(super) fn validate_binary(binary: &[u8]) -> Result<ProgramKind, UnfitProgram> {
     let malformed =
-        |error: wasmparser::BinaryReaderError| Unfit::Malformed(first_line(&error.to_string()));
+        |error: wasmparser::BinaryReaderError| UnfitProgram::Malformed(first_line(&error.to_string()));
     let mut kind = None;
     let (mut functions, mut depth) = (0_u64, 0_usize);
     for payload in Parser::new(0).parse_all(binary) {
         match payload.map_err(malformed)? {
             Payload::Version { encoding, .. } => {
                 kind.get_or_insert(match encoding {
-                    wasmparser::Encoding::Module => Kind::Core,
-                    wasmparser::Encoding::Component => Kind::Component,
+                    wasmparser::Encoding::Module => ProgramKind::Core,
+                    wasmparser::Encoding::Component => ProgramKind::Component,
                 });
             }
             Payload::MemorySection(memories) if memories.count() > MAX_MODULE_PARTS => {
-                return Err(Unfit::TooMuch(format!("has more than {MAX_MODULE_PARTS} memories")));
+                return Err(UnfitProgram::TooMuch(format!("has more than {MAX_MODULE_PARTS} memories")));
             }
             Payload::TableSection(tables) => {
                 if tables.count() > MAX_MODULE_PARTS {
-                    return Err(Unfit::TooMuch(format!("has more than {MAX_MODULE_PARTS} tables")));
+                    return Err(UnfitProgram::TooMuch(format!("has more than {MAX_MODULE_PARTS} tables")));
                 }
                 for table in tables {
                     if table.map_err(malformed)?.ty.initial > MAX_TABLE_ENTRIES {
-                        return Err(Unfit::TooMuch(format!(
+                        return Err(UnfitProgram::TooMuch(format!(
                             "has a table of more than {MAX_TABLE_ENTRIES} entries"
                         )));
                     }
@@ -97,7 +97,7 @@ pub(super) fn look(binary: &[u8]) -> Result<Kind, Unfit> {
             }
             Payload::FunctionSection(section) => functions += u64::from(section.count()),
             Payload::CodeSectionEntry(body) if body.as_bytes().len() > MAX_FUNCTION_BYTES => {
-                return Err(Unfit::TooMuch(format!(
+                return Err(UnfitProgram::TooMuch(format!(
                     "has a function of more than {MAX_FUNCTION_BYTES} bytes"
                 )));
             }
@@ -106,11 +106,11 @@ pub(super) fn look(binary: &[u8]) -> Result<Kind, Unfit> {
             _ => {}
         }
         if functions > MAX_FUNCTIONS {
-            return Err(Unfit::TooMuch(format!("has more than {MAX_FUNCTIONS} functions")));
+            return Err(UnfitProgram::TooMuch(format!("has more than {MAX_FUNCTIONS} functions")));
         }
         if depth > MAX_COMPONENT_DEPTH {
-            return Err(Unfit::TooMuch("has components too deep in each other".into()));
+            return Err(UnfitProgram::TooMuch("has components too deep in each other".into()));
         }
     }
-    kind.ok_or_else(|| Unfit::Malformed("is empty".into()))
+    kind.ok_or_else(|| UnfitProgram::Malformed("is empty".into()))
 }

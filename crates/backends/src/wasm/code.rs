@@ -22,14 +22,14 @@ impl Trusted {
 }
 
 /// A module from its compiled form.
-pub(super) fn module(engine: &Engine, code: &Trusted) -> Result<Module> {
+pub(super) fn deserialize_module(engine: &Engine, code: &Trusted) -> Result<Module> {
     // SAFETY: the bytes are what `Module::serialize` gave out for this version of the machine: they
     // were authenticated as a whole when the value was made, and are private memory since.
     unsafe { Module::deserialize(engine, &code.0) }
 }
 
 /// A component from its compiled form.
-pub(super) fn component(engine: &Engine, code: &Trusted) -> Result<Component> {
+pub(super) fn deserialize_component(engine: &Engine, code: &Trusted) -> Result<Component> {
     // SAFETY: as for modules: authenticated as a whole, and private memory since.
     unsafe { Component::deserialize(engine, &code.0) }
 }

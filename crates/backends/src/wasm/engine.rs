@@ -10,7 +10,7 @@ use wasmtime::{
 };
 
 use super::check::{MAX_MODULE_PARTS, MAX_TABLE_ENTRIES};
-use super::state::State;
+use super::state::StoreState;
 use super::{preview1, preview2};
 
 /// Interval of the epoch clock. The first tick interrupts a program for the first time, while its caller
@@ -34,7 +34,7 @@ pub(super) const LARGEST_MEMORY: usize = 4 << 30;
 
 /// What is added to the code of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Mode {
+pub(super) enum EngineMode {
     /// Nothing but what ends it.
     Plain,
     /// Its instructions are counted.
@@ -43,7 +43,7 @@ pub(super) enum Mode {
     Fixed,
 }
 
-impl Mode {
+impl EngineMode {
     /// The one that a spec asks for.
     pub(super) fn of(deterministic: bool, fuel: Option<u64>) -> Self {
         match (deterministic, fuel) {
@@ -53,7 +53,7 @@ impl Mode {
         }
     }
 
-    pub(super) fn counts(self) -> bool {
+    pub(super) fn is_fuel_counted(self) -> bool {
         match self {
             Self::Plain => false,
             Self::Counted | Self::Fixed => true,
@@ -79,18 +79,18 @@ pub(super) enum Supply {
 }
 
 /// One way of compiling, ready to be used.
-pub(super) struct Machine {
+pub(super) struct WasmMachine {
     pub engine: Engine,
-    pub mode: Mode,
-    pub core: Linker<State>,
-    pub component: ComponentLinker<State>,
+    pub mode: EngineMode,
+    pub core: Linker<StoreState>,
+    pub component: ComponentLinker<StoreState>,
     ticker: Arc<Ticker>,
 }
 
 /// Every way of compiling, each made at most once.
 pub(super) struct Machines {
     supply: Supply,
-    made: [Mutex<Option<Arc<Machine>>>; 3],
+    made: [Mutex<Option<Arc<WasmMachine>>>; 3],
 }
 
 impl Machines {
@@ -100,33 +100,33 @@ impl Machines {
 
     /// The machine of a mode; nothing where the processor or the system does not suit it, or does not
     /// just now.
-    pub(super) fn get(&self, mode: Mode) -> Option<Arc<Machine>> {
+    pub(super) fn get_or_create(&self, mode: EngineMode) -> Option<Arc<WasmMachine>> {
         let at = match mode {
-            Mode::Plain => 0,
-            Mode::Counted => 1,
-            Mode::Fixed => 2,
+            EngineMode::Plain => 0,
+            EngineMode::Counted => 1,
+            EngineMode::Fixed => 2,
         };
         let mut made = self.made[at].lock().unwrap_or_else(PoisonError::into_inner);
         if made.is_none() {
-            *made = Machine::new(mode, self.supply).ok().map(Arc::new);
+            *made = WasmMachine::new(mode, self.supply).ok().map(Arc::new);
         }
         made.clone()
     }
 }
 
-impl Machine {
-    fn new(mode: Mode, supply: Supply) -> wasmtime::Result<Self> {
-        let pooled = Engine::new(&config(mode, supply));
+impl WasmMachine {
+    fn new(mode: EngineMode, supply: Supply) -> wasmtime::Result<Self> {
+        let pooled = Engine::new(&build_config(mode, supply));
         // A host that is short of address space still runs programs, one mapping at a time.
-        let engine = pooled.or_else(|_| Engine::new(&config(mode, Supply::Single)))?;
-        let core = preview1::linker(&engine)?;
-        let component = preview2::linker(&engine)?;
+        let engine = pooled.or_else(|_| Engine::new(&build_config(mode, Supply::Single)))?;
+        let core = preview1::build_linker(&engine)?;
+        let component = preview2::build_linker(&engine)?;
         let ticker = Ticker::start(engine.clone())?;
         Ok(Self { engine, mode, core, component, ticker })
     }
 
     /// What compiled code depends on beside the program: version, settings, processor.
-    pub(super) fn key(&self) -> String {
+    pub(super) fn cache_key(&self) -> String {
         use std::hash::{DefaultHasher, Hash, Hasher};
         let mut hasher = DefaultHasher::new();
         self.engine.precompile_compatibility_hash().hash(&mut hasher);
@@ -134,31 +134,31 @@ impl Machine {
     }
 
     /// Keeps the clock going while a program runs.
-    pub(super) fn running(&self) -> Running {
-        self.ticker.active(1);
-        Running(Arc::clone(&self.ticker))
+    pub(super) fn keep_ticking(&self) -> TickingGuard {
+        self.ticker.change_running(1);
+        TickingGuard(Arc::clone(&self.ticker))
     }
 }
 
-fn config(mode: Mode, supply: Supply) -> Config {
+fn build_config(mode: EngineMode, supply: Supply) -> Config {
     let mut config = Config::new();
     config
         .epoch_interruption(true)
-        .consume_fuel(mode.counts())
-        .cranelift_nan_canonicalization(mode == Mode::Fixed)
-        .wasm_features(WasmFeatures::RELAXED_SIMD, mode != Mode::Fixed)
+        .consume_fuel(mode.is_fuel_counted())
+        .cranelift_nan_canonicalization(mode == EngineMode::Fixed)
+        .wasm_features(WasmFeatures::RELAXED_SIMD, mode != EngineMode::Fixed)
         .max_wasm_stack(WASM_STACK_BYTES)
         .async_stack_size(WHOLE_STACK)
         .memory_init_cow(true)
         .generate_address_map(false)
         .wasm_backtrace_max_frames(None);
     if supply == Supply::Pool {
-        config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool()));
+        config.allocation_strategy(InstanceAllocationStrategy::Pooling(build_pool_config()));
     }
     config
 }
 
-fn pool() -> PoolingAllocationConfig {
+fn build_pool_config() -> PoolingAllocationConfig {
     let mut pool = PoolingAllocationConfig::new();
     pool.total_core_instances(MAX_INSTANCES)
         .total_component_instances(MAX_MEMORIES)
@@ -193,11 +193,11 @@ struct Ticking {
 }
 
 /// One program that runs.
-pub(super) struct Running(Arc<Ticker>);
+pub(super) struct TickingGuard(Arc<Ticker>);
 
-impl Drop for Running {
+impl Drop for TickingGuard {
     fn drop(&mut self) {
-        self.0.active(-1);
+        self.0.change_running(-1);
     }
 }
 
@@ -209,7 +209,7 @@ impl Ticker {
         std::thread::Builder::new()
             .name("wasm-clock".into())
             .stack_size(64 << 10)
-            .spawn(move || tick(&weak, &engine))?;
+            .spawn(move || run_ticker(&weak, &engine))?;
         Ok(ticker)
     }
 
@@ -217,7 +217,7 @@ impl Ticker {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn active(&self, change: isize) {
+    fn change_running(&self, change: isize) {
         let mut state = self.lock();
         state.running = state.running.saturating_add_signed(change);
         if change > 0 && state.resting {
@@ -227,7 +227,7 @@ impl Ticker {
     }
 
     /// Rests if nobody runs. For a moment only, so that a machine that is gone takes its clock with it.
-    fn rest(&self) -> bool {
+    fn rest_while_idle(&self) -> bool {
         let mut state = self.lock();
         if state.running > 0 {
             state.resting = false;
@@ -239,12 +239,12 @@ impl Ticker {
     }
 }
 
-fn tick(ticker: &Weak<Ticker>, engine: &Engine) {
+fn run_ticker(ticker: &Weak<Ticker>, engine: &Engine) {
     let mut idle = 0;
     while let Some(ticker) = ticker.upgrade() {
         let running = ticker.lock().running > 0;
         idle = if running { 0 } else { idle + 1 };
-        if idle > MAX_IDLE_TICKS && ticker.rest() {
+        if idle > MAX_IDLE_TICKS && ticker.rest_while_idle() {
             continue;
         }
         drop(ticker);

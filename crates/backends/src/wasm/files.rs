@@ -14,7 +14,7 @@ use rustix::io::{Errno, pread};
 use stockade_core::{Entry, EntryKind, Error, ErrorCode, Files, Result, SandboxPath};
 
 use super::NAME;
-use super::tree::{Place, Tree};
+use super::tree::{GuestPlace, GuestTree};
 
 /// Attempts to resolve a path when the kernel reports a concurrent rename (`EAGAIN`).
 const RESOLVE_ATTEMPTS: usize = 64;
@@ -29,19 +29,19 @@ const NEW_FILE_MODE: Mode = Mode::from_raw_mode(0o644);
 const NEW_DIR_MODE: Mode = Mode::from_raw_mode(0o755);
 
 /// The files of a tree.
-pub(super) struct TreeFiles(pub Arc<Tree>);
+pub(super) struct TreeFiles(pub Arc<GuestTree>);
 
 /// A path that was found to lie in one of the directories.
-struct Found<'t> {
+struct LocatedFile<'t> {
     operation: &'static str,
     path: &'t SandboxPath,
-    place: &'t Place,
+    place: &'t GuestPlace,
     rest: String,
 }
 
-impl Found<'_> {
-    fn fail(&self, errno: Errno) -> Error {
-        failed(self.operation, self.path, errno)
+impl LocatedFile<'_> {
+    fn to_error(&self, errno: Errno) -> Error {
+        errno_error(self.operation, self.path, errno)
     }
 
     fn open_rest(&self, rest: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
@@ -53,32 +53,32 @@ impl Found<'_> {
                 break;
             }
         }
-        opened.map_err(|errno| self.fail(errno))
+        opened.map_err(|errno| self.to_error(errno))
     }
 
-    fn open(&self, flags: OFlags) -> Result<OwnedFd> {
+    fn open_path(&self, flags: OFlags) -> Result<OwnedFd> {
         self.open_rest(&self.rest, flags, Mode::empty())
     }
 
     /// The directory that its last part is in, and that part.
-    fn parent(&self) -> Result<(OwnedFd, &str)> {
+    fn open_parent(&self) -> Result<(OwnedFd, &str)> {
         let trimmed = self.rest.trim_end_matches('/');
         let (parent, name) = trimmed.rsplit_once('/').unwrap_or((".", trimmed));
         if matches!(name, "" | "." | "..") {
-            return Err(unsuitable(self.operation, self.path, "names no entry of a directory"));
+            return Err(invalid_path_error(self.operation, self.path, "names no entry of a directory"));
         }
         Ok((self.open_rest(parent, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?, name))
     }
 
     /// Fails where the directory is only to be looked at (C-20).
-    fn writable(&self) -> Result<()> {
-        if self.place.read_only { Err(self.fail(Errno::ROFS)) } else { Ok(()) }
+    fn check_writable(&self) -> Result<()> {
+        if self.place.read_only { Err(self.to_error(Errno::ROFS)) } else { Ok(()) }
     }
 
     /// A regular file. Looked at before, because opening a device can have effects of its own, and
     /// after, because it may have been swapped in between.
-    fn regular(&self, flags: OFlags) -> Result<OwnedFd> {
-        let new = match self.open(OFlags::PATH) {
+    fn open_regular(&self, flags: OFlags) -> Result<OwnedFd> {
+        let new = match self.open_path(OFlags::PATH) {
             Ok(seen) => self.demand_regular(&seen).map(|()| false)?,
             Err(error) if !flags.contains(OFlags::CREATE) => return Err(error),
             Err(_) => true,
@@ -89,23 +89,23 @@ impl Found<'_> {
         self.demand_regular(&file)?;
         if new {
             // Whatever the umask.
-            fchmod(&file, NEW_FILE_MODE).map_err(|errno| self.fail(errno))?;
+            fchmod(&file, NEW_FILE_MODE).map_err(|errno| self.to_error(errno))?;
         }
         Ok(file)
     }
 
     fn demand_regular(&self, file: &OwnedFd) -> Result<()> {
-        let found = fstat(file).map_err(|errno| self.fail(errno))?;
-        match kind(&found) {
+        let found = fstat(file).map_err(|errno| self.to_error(errno))?;
+        match entry_kind(&found) {
             EntryKind::File => Ok(()),
             EntryKind::Directory | EntryKind::Symlink | EntryKind::Other => {
-                Err(unsuitable(self.operation, self.path, "is not a regular file"))
+                Err(invalid_path_error(self.operation, self.path, "is not a regular file"))
             }
         }
     }
 }
 
-fn kind(found: &Stat) -> EntryKind {
+fn entry_kind(found: &Stat) -> EntryKind {
     match FileType::from_raw_mode(found.st_mode) {
         FileType::RegularFile => EntryKind::File,
         FileType::Directory => EntryKind::Directory,
@@ -118,16 +118,16 @@ fn kind(found: &Stat) -> EntryKind {
     }
 }
 
-fn entry(found: &Stat, name: &str) -> Entry {
+fn to_entry(found: &Stat, name: &str) -> Entry {
     let size = u64::try_from(found.st_size).unwrap_or(0);
-    Entry { name: name.to_owned(), kind: kind(found), size, mode: found.st_mode & 0o7777 }
+    Entry { name: name.to_owned(), kind: entry_kind(found), size, mode: found.st_mode & 0o7777 }
 }
 
-fn unsuitable(operation: &'static str, path: &SandboxPath, what: &str) -> Error {
+fn invalid_path_error(operation: &'static str, path: &SandboxPath, what: &str) -> Error {
     Error::new(ErrorCode::Invalid, operation, format!("`{path}` {what}")).backend(NAME)
 }
 
-fn failed(operation: &'static str, path: &SandboxPath, errno: Errno) -> Error {
+fn errno_error(operation: &'static str, path: &SandboxPath, errno: Errno) -> Error {
     let (code, what) = match errno {
         Errno::NOENT => (ErrorCode::NotFound, "is not there"),
         // From `openat2` it says that the path left its root.
@@ -147,41 +147,41 @@ fn failed(operation: &'static str, path: &SandboxPath, errno: Errno) -> Error {
 }
 
 impl TreeFiles {
-    fn find<'t>(&'t self, operation: &'static str, path: &'t SandboxPath) -> Result<Found<'t>> {
+    fn locate_file<'t>(&'t self, operation: &'static str, path: &'t SandboxPath) -> Result<LocatedFile<'t>> {
         let (place, rest) =
-            self.0.locate(path).ok_or_else(|| failed(operation, path, Errno::NOENT))?;
-        Ok(Found { operation, path, place, rest })
+            self.0.locate_path(path).ok_or_else(|| errno_error(operation, path, Errno::NOENT))?;
+        Ok(LocatedFile { operation, path, place, rest })
     }
 
     fn make_dirs(&self, path: &SandboxPath) -> Result<()> {
-        let found = self.find("make a directory", path)?;
+        let found = self.locate_file("make a directory", path)?;
         let directory = OFlags::PATH | OFlags::DIRECTORY;
-        match found.open(directory) {
+        match found.open_path(directory) {
             Ok(_) => return Ok(()),
             Err(error) if error.code() != ErrorCode::NotFound => return Err(error),
-            Err(_) => found.writable()?,
+            Err(_) => found.check_writable()?,
         }
         let ends = found.rest.char_indices().filter(|(at, c)| *c == '/' && *at > 0);
         let ends = ends.map(|(at, _)| at).chain(std::iter::once(found.rest.len()));
         for end in ends {
-            let part = Found { rest: found.rest[..end].to_owned(), ..found };
-            let Ok((parent, name)) = part.parent() else { continue };
+            let part = LocatedFile { rest: found.rest[..end].to_owned(), ..found };
+            let Ok((parent, name)) = part.open_parent() else { continue };
             match mkdirat(&parent, name, NEW_DIR_MODE) {
-                Ok(()) => open_to_others(&parent, name).map_err(|errno| found.fail(errno))?,
+                Ok(()) => open_to_others(&parent, name).map_err(|errno| found.to_error(errno))?,
                 Err(Errno::EXIST) => {}
-                Err(errno) => return Err(found.fail(errno)),
+                Err(errno) => return Err(found.to_error(errno)),
             }
         }
         // What was there may be something else, and what was made may have been swapped.
-        found.open(directory).map(drop)
+        found.open_path(directory).map(drop)
     }
 
-    fn entries(&self, path: &SandboxPath) -> Result<Vec<Entry>> {
-        let found = self.find("list", path)?;
-        let dir = found.open(OFlags::RDONLY | OFlags::DIRECTORY)?;
+    fn list_entries(&self, path: &SandboxPath) -> Result<Vec<Entry>> {
+        let found = self.locate_file("list", path)?;
+        let dir = found.open_path(OFlags::RDONLY | OFlags::DIRECTORY)?;
         let mut entries = Vec::new();
-        for item in Dir::read_from(&dir).map_err(|errno| found.fail(errno))? {
-            let item = item.map_err(|errno| found.fail(errno))?;
+        for item in Dir::read_from(&dir).map_err(|errno| found.to_error(errno))? {
+            let item = item.map_err(|errno| found.to_error(errno))?;
             if matches!(item.file_name().to_bytes(), b"." | b"..") {
                 continue;
             }
@@ -191,25 +191,25 @@ impl TreeFiles {
             }
             // An entry that vanishes meanwhile is left out.
             if let Ok(stat) = statat(&dir, item.file_name(), AtFlags::SYMLINK_NOFOLLOW) {
-                entries.push(entry(&stat, &item.file_name().to_string_lossy()));
+                entries.push(to_entry(&stat, &item.file_name().to_string_lossy()));
             }
         }
         Ok(entries)
     }
 
     fn remove_all(&self, path: &SandboxPath) -> Result<()> {
-        let found = self.find("remove", path)?;
-        let (parent, name) = match found.parent() {
+        let found = self.locate_file("remove", path)?;
+        let (parent, name) = match found.open_parent() {
             Err(error) if error.code() == ErrorCode::NotFound => return Ok(()),
             parent => parent?,
         };
-        found.writable()?;
+        found.check_writable()?;
         match unlinkat(&parent, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(Errno::ISDIR | Errno::PERM) => {
-                clear(&parent, name).map_err(|errno| found.fail(errno))
+                remove_dir_all(&parent, name).map_err(|errno| found.to_error(errno))
             }
-            Err(errno) => Err(found.fail(errno)),
+            Err(errno) => Err(found.to_error(errno)),
         }
     }
 }
@@ -222,7 +222,7 @@ fn open_to_others(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
 }
 
 /// Removes a directory with everything in it, by its open parent.
-fn clear(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
+fn remove_dir_all(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
     use std::os::fd::AsRawFd;
     let path = format!("/proc/self/fd/{}/{name}", parent.as_raw_fd());
     let cleared = stockade_launcher::clear(std::path::Path::new(&path));
@@ -232,19 +232,19 @@ fn clear(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
 #[async_trait]
 impl Files for TreeFiles {
     async fn stat(&self, path: &SandboxPath) -> Result<Entry> {
-        let found = self.find("stat", path)?;
-        let seen = found.open(OFlags::PATH | OFlags::NOFOLLOW)?;
+        let found = self.locate_file("stat", path)?;
+        let seen = found.open_path(OFlags::PATH | OFlags::NOFOLLOW)?;
         let name = path.as_str().trim_end_matches('/').rsplit('/').next().unwrap_or_default();
-        Ok(entry(&fstat(seen).map_err(|errno| found.fail(errno))?, name))
+        Ok(to_entry(&fstat(seen).map_err(|errno| found.to_error(errno))?, name))
     }
 
     async fn list(&self, path: &SandboxPath) -> Result<Vec<Entry>> {
-        self.entries(path)
+        self.list_entries(path)
     }
 
     async fn read(&self, path: &SandboxPath, offset: u64, most: u32) -> Result<Data> {
-        let found = self.find("read", path)?;
-        let file = found.regular(OFlags::RDONLY)?;
+        let found = self.locate_file("read", path)?;
+        let file = found.open_regular(OFlags::RDONLY)?;
         let mut data = vec![0; (most as usize).min(MAX_READ_BYTES)];
         let mut filled = 0;
         while filled < data.len() {
@@ -252,7 +252,7 @@ impl Files for TreeFiles {
                 Ok(0) => break,
                 Ok(count) => filled += count,
                 Err(Errno::INTR) => {}
-                Err(errno) => return Err(found.fail(errno)),
+                Err(errno) => return Err(found.to_error(errno)),
             }
         }
         data.truncate(filled);
@@ -260,29 +260,29 @@ impl Files for TreeFiles {
     }
 
     async fn write(&self, path: &SandboxPath, data: Data, append: bool) -> Result<()> {
-        let found = self.find("write", path)?;
-        found.writable()?;
+        let found = self.locate_file("write", path)?;
+        found.check_writable()?;
         let place = if append { OFlags::APPEND } else { OFlags::empty() };
-        let file = found.regular(OFlags::WRONLY | OFlags::CREATE | place)?;
+        let file = found.open_regular(OFlags::WRONLY | OFlags::CREATE | place)?;
         if !append {
-            ftruncate(&file, 0).map_err(|errno| found.fail(errno))?;
+            ftruncate(&file, 0).map_err(|errno| found.to_error(errno))?;
         }
         let mut left = &data[..];
         while !left.is_empty() {
             match rustix::io::write(&file, left) {
                 Ok(count) => left = &left[count..],
                 Err(Errno::INTR) => {}
-                Err(errno) => return Err(found.fail(errno)),
+                Err(errno) => return Err(found.to_error(errno)),
             }
         }
         Ok(())
     }
 
     async fn set_mode(&self, path: &SandboxPath, mode: u32) -> Result<()> {
-        let found = self.find("set the mode", path)?;
-        found.writable()?;
-        let file = found.regular(OFlags::RDONLY)?;
-        fchmod(&file, Mode::from_raw_mode(mode & 0o777)).map_err(|errno| found.fail(errno))
+        let found = self.locate_file("set the mode", path)?;
+        found.check_writable()?;
+        let file = found.open_regular(OFlags::RDONLY)?;
+        fchmod(&file, Mode::from_raw_mode(mode & 0o777)).map_err(|errno| found.to_error(errno))
     }
 
     async fn make_dir(&self, path: &SandboxPath) -> Result<()> {
@@ -290,14 +290,14 @@ impl Files for TreeFiles {
     }
 
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
-        let (from, to) = (self.find("rename", from)?, self.find("rename", to)?);
-        from.writable()?;
-        to.writable()?;
-        let ((from_dir, from_name), (to_dir, to_name)) = (from.parent()?, to.parent()?);
+        let (from, to) = (self.locate_file("rename", from)?, self.locate_file("rename", to)?);
+        from.check_writable()?;
+        to.check_writable()?;
+        let ((from_dir, from_name), (to_dir, to_name)) = (from.open_parent()?, to.open_parent()?);
         renameat(&from_dir, from_name, &to_dir, to_name).map_err(|errno| match errno {
             // Here it says that two file systems are involved, not that a path escapes.
-            Errno::XDEV => unsuitable("rename", from.path, "lies on another file system"),
-            errno => from.fail(errno),
+            Errno::XDEV => invalid_path_error("rename", from.path, "lies on another file system"),
+            errno => from.to_error(errno),
         })
     }
 

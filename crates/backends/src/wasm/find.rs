@@ -10,39 +10,39 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, opena
 use rustix::io::Errno;
 use stockade_core::{Command, SandboxPath, StartFailure};
 
-use super::check::{MAX_PROGRAM_BYTES, Unfit};
-use super::tree::{Place, Tree};
+use super::check::{MAX_PROGRAM_BYTES, UnfitProgram};
+use super::tree::{GuestPlace, GuestTree};
 
 /// The current directory: a place itself, seen from there.
 const CURRENT_DIR: &str = ".";
 
 /// Where a command starts, by name.
-pub(super) struct Start<'t> {
-    pub place: &'t Place,
+pub(super) struct StartDir<'t> {
+    pub place: &'t GuestPlace,
     pub rest: String,
 }
 
 /// The directory a command names to start in.
-pub(super) fn start<'t>(tree: &'t Tree, command: &Command) -> Result<Start<'t>, StartFailure> {
+pub(super) fn resolve_start_dir<'t>(tree: &'t GuestTree, command: &Command) -> Result<StartDir<'t>, StartFailure> {
     let Some(given) = &command.dir else {
-        return Ok(Start { place: tree.workspace(), rest: CURRENT_DIR.into() });
+        return Ok(StartDir { place: tree.workspace(), rest: CURRENT_DIR.into() });
     };
-    let (place, rest) = tree.locate(given).ok_or_else(|| bad_directory(given.as_str()))?;
-    Ok(Start { place, rest })
+    let (place, rest) = tree.locate_path(given).ok_or_else(|| bad_directory(given.as_str()))?;
+    Ok(StartDir { place, rest })
 }
 
 fn bad_directory(directory: &str) -> StartFailure {
     StartFailure::BadDirectory(format!("`{directory}` is not a directory"))
 }
 
-impl Start<'_> {
+impl StartDir<'_> {
     /// Whether it is the root of the workspace, where most start.
-    pub(super) fn is_usual(&self, tree: &Tree) -> bool {
+    pub(super) fn is_usual(&self, tree: &GuestTree) -> bool {
         std::ptr::eq(self.place, tree.workspace()) && self.rest == CURRENT_DIR
     }
 
     /// The directory itself.
-    pub(super) fn open(&self, command: &Command) -> Result<OwnedFd, StartFailure> {
+    pub(super) fn open_dir(&self, command: &Command) -> Result<OwnedFd, StartFailure> {
         let named = || bad_directory(command.dir.as_ref().map_or(CURRENT_DIR, SandboxPath::as_str));
         open_beneath(self.place, &self.rest, OFlags::RDONLY | OFlags::DIRECTORY)
             .map_err(|_| named())
@@ -50,10 +50,10 @@ impl Start<'_> {
 }
 
 /// The bytes of a program that is named by a path.
-pub(super) fn program(tree: &Tree, start: &Start<'_>, name: &str) -> Result<Vec<u8>, StartFailure> {
+pub(super) fn read_program_file(tree: &GuestTree, start: &StartDir<'_>, name: &str) -> Result<Vec<u8>, StartFailure> {
     let missing = || StartFailure::NotFound(format!("there is no `{name}`"));
     let located = match name.starts_with('/') {
-        true => name.parse().ok().and_then(|path: SandboxPath| tree.locate(&path)),
+        true => name.parse().ok().and_then(|path: SandboxPath| tree.locate_path(&path)),
         false => Some((start.place, format!("{}/{name}", start.rest))),
     };
     let (place, rest) = located.ok_or_else(missing)?;
@@ -62,19 +62,19 @@ pub(super) fn program(tree: &Tree, start: &Start<'_>, name: &str) -> Result<Vec<
         Errno::NOENT | Errno::NOTDIR => missing(),
         errno => StartFailure::NotExecutable(format!("`{name}`: {}", std::io::Error::from(errno))),
     })?;
-    contents(file, name)
+    read_program_bytes(file, name)
 }
 
 /// The bytes of a program of the host.
-pub(super) fn on_host(path: &Path, name: &str) -> Result<Vec<u8>, StartFailure> {
+pub(super) fn read_host_program(path: &Path, name: &str) -> Result<Vec<u8>, StartFailure> {
     // What is not a file is refused when it is looked at; opening it must wait for nobody.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = openat(CWD, path, flags, Mode::empty())
         .map_err(|error| StartFailure::NotFound(format!("`{name}` cannot be read: {error}")))?;
-    contents(file, name)
+    read_program_bytes(file, name)
 }
 
-fn contents(file: OwnedFd, name: &str) -> Result<Vec<u8>, StartFailure> {
+fn read_program_bytes(file: OwnedFd, name: &str) -> Result<Vec<u8>, StartFailure> {
     let unreadable = |why: String| StartFailure::NotExecutable(format!("`{name}` {why}"));
     let found = fstat(&file).map_err(|errno| unreadable(errno.to_string()))?;
     if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
@@ -92,15 +92,15 @@ fn contents(file: OwnedFd, name: &str) -> Result<Vec<u8>, StartFailure> {
     Ok(bytes)
 }
 
-fn open_beneath(place: &Place, rest: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+fn open_beneath(place: &GuestPlace, rest: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
     let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     openat2(&place.dir, rest, flags | OFlags::CLOEXEC, Mode::empty(), within)
 }
 
 /// Why a program that was found cannot be run.
-pub(super) fn refused(name: &str, unfit: &Unfit) -> StartFailure {
+pub(super) fn to_start_failure(name: &str, unfit: &UnfitProgram) -> StartFailure {
     match unfit {
-        Unfit::Malformed(why) => StartFailure::NotExecutable(format!("`{name}` {why}")),
-        Unfit::TooMuch(why) => StartFailure::NoResources(format!("`{name}` {why}")),
+        UnfitProgram::Malformed(why) => StartFailure::NotExecutable(format!("`{name}` {why}")),
+        UnfitProgram::TooMuch(why) => StartFailure::NoResources(format!("`{name}` {why}")),
     }
 }

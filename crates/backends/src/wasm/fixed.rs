@@ -16,7 +16,7 @@ const CLOCK_STEP_NANOS: u64 = 1_000;
 const RANDOM_SEED: u64 = 0x5eed_0f57_0cad_e000;
 
 /// Gives a program such a world.
-pub(super) fn furnish(builder: &mut WasiCtxBuilder) {
+pub(super) fn make_deterministic(builder: &mut WasiCtxBuilder) {
     let clock = Clock(Arc::new(AtomicU64::new(0)));
     builder
         .wall_clock(clock.clone())
@@ -30,7 +30,7 @@ pub(super) fn furnish(builder: &mut WasiCtxBuilder) {
 struct Clock(Arc<AtomicU64>);
 
 impl Clock {
-    fn look(&self) -> u64 {
+    fn advance_clock(&self) -> u64 {
         self.0.fetch_add(CLOCK_STEP_NANOS, Ordering::Relaxed)
     }
 }
@@ -41,7 +41,7 @@ impl HostWallClock for Clock {
     }
 
     fn now(&self) -> Duration {
-        CLOCK_EPOCH + Duration::from_nanos(self.look())
+        CLOCK_EPOCH + Duration::from_nanos(self.advance_clock())
     }
 }
 
@@ -51,7 +51,7 @@ impl HostMonotonicClock for Clock {
     }
 
     fn now(&self) -> u64 {
-        self.look()
+        self.advance_clock()
     }
 }
 
@@ -59,7 +59,7 @@ impl HostMonotonicClock for Clock {
 struct Seeded(u64);
 
 impl Seeded {
-    fn next(&mut self) -> u64 {
+    fn next_number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -71,16 +71,16 @@ impl rand_core::TryRng for Seeded {
     type Error = Infallible;
 
     fn try_next_u32(&mut self) -> Result<u32, Infallible> {
-        Ok((self.next() >> 32) as u32)
+        Ok((self.next_number() >> 32) as u32)
     }
 
     fn try_next_u64(&mut self) -> Result<u64, Infallible> {
-        Ok(self.next())
+        Ok(self.next_number())
     }
 
     fn try_fill_bytes(&mut self, into: &mut [u8]) -> Result<(), Infallible> {
         for piece in into.chunks_mut(8) {
-            piece.copy_from_slice(&self.next().to_le_bytes()[..piece.len()]);
+            piece.copy_from_slice(&self.next_number().to_le_bytes()[..piece.len()]);
         }
         Ok(())
     }

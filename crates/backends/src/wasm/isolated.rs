@@ -16,15 +16,15 @@ use stockade_core::{
     SandboxSpec, Signal, SnapshotKind, Span, StartFailure, Stdin, Workspace,
 };
 
-use super::body::{Body, environment};
-use super::cache::{Cache, hex};
-use super::engine::Mode;
-use super::ledger::{self, Ledger};
-use super::process::{self, Inside, Present};
-use super::relay::{Relay, relay};
-use super::report::{Order, WORKER_DIR};
-use super::sandbox::Programs;
-use super::workshop::{self, Source, Walls, Worker, mount};
+use super::body::{WasmBody, build_environment};
+use super::cache::{Cache, encode_hex};
+use super::engine::EngineMode;
+use super::ledger::{self, DiskLedger};
+use super::process::{self, ProcessInside, PresenceGuard};
+use super::relay::{Relay, relay_process};
+use super::report::{WorkerOrder, WORKER_DIR};
+use super::sandbox::ProgramHandles;
+use super::workshop::{self, ProgramSource, WorkerWalls, Worker, build_mount};
 use super::{NAME, find};
 use crate::linux;
 
@@ -43,13 +43,13 @@ const SIGCONT: Signal = Signal(18);
 /// A sandbox with a second wall.
 pub(super) struct IsolatedSandbox {
     floor: Arc<Floor>,
-    programs: Programs,
+    programs: ProgramHandles,
 }
 
 /// What its programs share.
 struct Floor {
-    body: Body,
-    walls: Arc<Walls>,
+    body: WasmBody,
+    walls: Arc<WorkerWalls>,
     inner: Arc<dyn Sandbox>,
     /// Where code is kept if the backend has no cache.
     own_cache: Option<Cache>,
@@ -59,15 +59,15 @@ struct Floor {
 }
 
 impl IsolatedSandbox {
-    pub(super) async fn new(body: Body, admitted: &Admitted, walls: Arc<Walls>) -> Result<Self> {
+    pub(super) async fn new(body: WasmBody, admitted: &Admitted, walls: Arc<WorkerWalls>) -> Result<Self> {
         let private = &body.tree.private;
-        furnish(private, &body.tree.workspace().host, admitted.limits()).map_err(|error| {
+        prepare_private_dir(private, &body.tree.workspace().host, admitted.limits()).map_err(|error| {
             Error::new(ErrorCode::System, "create", "its private directory cannot be furnished")
                 .backend(NAME)
                 .source(error)
         })?;
-        let spec = spec(&body, admitted, &walls.worker)?;
-        let inner = walls.native.create(&body.id, &linux::provisional(NAME, &spec)?).await?;
+        let spec = build_spec(&body, admitted, &walls.worker)?;
+        let inner = walls.native.create(&body.id, &linux::admit_provisionally(NAME, &spec)?).await?;
         let own_cache = match body.shared.library.cache() {
             Some(_) => None,
             None => Cache::open(&private.join("cache")).ok(),
@@ -81,16 +81,16 @@ impl IsolatedSandbox {
             next: AtomicU32::new(0),
             controls: Mutex::default(),
         };
-        Ok(Self { floor: Arc::new(floor), programs: Programs::default() })
+        Ok(Self { floor: Arc::new(floor), programs: ProgramHandles::default() })
     }
 
-    pub(super) async fn end(&self) -> Result<()> {
-        self.programs.end(&self.floor.body.id).await
+    pub(super) async fn end_programs(&self) -> Result<()> {
+        self.programs.end_all(&self.floor.body.id).await
     }
 }
 
 /// The directories that only walls make use of. The guest stands for whoever owns the workspace.
-fn furnish(private: &Path, workspace: &Path, limits: &EffectiveLimits) -> std::io::Result<()> {
+fn prepare_private_dir(private: &Path, workspace: &Path, limits: &EffectiveLimits) -> std::io::Result<()> {
     let owner = fs::metadata(workspace)?;
     for (name, mode) in [("code", 0o755), ("answers", 0o700)] {
         let path = private.join(name);
@@ -99,7 +99,7 @@ fn furnish(private: &Path, workspace: &Path, limits: &EffectiveLimits) -> std::i
     let mut given = vec![private.join("answers"), private.join("tmp")];
     if let Some(disk) = limits.disk {
         let path = private.join("answers").join(ledger::LEDGER_FILE_NAME);
-        Ledger::make(&path, disk.0)?;
+        DiskLedger::create_file(&path, disk.0)?;
         given.push(path);
     }
     if rustix::process::geteuid().is_root() {
@@ -109,16 +109,16 @@ fn furnish(private: &Path, workspace: &Path, limits: &EffectiveLimits) -> std::i
 }
 
 /// The native sandbox that a worker runs in: the same directories, each at a place of its own.
-fn spec(body: &Body, admitted: &Admitted, worker: &Worker) -> Result<SandboxSpec> {
+fn build_spec(body: &WasmBody, admitted: &Admitted, worker: &Worker) -> Result<SandboxSpec> {
     let (tree, limits) = (&body.tree, admitted.limits());
     let private = |name: &str| tree.private.join(name);
     let mut mounts = vec![
-        worker.mount()?,
-        mount(private("code"), "code", true)?,
-        mount(private("answers"), "answers", false)?,
+        worker.program_mount()?,
+        build_mount(private("code"), "code", true)?,
+        build_mount(private("answers"), "answers", false)?,
     ];
     for (number, place) in tree.places.iter().enumerate().skip(1) {
-        mounts.push(mount(place.host.clone(), &place_name(number), place.read_only)?);
+        mounts.push(build_mount(place.host.clone(), &place_name(number), place.read_only)?);
     }
     let workspace = HostPath::try_from(tree.workspace().host.clone())
         .map_err(|error| Error::new(ErrorCode::Invalid, "create", error.to_string()))?;
@@ -153,7 +153,7 @@ impl Floor {
     }
 
     /// Sends a signal to every worker.
-    async fn signal(&self, signal: Signal) -> Result<()> {
+    async fn signal_all(&self, signal: Signal) -> Result<()> {
         let live: Vec<_> = self.controls().iter().filter_map(Weak::upgrade).collect();
         for control in live {
             control.signal(signal).await?;
@@ -162,7 +162,7 @@ impl Floor {
     }
 
     /// Has the program compiled and started, and passes on what becomes of it.
-    async fn perform(self: Arc<Self>, command: Command, limits: EffectiveLimits, inside: Inside) {
+    async fn run_command(self: Arc<Self>, command: Command, limits: EffectiveLimits, inside: ProcessInside) {
         let number = self.next.fetch_add(1, Ordering::SeqCst);
         let mut killed = inside.killed.clone();
         let started = tokio::select! {
@@ -171,7 +171,7 @@ impl Floor {
                 let _ = inside.exit.send(ExitStatus::Signalled(Signal::KILL).into());
                 return;
             }
-            started = self.start(number, &command, &limits, &inside.present) => started,
+            started = self.start_worker(number, &command, &limits, &inside.present) => started,
         };
         let (process, order) = match started {
             Ok(started) => started,
@@ -185,39 +185,39 @@ impl Floor {
             controls.retain(|control| control.strong_count() > 0);
             controls.push(Arc::downgrade(&process.control));
         }
-        let answer = self.answers().join(number.to_string());
-        relay(Relay { process, order, inside, answer }).await;
+        let answer = self.answers_dir().join(number.to_string());
+        relay_process(Relay { process, order, inside, answer }).await;
     }
 
-    fn answers(&self) -> PathBuf {
+    fn answers_dir(&self) -> PathBuf {
         self.body.tree.private.join("answers")
     }
 
-    async fn start(
+    async fn start_worker(
         &self,
         number: u32,
         command: &Command,
         limits: &EffectiveLimits,
-        present: &Present,
+        present: &PresenceGuard,
     ) -> Result<(Process, Data), StartFailure> {
         let body = &self.body;
         let (given, start) = {
-            let start = find::start(&body.tree, command)?;
-            start.open(command)?;
+            let start = find::resolve_start_dir(&body.tree, command)?;
+            start.open_dir(command)?;
             let name = command.argv().first().cloned().unwrap_or_default();
             let at = body.tree.places.iter().position(|place| std::ptr::eq(place, start.place));
-            (body.program(&start, &name)?, (at.unwrap_or(0), start.rest))
+            (body.read_program(&start, &name)?, (at.unwrap_or(0), start.rest))
         };
-        let mode = Mode::of(body.deterministic, limits.fuel);
+        let mode = EngineMode::of(body.deterministic, limits.fuel);
         let argv = command.argv();
         let name = argv.first().map_or("", String::as_str);
-        let source = Source { mode, name, given, present: present.clone() };
-        let code = self.code(number, source).await?;
-        let env = environment(&command.env);
-        let order = Order { argv, env, ..self.order(number, limits, mode, code, start) };
-        let order = order.frame().map_err(|error| StartFailure::NoResources(error.to_string()))?;
+        let source = ProgramSource { mode, name, given, present: present.clone() };
+        let code = self.prepare_code(number, source).await?;
+        let env = build_environment(&command.env);
+        let order = WorkerOrder { argv, env, ..self.build_order(number, limits, mode, code, start) };
+        let order = order.encode_frame().map_err(|error| StartFailure::NoResources(error.to_string()))?;
         // Its own environment stays empty: what the program is given means nothing to it.
-        let mut outer = self.walls.worker.command(["run".to_owned()]);
+        let mut outer = self.walls.worker.build_command(["run".to_owned()]);
         outer.stdin = Stdin::Stream;
         // The worker holds its program to its time; the walls hold the worker to a little more.
         let cpu_time =
@@ -230,19 +230,19 @@ impl Floor {
     }
 
     /// The code of the program, by its digest in the directory that the worker sees.
-    async fn code(&self, number: u32, source: Source<'_>) -> Result<String, StartFailure> {
+    async fn prepare_code(&self, number: u32, source: ProgramSource<'_>) -> Result<String, StartFailure> {
         let lacking = |what: String| StartFailure::NoResources(what);
-        let machine = self.body.shared.machines.get(source.mode);
-        let key = machine.ok_or_else(|| lacking("no virtual machine".into()))?.key();
-        let code = workshop::code(&self.walls, self.cache()?, &key, source).await?;
-        let digest = hex(&Sha256::digest(&code));
-        self.show(number, &digest, &code)
+        let machine = self.body.shared.machines.get_or_create(source.mode);
+        let key = machine.ok_or_else(|| lacking("no virtual machine".into()))?.cache_key();
+        let code = workshop::load_or_compile(&self.walls, self.cache()?, &key, source).await?;
+        let digest = encode_hex(&Sha256::digest(&code));
+        self.publish_code(number, &digest, &code)
             .map_err(|error| lacking(format!("its code cannot be shown: {error}")))?;
         Ok(digest)
     }
 
     /// Whole or not at all: others may be starting the same program.
-    fn show(&self, number: u32, digest: &str, code: &[u8]) -> std::io::Result<()> {
+    fn publish_code(&self, number: u32, digest: &str, code: &[u8]) -> std::io::Result<()> {
         let directory = self.body.tree.private.join("code");
         let (shown, draft) = (directory.join(digest), directory.join(format!("draft{number}")));
         if shown.exists() {
@@ -253,20 +253,20 @@ impl Floor {
         fs::rename(&draft, &shown)
     }
 
-    fn order(
+    fn build_order(
         &self,
         number: u32,
         limits: &EffectiveLimits,
-        mode: Mode,
+        mode: EngineMode,
         code: String,
         start: (usize, String),
-    ) -> Order {
+    ) -> WorkerOrder {
         let path = |number: usize| match number {
             0 => stockade_core::WORKSPACE_ROOT.to_owned(),
             number => format!("{WORKER_DIR}/{}", place_name(number)),
         };
         let places = self.body.tree.places.iter().enumerate();
-        Order {
+        WorkerOrder {
             argv: Vec::new(),
             env: Vec::new(),
             mode: mode.into(),
@@ -294,9 +294,9 @@ impl Sandbox for IsolatedSandbox {
     }
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
-        let (process, inside, handle) = process::pair(command.stdin != Stdin::None);
-        self.programs.note(self.id(), handle)?;
-        tokio::spawn(Arc::clone(&self.floor).perform(command.clone(), *limits, inside));
+        let (process, inside, handle) = process::create_process(command.stdin != Stdin::None);
+        self.programs.add_handle(self.id(), handle)?;
+        tokio::spawn(Arc::clone(&self.floor).run_command(command.clone(), *limits, inside));
         Ok(process)
     }
 
@@ -305,18 +305,18 @@ impl Sandbox for IsolatedSandbox {
     }
 
     async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
-        self.floor.body.snapshot(kind, into).await
+        self.floor.body.write_snapshot(kind, into).await
     }
 
     async fn restore(&self, from: &Parts) -> Result<()> {
-        self.floor.body.restore(from).await
+        self.floor.body.restore_snapshot(from).await
     }
 
     async fn pause(&self) -> Result<()> {
-        self.floor.signal(SIGSTOP).await
+        self.floor.signal_all(SIGSTOP).await
     }
 
     async fn resume(&self) -> Result<()> {
-        self.floor.signal(SIGCONT).await
+        self.floor.signal_all(SIGCONT).await
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 
 /// Where one program runs, and the processor time it has used there.
-pub(super) struct Lane {
+pub(super) struct ThreadLane {
     own: AtomicBool,
     /// What it used on the thread it has left, in nanoseconds.
     before: AtomicU64,
@@ -19,7 +19,7 @@ pub(super) struct Lane {
     since: AtomicU64,
 }
 
-impl Lane {
+impl ThreadLane {
     /// That of a program which begins on its caller's thread.
     pub(super) fn callers() -> Arc<Self> {
         Self::new(false)
@@ -36,7 +36,7 @@ impl Lane {
 
     /// Waits for a thread of its own. Nobody is woken when there is one: whoever moves a program goes
     /// on with it at once.
-    pub(super) fn alone(self: &Arc<Self>) -> impl Future<Output = ()> + Send + use<> {
+    pub(super) fn wait_for_own_thread(self: &Arc<Self>) -> impl Future<Output = ()> + Send + use<> {
         let lane = Arc::clone(self);
         poll_fn(move |_| if lane.is_own() { Poll::Ready(()) } else { Poll::Pending })
     }
@@ -47,24 +47,24 @@ impl Lane {
     }
 
     /// Leaves the thread of its caller.
-    pub(super) fn leave(&self) {
+    pub(super) fn leave_thread(&self) {
         self.before.store(self.used_nanoseconds(), Ordering::Relaxed);
     }
 
     /// Arrives at a thread of its own.
-    pub(super) fn arrive(&self) {
+    pub(super) fn arrive_on_thread(&self) {
         self.since.store(thread_time(), Ordering::Relaxed);
         self.own.store(true, Ordering::Release);
     }
 
     /// Begins to count, or begins anew.
-    pub(super) fn restart(&self) {
+    pub(super) fn restart_clock(&self) {
         self.before.store(0, Ordering::Relaxed);
         self.since.store(thread_time(), Ordering::Relaxed);
     }
 
     /// Processor time so far, asked for on the thread it runs on.
-    pub(super) fn used(&self) -> Duration {
+    pub(super) fn cpu_time(&self) -> Duration {
         Duration::from_nanos(self.used_nanoseconds())
     }
 
@@ -86,29 +86,29 @@ mod tests {
     use super::*;
 
     /// Uses processor time.
-    fn work(lane: &Lane, until: Duration) {
-        while lane.used() < until {
+    fn burn_cpu(lane: &ThreadLane, until: Duration) {
+        while lane.cpu_time() < until {
             std::hint::spin_loop();
         }
     }
 
     #[test]
     fn processor_time_counts_on_both_threads_and_for_nobody_else() {
-        let lane = Lane::callers();
-        work(&lane, Duration::from_millis(2));
-        lane.restart();
-        work(&lane, Duration::from_millis(3));
-        lane.leave();
+        let lane = ThreadLane::callers();
+        burn_cpu(&lane, Duration::from_millis(2));
+        lane.restart_clock();
+        burn_cpu(&lane, Duration::from_millis(3));
+        lane.leave_thread();
         assert!(!lane.is_own());
         let other = Arc::clone(&lane);
         let there = std::thread::spawn(move || {
-            let others = Lane::own();
-            others.restart();
-            work(&others, Duration::from_millis(20));
-            other.arrive();
-            let at_first = other.used();
-            work(&other, at_first + Duration::from_millis(4));
-            (at_first, other.used())
+            let others = ThreadLane::own();
+            others.restart_clock();
+            burn_cpu(&others, Duration::from_millis(20));
+            other.arrive_on_thread();
+            let at_first = other.cpu_time();
+            burn_cpu(&other, at_first + Duration::from_millis(4));
+            (at_first, other.cpu_time())
         });
         let (at_first, at_last) = there.join().unwrap();
         assert!((3..20).contains(&at_first.as_millis()), "{at_first:?}");

@@ -13,11 +13,11 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 pub(super) const LEDGER_FILE_NAME: &str = "disk";
 
 /// The shared number.
-pub(super) struct Ledger(File);
+pub(super) struct DiskLedger(File);
 
-impl Ledger {
+impl DiskLedger {
     /// Makes one of this many bytes.
-    pub(super) fn make(path: &Path, bytes: u64) -> io::Result<()> {
+    pub(super) fn create_file(path: &Path, bytes: u64) -> io::Result<()> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         file.write_all_at(&bytes.to_le_bytes(), 0)
     }
@@ -30,14 +30,14 @@ impl Ledger {
 
     /// Changes the number, or leaves it where there is no such change. A lock that its holder did not
     /// live to give back is given back by the kernel.
-    pub(super) fn change(&self, by: impl FnOnce(u64) -> Option<u64>) -> io::Result<bool> {
+    pub(super) fn update_bytes_left(&self, by: impl FnOnce(u64) -> Option<u64>) -> io::Result<bool> {
         flock(&self.0, FlockOperation::LockExclusive)?;
-        let changed = self.replace(by);
+        let changed = self.replace_bytes_left(by);
         flock(&self.0, FlockOperation::Unlock)?;
         changed
     }
 
-    fn replace(&self, by: impl FnOnce(u64) -> Option<u64>) -> io::Result<bool> {
+    fn replace_bytes_left(&self, by: impl FnOnce(u64) -> Option<u64>) -> io::Result<bool> {
         let mut bytes = [0; 8];
         self.0.read_exact_at(&mut bytes, 0)?;
         match by(u64::from_le_bytes(bytes)) {

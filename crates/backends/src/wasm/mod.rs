@@ -49,19 +49,19 @@ use stockade_core::{
 pub use worker::worker;
 pub use workshop::Worker;
 
-use body::Body;
+use body::WasmBody;
 use engine::{Machines, Supply};
 use isolated::IsolatedSandbox;
 use program::{Given, Library};
 use sandbox::WasmSandbox;
 use threads::Threads;
-use workshop::Walls;
+use workshop::WorkerWalls;
 
 /// The wasm backend's name.
 pub const NAME: BackendName = BackendName::literal("wasm");
 
 /// What the sandboxes of one backend share.
-struct Shared {
+struct WasmShared {
     machines: Machines,
     library: Library,
     threads: Threads,
@@ -70,29 +70,29 @@ struct Shared {
 
 /// The wasm backend.
 pub struct Wasm {
-    shared: Arc<Shared>,
-    walls: Option<Arc<Walls>>,
+    shared: Arc<WasmShared>,
+    walls: Option<Arc<WorkerWalls>>,
     /// Whether programs may run in this process where there are no walls to be had.
     walls_may_lack: bool,
-    sandboxes: Mutex<HashMap<SandboxId, Live>>,
+    sandboxes: Mutex<HashMap<SandboxId, LiveWasmSandbox>>,
 }
 
 /// A live sandbox, of either kind.
 #[derive(Clone)]
-enum Live {
+enum LiveWasmSandbox {
     Here(Arc<WasmSandbox>),
     Walled(Arc<IsolatedSandbox>),
 }
 
-impl Live {
-    async fn end(&self) -> Result<()> {
+impl LiveWasmSandbox {
+    async fn end_programs(&self) -> Result<()> {
         match self {
-            Self::Here(sandbox) => sandbox.end().await,
-            Self::Walled(sandbox) => sandbox.end().await,
+            Self::Here(sandbox) => sandbox.end_programs().await,
+            Self::Walled(sandbox) => sandbox.end_programs().await,
         }
     }
 
-    fn sandbox(self) -> Arc<dyn Sandbox> {
+    fn into_sandbox(self) -> Arc<dyn Sandbox> {
         match self {
             Self::Here(sandbox) => sandbox,
             Self::Walled(sandbox) => sandbox,
@@ -151,13 +151,13 @@ impl Wasm {
     pub fn new(settings: Settings) -> Self {
         let Settings { cache, modules, worker, walls_may_lack } = settings;
         let supply = if worker.is_some() { Supply::Single } else { Supply::Pool };
-        let shared = Shared {
+        let shared = WasmShared {
             machines: Machines::new(supply),
             library: Library::new(cache),
             threads: Threads::default(),
             modules: modules.into_iter().map(|(name, bytes)| (name, bytes.into())).collect(),
         };
-        let walls = worker.map(Walls::new);
+        let walls = worker.map(WorkerWalls::new);
         Self {
             shared: Arc::new(shared),
             walls: walls.map(Arc::new),
@@ -166,36 +166,36 @@ impl Wasm {
         }
     }
 
-    fn sandboxes(&self) -> MutexGuard<'_, HashMap<SandboxId, Live>> {
+    fn sandboxes(&self) -> MutexGuard<'_, HashMap<SandboxId, LiveWasmSandbox>> {
         self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn build(&self, id: &SandboxId, admitted: &Admitted) -> Result<Live> {
-        let body = || Body::new(id, admitted, Arc::clone(&self.shared));
+    async fn build_sandbox(&self, id: &SandboxId, admitted: &Admitted) -> Result<LiveWasmSandbox> {
+        let body = || WasmBody::new(id, admitted, Arc::clone(&self.shared));
         let Some(walls) = &self.walls else {
-            return Ok(Live::Here(Arc::new(WasmSandbox::new(body()?))));
+            return Ok(LiveWasmSandbox::Here(Arc::new(WasmSandbox::new(body()?))));
         };
         match IsolatedSandbox::new(body()?, admitted, Arc::clone(walls)).await {
-            Ok(sandbox) => Ok(Live::Walled(Arc::new(sandbox))),
+            Ok(sandbox) => Ok(LiveWasmSandbox::Walled(Arc::new(sandbox))),
             // Only where the capabilities say so too.
             Err(_) if self.walls_may_lack && walls.native.probe().await.unavailable.is_some() => {
-                tree::remove(id)?;
-                Ok(Live::Here(Arc::new(WasmSandbox::new(body()?))))
+                tree::remove_private_dir(id)?;
+                Ok(LiveWasmSandbox::Here(Arc::new(WasmSandbox::new(body()?))))
             }
             Err(error) => Err(error.remedy("run it in this process with --no-isolate")),
         }
     }
 
-    async fn end(&self, id: &SandboxId) -> Result<()> {
+    async fn end_sandbox(&self, id: &SandboxId) -> Result<()> {
         let live = self.sandboxes().get(id).cloned();
         if let Some(live) = live {
-            live.end().await?;
+            live.end_programs().await?;
         }
         // Its workers too, also those that a dead engine left.
         if let Some(walls) = &self.walls {
             walls.native.destroy(id).await?;
         }
-        tree::remove(id)
+        tree::remove_private_dir(id)
     }
 }
 
@@ -210,12 +210,12 @@ impl Backend for Wasm {
             Some(walls) => Some(walls.native.probe().await),
             None => None,
         };
-        probe::measure(&self.shared, walls.as_ref(), self.walls_may_lack)
+        probe::measure_capabilities(&self.shared, walls.as_ref(), self.walls_may_lack)
     }
 
     fn fingerprint(&self) -> Option<String> {
         let worker = self.walls.as_ref().map(|walls| &walls.worker);
-        crate::linux::fingerprint().map(|own| format!("{own}\n{worker:?} {}", self.walls_may_lack))
+        crate::linux::host_fingerprint().map(|own| format!("{own}\n{worker:?} {}", self.walls_may_lack))
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
@@ -223,13 +223,13 @@ impl Backend for Wasm {
             let message = format!("there is a sandbox `{id}` already");
             return Err(Error::new(ErrorCode::Invalid, "create", message).backend(NAME));
         }
-        match self.build(id, admitted).await {
+        match self.build_sandbox(id, admitted).await {
             Ok(live) => {
                 self.sandboxes().insert(id.clone(), live.clone());
-                Ok(live.sandbox())
+                Ok(live.into_sandbox())
             }
             Err(error) => {
-                self.end(id).await?;
+                self.end_sandbox(id).await?;
                 Err(error)
             }
         }
@@ -237,12 +237,12 @@ impl Backend for Wasm {
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
         let own = self.sandboxes().keys().cloned().collect::<Vec<_>>();
-        let ids: BTreeSet<_> = tree::ids().into_iter().chain(own).collect();
+        let ids: BTreeSet<_> = tree::list_sandbox_ids().into_iter().chain(own).collect();
         Ok(ids.into_iter().collect())
     }
 
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
-        self.end(id).await?;
+        self.end_sandbox(id).await?;
         self.sandboxes().remove(id);
         Ok(())
     }

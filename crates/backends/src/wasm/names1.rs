@@ -9,15 +9,15 @@ use wasmtime_wasi::p1::wasi_snapshot_preview1::{self as wasi, WasiSnapshotPrevie
 use wiggle::{GuestMemory, GuestPtr};
 
 use super::account::DIR_ENTRY_BYTES;
-use super::preview1::{NO_SPACE, PREVIEW1_MODULE, alone, split};
-use super::state::State;
+use super::preview1::{NO_SPACE, PREVIEW1_MODULE, wait_for_own_thread, split_memory_and_state};
+use super::state::StoreState;
 
 const ACCESS_DENIED: i32 = 2;
 const TOO_MANY_FILES: i32 = 33;
 /// Open flag: create the file if it does not exist.
 const OPEN_CREATE: i32 = 1;
 
-pub(super) fn link(linker: &mut Linker<State>) -> Result<()> {
+pub(super) fn add_name_calls(linker: &mut Linker<StoreState>) -> Result<()> {
     add_open_call(linker)?;
     add_create_calls(linker)?;
     add_rename_call(linker)
@@ -45,7 +45,7 @@ enum Fate {
 }
 
 async fn predict_open(
-    state: &mut State,
+    state: &mut StoreState,
     memory: &mut GuestMemory<'_>,
     (dir, look, path, len): (i32, i32, i32, i32),
 ) -> Fate {
@@ -59,16 +59,16 @@ async fn predict_open(
     }
 }
 
-fn add_open_call(linker: &mut Linker<State>) -> Result<()> {
-    type Open = (i32, i32, i32, i32, i32, i64, i64, i32, i32);
+fn add_open_call(linker: &mut Linker<StoreState>) -> Result<()> {
+    type PathOpenArguments = (i32, i32, i32, i32, i32, i64, i64, i32, i32);
     linker.func_wrap_async(
         PREVIEW1_MODULE,
         "path_open",
-        |mut caller: Caller<'_, State>,
-         (dir, look, path, len, how, base, inherit, flags, out): Open| {
+        |mut caller: Caller<'_, StoreState>,
+         (dir, look, path, len, how, base, inherit, flags, out): PathOpenArguments| {
             Box::new(async move {
-                alone(&caller).await;
-                let (mut memory, state) = split(&mut caller)?;
+                wait_for_own_thread(&caller).await;
+                let (mut memory, state) = split_memory_and_state(&mut caller)?;
                 if state.descriptors.is_full() {
                     return Ok(TOO_MANY_FILES);
                 }
@@ -111,10 +111,10 @@ fn add_open_call(linker: &mut Linker<State>) -> Result<()> {
 }
 
 /// Keeps what was opened, if it is what it was taken for: somebody outside may have swapped it.
-async fn keep_if_safe(state: &mut State, memory: &mut GuestMemory<'_>, number: u32) -> Result<i32> {
+async fn keep_if_safe(state: &mut StoreState, memory: &mut GuestMemory<'_>, number: u32) -> Result<i32> {
     let found = state.wasi.fd_filestat_get(memory, types::Fd::from(number)).await;
     if found.is_ok_and(|found| is_safe_to_open(found.filetype)) {
-        state.descriptors.opened(number);
+        state.descriptors.record_open(number);
         return Ok(0);
     }
     wasi::fd_close(&mut state.wasi, memory, number.cast_signed()).await?;
@@ -122,14 +122,14 @@ async fn keep_if_safe(state: &mut State, memory: &mut GuestMemory<'_>, number: u
 }
 
 /// Calls that make a name.
-fn add_create_calls(linker: &mut Linker<State>) -> Result<()> {
+fn add_create_calls(linker: &mut Linker<StoreState>) -> Result<()> {
     linker.func_wrap_async(
         PREVIEW1_MODULE,
         "path_create_directory",
-        |mut caller: Caller<'_, State>, (dir, path, len): (i32, i32, i32)| {
+        |mut caller: Caller<'_, StoreState>, (dir, path, len): (i32, i32, i32)| {
             Box::new(async move {
-                alone(&caller).await;
-                let (mut memory, state) = split(&mut caller)?;
+                wait_for_own_thread(&caller).await;
+                let (mut memory, state) = split_memory_and_state(&mut caller)?;
                 let account = Arc::clone(&state.meter.account);
                 if !account.take_disk(DIR_ENTRY_BYTES) {
                     return Ok(NO_SPACE);
@@ -144,10 +144,10 @@ fn add_create_calls(linker: &mut Linker<State>) -> Result<()> {
     linker.func_wrap_async(
         PREVIEW1_MODULE,
         "path_symlink",
-        |mut caller: Caller<'_, State>, (to, to_len, dir, path, len): (i32, i32, i32, i32, i32)| {
+        |mut caller: Caller<'_, StoreState>, (to, to_len, dir, path, len): (i32, i32, i32, i32, i32)| {
             Box::new(async move {
-                alone(&caller).await;
-                let (mut memory, state) = split(&mut caller)?;
+                wait_for_own_thread(&caller).await;
+                let (mut memory, state) = split_memory_and_state(&mut caller)?;
                 let account = Arc::clone(&state.meter.account);
                 let _alone = account.names.write().await;
                 if !account.take_disk(DIR_ENTRY_BYTES) {
@@ -161,14 +161,14 @@ fn add_create_calls(linker: &mut Linker<State>) -> Result<()> {
             })
         },
     )?;
-    type Link = (i32, i32, i32, i32, i32, i32, i32);
+    type PathLinkArguments = (i32, i32, i32, i32, i32, i32, i32);
     linker.func_wrap_async(
         PREVIEW1_MODULE,
         "path_link",
-        |mut caller: Caller<'_, State>, (dir, look, path, len, to, name, name_len): Link| {
+        |mut caller: Caller<'_, StoreState>, (dir, look, path, len, to, name, name_len): PathLinkArguments| {
             Box::new(async move {
-                alone(&caller).await;
-                let (mut memory, state) = split(&mut caller)?;
+                wait_for_own_thread(&caller).await;
+                let (mut memory, state) = split_memory_and_state(&mut caller)?;
                 let account = Arc::clone(&state.meter.account);
                 let _alone = account.names.write().await;
                 if !account.take_disk(DIR_ENTRY_BYTES) {
@@ -186,15 +186,15 @@ fn add_create_calls(linker: &mut Linker<State>) -> Result<()> {
     Ok(())
 }
 
-fn add_rename_call(linker: &mut Linker<State>) -> Result<()> {
+fn add_rename_call(linker: &mut Linker<StoreState>) -> Result<()> {
     type Rename = (i32, i32, i32, i32, i32, i32);
     linker.func_wrap_async(
         PREVIEW1_MODULE,
         "path_rename",
-        |mut caller: Caller<'_, State>, (dir, path, len, to, name, name_len): Rename| {
+        |mut caller: Caller<'_, StoreState>, (dir, path, len, to, name, name_len): Rename| {
             Box::new(async move {
-                alone(&caller).await;
-                let (mut memory, state) = split(&mut caller)?;
+                wait_for_own_thread(&caller).await;
+                let (mut memory, state) = split_memory_and_state(&mut caller)?;
                 let account = Arc::clone(&state.meter.account);
                 let _alone = account.names.write().await;
                 let ctx = &mut state.wasi;

@@ -12,13 +12,13 @@ use wasmtime_wasi::p2::bindings::filesystem::types::{
 };
 
 use super::account::DIR_ENTRY_BYTES;
-use super::preview2::told;
-use super::state::State;
+use super::preview2::convert_fs_error;
+use super::state::StoreState;
 
-type Opened = std::result::Result<Resource<Descriptor>, ErrorCode>;
+type OpenResult = std::result::Result<Resource<Descriptor>, ErrorCode>;
 type Dir = Resource<Descriptor>;
 
-pub(super) fn link(files: &mut LinkerInstance<'_, State>) -> Result<()> {
+pub(super) fn add_name_calls(files: &mut LinkerInstance<'_, StoreState>) -> Result<()> {
     add_open_call(files)?;
     add_create_calls(files)?;
     add_rename_call(files)
@@ -38,15 +38,15 @@ fn is_safe_to_open(kind: DescriptorType) -> bool {
     }
 }
 
-fn add_open_call(files: &mut LinkerInstance<'_, State>) -> Result<()> {
-    type Open = (Dir, PathFlags, String, OpenFlags, DescriptorFlags);
+fn add_open_call(files: &mut LinkerInstance<'_, StoreState>) -> Result<()> {
+    type OpenAtArguments = (Dir, PathFlags, String, OpenFlags, DescriptorFlags);
     files.func_wrap_async(
         "[method]descriptor.open-at",
-        |mut store: StoreContextMut<'_, State>, (fd, look, path, how, flags): Open| {
+        |mut store: StoreContextMut<'_, StoreState>, (fd, look, path, how, flags): OpenAtArguments| {
             Box::new(async move {
                 let state = store.data_mut();
                 if state.is_full() {
-                    return Ok((Opened::Err(ErrorCode::InsufficientMemory),));
+                    return Ok((OpenResult::Err(ErrorCode::InsufficientMemory),));
                 }
                 let account = Arc::clone(&state.meter.account);
                 // Another program of the sandbox must not swap what was looked at.
@@ -54,17 +54,17 @@ fn add_open_call(files: &mut LinkerInstance<'_, State>) -> Result<()> {
                 let same = Resource::new_borrow(fd.rep());
                 let cost = match state.filesystem().stat_at(same, look, path.clone()).await {
                     Ok(found) if !is_safe_to_open(found.type_) => {
-                        return Ok((Opened::Err(ErrorCode::Access),));
+                        return Ok((OpenResult::Err(ErrorCode::Access),));
                     }
                     // What is wrong with it, opening it tells.
                     Err(_) if how.contains(OpenFlags::CREATE) => DIR_ENTRY_BYTES,
                     Ok(_) | Err(_) => 0,
                 };
                 if !account.take_disk(cost) {
-                    return Ok((Opened::Err(ErrorCode::InsufficientSpace),));
+                    return Ok((OpenResult::Err(ErrorCode::InsufficientSpace),));
                 }
                 let opened = state.filesystem().open_at(fd, look, path, how, flags).await;
-                match told(state, opened)? {
+                match convert_fs_error(state, opened)? {
                     Ok(opened) => Ok((keep_if_safe(state, opened).await?,)),
                     Err(code) => {
                         account.give_disk(cost);
@@ -77,7 +77,7 @@ fn add_open_call(files: &mut LinkerInstance<'_, State>) -> Result<()> {
 }
 
 /// Keeps what was opened, if it is what it was taken for: somebody outside may have swapped it.
-async fn keep_if_safe(state: &mut State, opened: Resource<Descriptor>) -> Result<Opened> {
+async fn keep_if_safe(state: &mut StoreState, opened: Resource<Descriptor>) -> Result<OpenResult> {
     let same = Resource::new_borrow(opened.rep());
     let kind = state.filesystem().get_type(same).await;
     if kind.is_ok_and(is_safe_to_open) {
@@ -89,18 +89,18 @@ async fn keep_if_safe(state: &mut State, opened: Resource<Descriptor>) -> Result
 
 /// Gives back the room of a name that was not made.
 fn refund_failed_create(
-    state: &mut State,
+    state: &mut StoreState,
     made: FsResult<()>,
 ) -> Result<std::result::Result<(), ErrorCode>> {
     state.meter.account.give_disk(if made.is_ok() { 0 } else { DIR_ENTRY_BYTES });
-    told(state, made)
+    convert_fs_error(state, made)
 }
 
 /// Calls that make a name.
-fn add_create_calls(files: &mut LinkerInstance<'_, State>) -> Result<()> {
+fn add_create_calls(files: &mut LinkerInstance<'_, StoreState>) -> Result<()> {
     files.func_wrap_async(
         "[method]descriptor.create-directory-at",
-        |mut store: StoreContextMut<'_, State>, (fd, path): (Dir, String)| {
+        |mut store: StoreContextMut<'_, StoreState>, (fd, path): (Dir, String)| {
             Box::new(async move {
                 let state = store.data_mut();
                 if !state.meter.account.take_disk(DIR_ENTRY_BYTES) {
@@ -113,7 +113,7 @@ fn add_create_calls(files: &mut LinkerInstance<'_, State>) -> Result<()> {
     )?;
     files.func_wrap_async(
         "[method]descriptor.symlink-at",
-        |mut store: StoreContextMut<'_, State>, (fd, to, path): (Dir, String, String)| {
+        |mut store: StoreContextMut<'_, StoreState>, (fd, to, path): (Dir, String, String)| {
             Box::new(async move {
                 let state = store.data_mut();
                 let account = Arc::clone(&state.meter.account);
@@ -126,10 +126,10 @@ fn add_create_calls(files: &mut LinkerInstance<'_, State>) -> Result<()> {
             })
         },
     )?;
-    type Link = (Dir, PathFlags, String, Dir, String);
+    type LinkAtArguments = (Dir, PathFlags, String, Dir, String);
     files.func_wrap_async(
         "[method]descriptor.link-at",
-        |mut store: StoreContextMut<'_, State>, (fd, look, path, to, name): Link| {
+        |mut store: StoreContextMut<'_, StoreState>, (fd, look, path, to, name): LinkAtArguments| {
             Box::new(async move {
                 let state = store.data_mut();
                 let account = Arc::clone(&state.meter.account);
@@ -144,17 +144,17 @@ fn add_create_calls(files: &mut LinkerInstance<'_, State>) -> Result<()> {
     )
 }
 
-fn add_rename_call(files: &mut LinkerInstance<'_, State>) -> Result<()> {
+fn add_rename_call(files: &mut LinkerInstance<'_, StoreState>) -> Result<()> {
     files.func_wrap_async(
         "[method]descriptor.rename-at",
-        |mut store: StoreContextMut<'_, State>,
+        |mut store: StoreContextMut<'_, StoreState>,
          (fd, path, to, name): (Dir, String, Dir, String)| {
             Box::new(async move {
                 let state = store.data_mut();
                 let account = Arc::clone(&state.meter.account);
                 let _alone = account.names.write().await;
                 let renamed = state.filesystem().rename_at(fd, path, to, name).await;
-                Ok((told(state, renamed)?,))
+                Ok((convert_fs_error(state, renamed)?,))
             })
         },
     )

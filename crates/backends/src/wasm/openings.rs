@@ -43,7 +43,7 @@ impl Openings {
     }
 
     /// As a program takes them.
-    pub(super) fn given(self) -> WasiFilesystemCtx {
+    pub(super) fn into_filesystem(self) -> WasiFilesystemCtx {
         self.given
     }
 }

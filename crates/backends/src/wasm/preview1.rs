@@ -10,7 +10,7 @@ use wiggle::{GuestMemory, GuestPtr};
 use stockade_core::Signal;
 
 use super::names1;
-use super::state::{State, Stop};
+use super::state::{StoreState, StopReason};
 
 /// Module name under which programs import this interface.
 pub(super) const PREVIEW1_MODULE: &str = "wasi_snapshot_preview1";
@@ -33,11 +33,11 @@ const LINUX_SIGNALS: [i32; 31] = [
 ];
 
 /// Everything a module may import.
-pub(super) fn linker(engine: &Engine) -> Result<Linker<State>> {
+pub(super) fn build_linker(engine: &Engine) -> Result<Linker<StoreState>> {
     let mut linker = Linker::new(engine);
-    add_to_linker_async(&mut linker, |state: &mut State| &mut state.wasi)?;
+    add_to_linker_async(&mut linker, |state: &mut StoreState| &mut state.wasi)?;
     linker.allow_shadowing(true);
-    names1::link(&mut linker)?;
+    names1::add_name_calls(&mut linker)?;
     add_slow_calls(&mut linker)?;
     add_open_file_calls(&mut linker)?;
     add_write_calls(&mut linker)?;
@@ -48,9 +48,9 @@ pub(super) fn linker(engine: &Engine) -> Result<Linker<State>> {
 }
 
 /// The program's memory and state, as the library's functions want them.
-pub(super) fn split<'a>(
-    caller: &'a mut Caller<'_, State>,
-) -> Result<(GuestMemory<'a>, &'a mut State)> {
+pub(super) fn split_memory_and_state<'a>(
+    caller: &'a mut Caller<'_, StoreState>,
+) -> Result<(GuestMemory<'a>, &'a mut StoreState)> {
     let Some(Extern::Memory(memory)) = caller.get_export("memory") else {
         wasmtime::bail!("the module exports no memory");
     };
@@ -61,8 +61,8 @@ pub(super) fn split<'a>(
 }
 
 /// Waits for a thread of its own, before something that may take long.
-pub(super) fn alone(caller: &Caller<'_, State>) -> impl Future<Output = ()> + Send + use<> {
-    caller.data().meter.lane.alone()
+pub(super) fn wait_for_own_thread(caller: &Caller<'_, StoreState>) -> impl Future<Output = ()> + Send + use<> {
+    caller.data().meter.lane.wait_for_own_thread()
 }
 
 /// Calls of the library that wait for a file system. There is no file open before the first of them
@@ -72,10 +72,10 @@ macro_rules! wait_for_files {
         $linker.func_wrap_async(
             PREVIEW1_MODULE,
             stringify!($name),
-            |mut caller: Caller<'_, State>, ($($given,)*): ($($kind,)*)| {
+            |mut caller: Caller<'_, StoreState>, ($($given,)*): ($($kind,)*)| {
                 Box::new(async move {
-                    alone(&caller).await;
-                    let (mut memory, state) = split(&mut caller)?;
+                    wait_for_own_thread(&caller).await;
+                    let (mut memory, state) = split_memory_and_state(&mut caller)?;
                     wasi::$name(&mut state.wasi, &mut memory, $($given),*).await
                 })
             },
@@ -84,7 +84,7 @@ macro_rules! wait_for_files {
 }
 
 /// Calls that change nothing of what is counted here, but may take long.
-fn add_slow_calls(linker: &mut Linker<State>) -> Result<()> {
+fn add_slow_calls(linker: &mut Linker<StoreState>) -> Result<()> {
     wait_for_files! { linker,
         fd_datasync(fd: i32)
         fd_sync(fd: i32)
@@ -102,12 +102,12 @@ fn add_slow_calls(linker: &mut Linker<State>) -> Result<()> {
     linker.func_wrap_async(
         PREVIEW1_MODULE,
         "random_get",
-        |mut caller: Caller<'_, State>, (into, len): (i32, i32)| {
+        |mut caller: Caller<'_, StoreState>, (into, len): (i32, i32)| {
             Box::new(async move {
                 if len.cast_unsigned() > SLOW_RANDOM_BYTES {
-                    alone(&caller).await;
+                    wait_for_own_thread(&caller).await;
                 }
-                let (mut memory, state) = split(&mut caller)?;
+                let (mut memory, state) = split_memory_and_state(&mut caller)?;
                 wasi::random_get(&mut state.wasi, &mut memory, into, len)
             })
         },
@@ -116,16 +116,16 @@ fn add_slow_calls(linker: &mut Linker<State>) -> Result<()> {
 }
 
 /// The number of open files is bounded; [`names1`] opens them.
-fn add_open_file_calls(linker: &mut Linker<State>) -> Result<()> {
+fn add_open_file_calls(linker: &mut Linker<StoreState>) -> Result<()> {
     linker.func_wrap_async(
         PREVIEW1_MODULE,
         "fd_close",
-        |mut caller: Caller<'_, State>, (fd,): (i32,)| {
+        |mut caller: Caller<'_, StoreState>, (fd,): (i32,)| {
             Box::new(async move {
-                let (mut memory, state) = split(&mut caller)?;
+                let (mut memory, state) = split_memory_and_state(&mut caller)?;
                 let errno = wasi::fd_close(&mut state.wasi, &mut memory, fd).await?;
                 if errno == 0 {
-                    state.descriptors.closed(fd.cast_unsigned());
+                    state.descriptors.record_close(fd.cast_unsigned());
                 }
                 Ok(errno)
             })
@@ -134,12 +134,12 @@ fn add_open_file_calls(linker: &mut Linker<State>) -> Result<()> {
     linker.func_wrap_async(
         PREVIEW1_MODULE,
         "fd_renumber",
-        |mut caller: Caller<'_, State>, (from, to): (i32, i32)| {
+        |mut caller: Caller<'_, StoreState>, (from, to): (i32, i32)| {
             Box::new(async move {
-                let (mut memory, state) = split(&mut caller)?;
+                let (mut memory, state) = split_memory_and_state(&mut caller)?;
                 let errno = wasi::fd_renumber(&mut state.wasi, &mut memory, from, to).await?;
                 if errno == 0 {
-                    state.descriptors.renumbered(from.cast_unsigned(), to.cast_unsigned());
+                    state.descriptors.record_renumber(from.cast_unsigned(), to.cast_unsigned());
                 }
                 Ok(errno)
             })
@@ -159,13 +159,13 @@ fn requested_bytes(memory: &GuestMemory<'_>, list: i32, count: i32) -> Result<u6
 }
 
 /// What is written is bounded.
-fn add_write_calls(linker: &mut Linker<State>) -> Result<()> {
+fn add_write_calls(linker: &mut Linker<StoreState>) -> Result<()> {
     linker.func_wrap_async(
         PREVIEW1_MODULE,
         "fd_write",
-        |mut caller: Caller<'_, State>, (fd, list, count, out): (i32, i32, i32, i32)| {
+        |mut caller: Caller<'_, StoreState>, (fd, list, count, out): (i32, i32, i32, i32)| {
             Box::new(async move {
-                let (mut memory, state) = split(&mut caller)?;
+                let (mut memory, state) = split_memory_and_state(&mut caller)?;
                 let room = match reserve_disk(state, &memory, fd, list, count)? {
                     Ok(room) => room,
                     Err(errno) => return Ok(errno),
@@ -179,9 +179,9 @@ fn add_write_calls(linker: &mut Linker<State>) -> Result<()> {
     linker.func_wrap_async(
         PREVIEW1_MODULE,
         "fd_pwrite",
-        |mut caller: Caller<'_, State>, (fd, list, count, at, out): (i32, i32, i32, i64, i32)| {
+        |mut caller: Caller<'_, StoreState>, (fd, list, count, at, out): (i32, i32, i32, i64, i32)| {
             Box::new(async move {
-                let (mut memory, state) = split(&mut caller)?;
+                let (mut memory, state) = split_memory_and_state(&mut caller)?;
                 let room = match reserve_disk(state, &memory, fd, list, count)? {
                     Ok(room) => room,
                     Err(errno) => return Ok(errno),
@@ -195,10 +195,10 @@ fn add_write_calls(linker: &mut Linker<State>) -> Result<()> {
     linker.func_wrap_async(
         PREVIEW1_MODULE,
         "fd_filestat_set_size",
-        |mut caller: Caller<'_, State>, (fd, size): (i32, i64)| {
+        |mut caller: Caller<'_, StoreState>, (fd, size): (i32, i64)| {
             Box::new(async move {
-                alone(&caller).await;
-                let (mut memory, state) = split(&mut caller)?;
+                wait_for_own_thread(&caller).await;
+                let (mut memory, state) = split_memory_and_state(&mut caller)?;
                 let stat = state.wasi.fd_filestat_get(&mut memory, types::Fd::from(fd)).await;
                 let now = stat.map_or(0, |stat| stat.size);
                 let more = size.cast_unsigned().saturating_sub(now);
@@ -219,7 +219,7 @@ fn add_write_calls(linker: &mut Linker<State>) -> Result<()> {
 
 /// Takes room on disk for a write to a file; its streams are counted elsewhere.
 fn reserve_disk(
-    state: &State,
+    state: &StoreState,
     memory: &GuestMemory<'_>,
     fd: i32,
     list: i32,
@@ -237,7 +237,7 @@ fn reserve_disk(
 
 /// Gives back the room that was not needed.
 fn refund_unwritten(
-    state: &State,
+    state: &StoreState,
     memory: &GuestMemory<'_>,
     room: u64,
     errno: i32,
@@ -254,22 +254,22 @@ fn refund_unwritten(
 }
 
 /// Ends that the library does not let through, and clocks it does not have.
-fn add_exit_calls(linker: &mut Linker<State>) -> Result<()> {
+fn add_exit_calls(linker: &mut Linker<StoreState>) -> Result<()> {
     linker.func_wrap(PREVIEW1_MODULE, "proc_exit", |code: i32| -> Result<()> {
-        Err(Stop::Exit(code).into())
+        Err(StopReason::Exit(code).into())
     })?;
     linker.func_wrap(PREVIEW1_MODULE, "proc_raise", |number: i32| -> Result<i32> {
         match usize::try_from(number).ok().and_then(|at| LINUX_SIGNALS.get(at)) {
             Some(0) => Ok(0),
-            Some(linux) => Err(Stop::Raised(Signal(*linux)).into()),
+            Some(linux) => Err(StopReason::Raised(Signal(*linux)).into()),
             None => Ok(INVALID_ARGUMENT),
         }
     })?;
     linker.func_wrap(
         PREVIEW1_MODULE,
         "clock_time_get",
-        |mut caller: Caller<'_, State>, clock: i32, precision: i64, out: i32| -> Result<i32> {
-            let (mut memory, state) = split(&mut caller)?;
+        |mut caller: Caller<'_, StoreState>, clock: i32, precision: i64, out: i32| -> Result<i32> {
+            let (mut memory, state) = split_memory_and_state(&mut caller)?;
             if clock != PROCESS_TIME && clock != THREAD_TIME {
                 return wasi::clock_time_get(&mut state.wasi, &mut memory, clock, precision, out);
             }
@@ -283,15 +283,15 @@ fn add_exit_calls(linker: &mut Linker<State>) -> Result<()> {
 
 /// The library sleeps where it stands when there is nothing but a span to wait for; then nothing could
 /// end the program.
-fn add_poll_calls(linker: &mut Linker<State>) -> Result<()> {
+fn add_poll_calls(linker: &mut Linker<StoreState>) -> Result<()> {
     linker.func_wrap_async(
         PREVIEW1_MODULE,
         "poll_oneoff",
-        |mut caller: Caller<'_, State>, (list, events, count, out): (i32, i32, i32, i32)| {
+        |mut caller: Caller<'_, StoreState>, (list, events, count, out): (i32, i32, i32, i32)| {
             Box::new(async move {
-                alone(&caller).await;
-                let (mut memory, state) = split(&mut caller)?;
-                let span = if count == 1 { span(&memory, list)? } else { None };
+                wait_for_own_thread(&caller).await;
+                let (mut memory, state) = split_memory_and_state(&mut caller)?;
+                let span = if count == 1 { read_sleep_time(&memory, list)? } else { None };
                 let Some((span, userdata)) = span else {
                     let ctx = &mut state.wasi;
                     return wasi::poll_oneoff(ctx, &mut memory, list, events, count, out).await;
@@ -316,7 +316,7 @@ fn add_poll_calls(linker: &mut Linker<State>) -> Result<()> {
 }
 
 /// The span that a subscription waits for, if it waits for one, with what it is known by.
-fn span(memory: &GuestMemory<'_>, at: i32) -> Result<Option<(Duration, u64)>> {
+fn read_sleep_time(memory: &GuestMemory<'_>, at: i32) -> Result<Option<(Duration, u64)>> {
     let wanted = memory.read(GuestPtr::<types::Subscription>::new(at.cast_unsigned()))?;
     Ok(match wanted.u {
         types::SubscriptionU::Clock(clock)
@@ -340,11 +340,11 @@ mod tests {
     use wasmtime::{Func, Store, Val, ValType};
 
     use super::*;
-    use crate::wasm::account::Account;
-    use crate::wasm::engine::{Machine, Machines, Mode, Supply};
-    use crate::wasm::lane::Lane;
+    use crate::wasm::account::ResourceAccount;
+    use crate::wasm::engine::{WasmMachine, Machines, EngineMode, Supply};
+    use crate::wasm::lane::ThreadLane;
     use crate::wasm::openings::Openings;
-    use crate::wasm::run::{self, Job};
+    use crate::wasm::run::{self, ProgramJob};
 
     /// Functions that never take long: each looks at nothing but the program's own state, fails at once
     /// for lack of an open file, or gives up its turn by itself where a stream is not ready.
@@ -381,22 +381,22 @@ mod tests {
         "sock_shutdown",
     ];
 
-    fn store(machine: &Machine, lane: Arc<Lane>) -> Store<State> {
+    fn lane_store(machine: &WasmMachine, lane: Arc<ThreadLane>) -> Store<StoreState> {
         let limits = Limits::defaults();
-        let job = Job {
+        let job = ProgramJob {
             argv: Vec::new(),
             env: Vec::new(),
             openings: Openings::default(),
             limits,
-            account: Arc::new(Account::new(&limits)),
+            account: Arc::new(ResourceAccount::new(&limits)),
             lane,
             streams: Box::new(|_| ()),
         };
-        run::store(machine, job)
+        run::build_store(machine, job)
     }
 
     /// Whether a call, made on its caller's thread, waits for another one.
-    fn leaves(store: &mut Store<State>, function: Func, given: &[Val]) -> bool {
+    fn is_pending_call(store: &mut Store<StoreState>, function: Func, given: &[Val]) -> bool {
         let mut results = vec![Val::I32(0); function.ty(&*store).results().len()];
         let mut context = Context::from_waker(Waker::noop());
         let call = pin!(function.call_async(&mut *store, given, &mut results));
@@ -405,8 +405,8 @@ mod tests {
 
     #[test]
     fn what_may_take_long_is_not_done_on_the_callers_thread() {
-        let machine = Machines::new(Supply::Single).get(Mode::Plain).unwrap();
-        let mut all = store(&machine, Lane::callers());
+        let machine = Machines::new(Supply::Single).get_or_create(EngineMode::Plain).unwrap();
+        let mut all = lane_store(&machine, ThreadLane::callers());
         let functions: Vec<_> = machine
             .core
             .iter(&mut all)
@@ -417,18 +417,18 @@ mod tests {
             let zero = |kind: ValType| if kind.is_i64() { Val::I64(0) } else { Val::I32(0) };
             let given: Vec<_> = function.ty(&all).params().map(zero).collect();
             let short = SHORT_FUNCTIONS.contains(&name.as_str());
-            assert_eq!(leaves(&mut all, function, &given), !short, "{name}");
+            assert_eq!(is_pending_call(&mut all, function, &given), !short, "{name}");
         }
     }
 
     #[test]
     fn many_random_bytes_are_not_made_on_the_callers_thread() {
-        let machine = Machines::new(Supply::Single).get(Mode::Plain).unwrap();
-        for (lane, leaving) in [(Lane::callers(), true), (Lane::own(), false)] {
-            let mut store = store(&machine, lane);
+        let machine = Machines::new(Supply::Single).get_or_create(EngineMode::Plain).unwrap();
+        for (lane, leaving) in [(ThreadLane::callers(), true), (ThreadLane::own(), false)] {
+            let mut store = lane_store(&machine, lane);
             let found = machine.core.get(&mut store, PREVIEW1_MODULE, "random_get").unwrap();
             let given = [Val::I32(0), Val::I32(-1)];
-            assert_eq!(leaves(&mut store, found.into_func().unwrap(), &given), leaving);
+            assert_eq!(is_pending_call(&mut store, found.into_func().unwrap(), &given), leaving);
         }
     }
 }

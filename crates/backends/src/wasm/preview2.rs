@@ -12,29 +12,29 @@ use wasmtime_wasi::{WasiView, async_trait};
 
 use std::sync::Arc;
 
-use super::account::Account;
+use super::account::ResourceAccount;
 use super::names2;
-use super::state::State;
+use super::state::StoreState;
 
 /// The interface whose functions use up disk space or descriptors, as the library names it.
 const FILESYSTEM_INTERFACE: &str = "wasi:filesystem/types@0.2.12";
 
 /// Everything a component may import.
-pub(super) fn linker(engine: &Engine) -> Result<Linker<State>> {
+pub(super) fn build_linker(engine: &Engine) -> Result<Linker<StoreState>> {
     let mut linker = Linker::new(engine);
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
     linker.allow_shadowing(true);
     let mut files = linker.instance(FILESYSTEM_INTERFACE)?;
-    names2::link(&mut files)?;
-    write(&mut files)?;
-    streams(&mut files)?;
+    names2::add_name_calls(&mut files)?;
+    add_write_calls(&mut files)?;
+    add_stream_calls(&mut files)?;
     linker.allow_shadowing(false);
     Ok(linker)
 }
 
 /// The error of an interface as its callers get it, or a trap.
-pub(super) fn told<T>(
-    state: &mut State,
+pub(super) fn convert_fs_error<T>(
+    state: &mut StoreState,
     done: FsResult<T>,
 ) -> Result<std::result::Result<T, ErrorCode>> {
     use wasmtime_wasi::p2::bindings::filesystem::types::Host;
@@ -44,10 +44,10 @@ pub(super) fn told<T>(
     }
 }
 
-fn write(files: &mut LinkerInstance<'_, State>) -> Result<()> {
+fn add_write_calls(files: &mut LinkerInstance<'_, StoreState>) -> Result<()> {
     files.func_wrap_async(
         "[method]descriptor.write",
-        |mut store: StoreContextMut<'_, State>,
+        |mut store: StoreContextMut<'_, StoreState>,
          (fd, data, at): (Resource<Descriptor>, Vec<u8>, u64)| {
             Box::new(async move {
                 let state = store.data_mut();
@@ -58,13 +58,13 @@ fn write(files: &mut LinkerInstance<'_, State>) -> Result<()> {
                 let written = state.filesystem().write(fd, data, at).await;
                 let done = *written.as_ref().unwrap_or(&0);
                 state.meter.account.give_disk(wanted.saturating_sub(done));
-                Ok((told(state, written)?,))
+                Ok((convert_fs_error(state, written)?,))
             })
         },
     )?;
     files.func_wrap_async(
         "[method]descriptor.set-size",
-        |mut store: StoreContextMut<'_, State>, (fd, size): (Resource<Descriptor>, u64)| {
+        |mut store: StoreContextMut<'_, StoreState>, (fd, size): (Resource<Descriptor>, u64)| {
             Box::new(async move {
                 let state = store.data_mut();
                 let same = Resource::new_borrow(fd.rep());
@@ -77,39 +77,39 @@ fn write(files: &mut LinkerInstance<'_, State>) -> Result<()> {
                 if sized.is_err() {
                     state.meter.account.give_disk(more);
                 }
-                Ok((told(state, sized)?,))
+                Ok((convert_fs_error(state, sized)?,))
             })
         },
     )
 }
 
-fn streams(files: &mut LinkerInstance<'_, State>) -> Result<()> {
+fn add_stream_calls(files: &mut LinkerInstance<'_, StoreState>) -> Result<()> {
     files.func_wrap(
         "[method]descriptor.write-via-stream",
-        |mut store: StoreContextMut<'_, State>, (fd, at): (Resource<Descriptor>, u64)| {
+        |mut store: StoreContextMut<'_, StoreState>, (fd, at): (Resource<Descriptor>, u64)| {
             let state = store.data_mut();
             let stream = state.filesystem().write_via_stream(fd, at);
-            Ok((metered(state, stream)?,))
+            Ok((meter_stream(state, stream)?,))
         },
     )?;
     files.func_wrap(
         "[method]descriptor.append-via-stream",
-        |mut store: StoreContextMut<'_, State>, (fd,): (Resource<Descriptor>,)| {
+        |mut store: StoreContextMut<'_, StoreState>, (fd,): (Resource<Descriptor>,)| {
             let state = store.data_mut();
             let stream = state.filesystem().append_via_stream(fd);
-            Ok((metered(state, stream)?,))
+            Ok((meter_stream(state, stream)?,))
         },
     )
 }
 
-type Stream = Resource<DynOutputStream>;
+type FileStream = Resource<DynOutputStream>;
 
 /// The stream that counts in the place of one that does not.
-fn metered(
-    state: &mut State,
-    stream: FsResult<Stream>,
-) -> Result<std::result::Result<Stream, ErrorCode>> {
-    let stream = match told(state, stream)? {
+fn meter_stream(
+    state: &mut StoreState,
+    stream: FsResult<FileStream>,
+) -> Result<std::result::Result<FileStream, ErrorCode>> {
+    let stream = match convert_fs_error(state, stream)? {
         Ok(stream) => stream,
         Err(code) => return Ok(Err(code)),
     };
@@ -123,7 +123,7 @@ fn metered(
 /// A stream to a file that takes room on disk for what goes through it.
 struct Metered {
     inner: DynOutputStream,
-    account: Arc<Account>,
+    account: Arc<ResourceAccount>,
 }
 
 #[async_trait]

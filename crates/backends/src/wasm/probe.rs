@@ -3,8 +3,8 @@
 use bytes::Bytes as Data;
 use stockade_core::{Boundary, Capabilities, Feature, Support};
 
-use super::engine::Mode;
-use super::{NAME, Shared};
+use super::engine::EngineMode;
+use super::{NAME, WasmShared};
 
 const WASM_BOUNDARY: Boundary = Boundary::Bytecode;
 
@@ -68,8 +68,8 @@ const MISSING_FEATURES: [(Feature, &str, &str); 13] = [
 const EMPTY_PROGRAM: &[u8] = b"(module (func (export \"_start\")))";
 
 /// What is there, given what was measured of the walls around the workers, if there are to be any.
-pub(super) fn measure(
-    shared: &Shared,
+pub(super) fn measure_capabilities(
+    shared: &WasmShared,
     walls: Option<&Capabilities>,
     walls_may_lack: bool,
 ) -> Capabilities {
@@ -79,9 +79,9 @@ pub(super) fn measure(
         return Capabilities::unavailable(NAME, WASM_BOUNDARY, reason, remedy);
     }
     let walled = walls.is_some() && missing.is_none();
-    let machine = shared.machines.get(Mode::Plain);
+    let machine = shared.machines.get_or_create(EngineMode::Plain);
     let loads = machine.is_some_and(|machine| {
-        shared.library.load(&machine, Data::from_static(EMPTY_PROGRAM).into()).is_ok()
+        shared.library.load_program(&machine, Data::from_static(EMPTY_PROGRAM).into()).is_ok()
     });
     if !loads {
         let reason = "no code can be compiled for this processor, or memory made executable";
@@ -100,12 +100,12 @@ pub(super) fn measure(
     for (feature, reason, remedy) in MISSING_FEATURES {
         all = all.with(feature, Support::missing(reason, remedy));
     }
-    all.with(Feature::ProcessLimit, processes())
+    all.with(Feature::ProcessLimit, process_limit_support())
         .with(Feature::CpuRateLimit, cpu_rate())
         .with(Feature::FullSnapshot, full_snapshot())
 }
 
-fn processes() -> Support {
+fn process_limit_support() -> Support {
     Support::partial(
         "a program is one thread and can start no other",
         "commands that are started from outside are not counted",

@@ -17,35 +17,35 @@ const INPUT_QUEUE_LENGTH: usize = 16;
 const INPUT_CHUNK_BYTES: usize = 64 << 10;
 
 /// The program's side.
-pub(super) struct Inside {
+pub(super) struct ProcessInside {
     pub events: mpsc::Sender<ProcessEvent>,
     pub input: Option<mpsc::Receiver<Data>>,
     pub exit: oneshot::Sender<Exit>,
     pub killed: watch::Receiver<bool>,
     /// Dropped when nothing of the program is left.
-    pub present: Present,
+    pub present: PresenceGuard,
 }
 
 /// Held while anything of a program is left.
 #[derive(Clone)]
-pub(super) struct Present(
+pub(super) struct PresenceGuard(
     #[allow(dead_code, reason = "only its end matters")] Arc<watch::Sender<()>>,
 );
 
 /// How a sandbox ends a program and sees that it is gone.
 #[derive(Clone)]
-pub(super) struct Handle {
+pub(super) struct ProgramHandle {
     killed: Arc<watch::Sender<bool>>,
     gone: watch::Receiver<()>,
 }
 
-impl Handle {
-    pub(super) fn kill(&self) {
+impl ProgramHandle {
+    pub(super) fn kill_program(&self) {
         self.killed.send_replace(true);
     }
 
     /// Waits until nothing of it is left.
-    pub(super) async fn gone(mut self) {
+    pub(super) async fn wait_until_gone(mut self) {
         while self.gone.changed().await.is_ok() {}
     }
 
@@ -55,36 +55,36 @@ impl Handle {
 }
 
 /// A new process: the engine's side, the program's and the sandbox's.
-pub(super) fn pair(reads: bool) -> (Process, Inside, Handle) {
+pub(super) fn create_process(reads: bool) -> (Process, ProcessInside, ProgramHandle) {
     let (events, events_out) = mpsc::channel(OUTPUT_QUEUE_LENGTH);
     let (exit, exit_out) = oneshot::channel();
     let (killed, killed_out) = watch::channel(false);
     let (present, gone) = watch::channel(());
     let (input, input_out) = mpsc::channel(INPUT_QUEUE_LENGTH);
     let input = reads.then_some(input);
-    let handle = Handle { killed: Arc::new(killed), gone };
-    let control = Control { handle: handle.clone(), input: Mutex::new(input) };
+    let handle = ProgramHandle { killed: Arc::new(killed), gone };
+    let control = WasmControl { handle: handle.clone(), input: Mutex::new(input) };
     let process = Process {
-        events: Box::new(Events { events: events_out, exit: Some(exit_out) }),
+        events: Box::new(WasmEvents { events: events_out, exit: Some(exit_out) }),
         control: Arc::new(control),
     };
-    let inside = Inside {
+    let inside = ProcessInside {
         events,
         input: reads.then_some(input_out),
         exit,
         killed: killed_out,
-        present: Present(Arc::new(present)),
+        present: PresenceGuard(Arc::new(present)),
     };
     (process, inside, handle)
 }
 
-struct Events {
+struct WasmEvents {
     events: mpsc::Receiver<ProcessEvent>,
     exit: Option<oneshot::Receiver<Exit>>,
 }
 
 #[async_trait]
-impl ProcessEvents for Events {
+impl ProcessEvents for WasmEvents {
     async fn next(&mut self) -> Option<ProcessEvent> {
         // Closed when the program's last handle to its output is gone: the exit follows.
         if let Some(event) = self.events.recv().await {
@@ -99,21 +99,21 @@ impl ProcessEvents for Events {
     }
 }
 
-struct Control {
-    handle: Handle,
+struct WasmControl {
+    handle: ProgramHandle,
     input: Mutex<Option<mpsc::Sender<Data>>>,
 }
 
-impl Control {
+impl WasmControl {
     fn input(&self) -> std::sync::MutexGuard<'_, Option<mpsc::Sender<Data>>> {
         self.input.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[async_trait]
-impl ProcessControl for Control {
+impl ProcessControl for WasmControl {
     async fn kill(&self) -> Result<()> {
-        self.handle.kill();
+        self.handle.kill_program();
         Ok(())
     }
 

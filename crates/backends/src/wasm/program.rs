@@ -12,10 +12,10 @@ use wasmtime::{InstancePre, Module};
 use wasmtime_wasi::p2::bindings::CommandPre;
 
 use super::cache::Cache;
-use super::check::{self, Kind, Unfit};
+use super::check::{self, ProgramKind, UnfitProgram};
 use super::code;
-use super::engine::{Machine, Mode};
-use super::state::State;
+use super::engine::{WasmMachine, EngineMode};
+use super::state::StoreState;
 
 /// Compiled programs kept in memory.
 const MAX_WARM_PROGRAMS: usize = 64;
@@ -38,17 +38,17 @@ impl From<Data> for Given {
 }
 
 /// A program that can be instantiated.
-pub(super) enum Program {
-    Core(InstancePre<State>),
-    Component(CommandPre<State>),
+pub(super) enum LoadedProgram {
+    Core(InstancePre<StoreState>),
+    Component(CommandPre<StoreState>),
 }
 
 /// Programs by what they are, the latest last.
-type Kept = VecDeque<(Mode, Hash, Arc<Program>)>;
+type WarmPrograms = VecDeque<(EngineMode, Hash, Arc<LoadedProgram>)>;
 
 /// Where programs come from.
 pub(super) struct Library {
-    warm: Mutex<Kept>,
+    warm: Mutex<WarmPrograms>,
     directory: Option<PathBuf>,
     cache: OnceLock<Option<Cache>>,
 }
@@ -71,18 +71,18 @@ impl Library {
         self.directory.as_deref()
     }
 
-    fn warm(&self) -> MutexGuard<'_, Kept> {
+    fn warm(&self) -> MutexGuard<'_, WarmPrograms> {
         self.warm.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The program of these bytes.
-    pub(super) fn load(&self, machine: &Machine, given: Given) -> Result<Arc<Program>, Unfit> {
+    pub(super) fn load_program(&self, machine: &WasmMachine, given: Given) -> Result<Arc<LoadedProgram>, UnfitProgram> {
         let Given { bytes, hash } = given;
-        if let Some(program) = self.recall(machine.mode, &hash) {
+        if let Some(program) = self.recall_program(machine.mode, &hash) {
             return Ok(program);
         }
-        let binary = check::binary(bytes)?;
-        let program = Arc::new(self.prepare(machine, &binary, &hash)?);
+        let binary = check::to_binary(bytes)?;
+        let program = Arc::new(self.prepare_program(machine, &binary, &hash)?);
         let mut warm = self.warm();
         warm.push_back((machine.mode, hash, Arc::clone(&program)));
         if warm.len() > MAX_WARM_PROGRAMS {
@@ -92,7 +92,7 @@ impl Library {
     }
 
     /// The program of this digest, if it need only be taken.
-    pub(super) fn recall(&self, mode: Mode, hash: &Hash) -> Option<Arc<Program>> {
+    pub(super) fn recall_program(&self, mode: EngineMode, hash: &Hash) -> Option<Arc<LoadedProgram>> {
         let mut warm = self.warm();
         let at = warm.iter().position(|(of, known, _)| *of == mode && known == hash)?;
         let found = warm.remove(at)?;
@@ -101,20 +101,20 @@ impl Library {
         Some(program)
     }
 
-    fn prepare(&self, machine: &Machine, binary: &[u8], hash: &Hash) -> Result<Program, Unfit> {
-        let kind = check::look(binary)?;
+    fn prepare_program(&self, machine: &WasmMachine, binary: &[u8], hash: &Hash) -> Result<LoadedProgram, UnfitProgram> {
+        let kind = check::validate_binary(binary)?;
         if let Some(cache) = self.cache()
-            && let Some(compiled) = cache.find(&machine.key(), hash)
-            && let Ok(program) = revive(machine, kind, &compiled)
+            && let Some(compiled) = cache.load_entry(&machine.cache_key(), hash)
+            && let Ok(program) = load_compiled(machine, kind, &compiled)
         {
             return Ok(program);
         }
-        let (program, compiled) = compile(machine, kind, binary)?;
+        let (program, compiled) = compile_program(machine, kind, binary)?;
         if let Some(cache) = self.cache()
             && let Ok(compiled) = compiled
         {
             // A cache that cannot be written to costs time, and nothing else.
-            let _ = cache.keep(&machine.key(), hash, &compiled);
+            let _ = cache.store_entry(&machine.cache_key(), hash, &compiled);
         }
         Ok(program)
     }
@@ -122,51 +122,51 @@ impl Library {
 
 type Compiled = wasmtime::Result<Vec<u8>>;
 
-fn compile(machine: &Machine, kind: Kind, binary: &[u8]) -> Result<(Program, Compiled), Unfit> {
+fn compile_program(machine: &WasmMachine, kind: ProgramKind, binary: &[u8]) -> Result<(LoadedProgram, Compiled), UnfitProgram> {
     match kind {
-        Kind::Core => {
-            let module = Module::from_binary(&machine.engine, binary).map_err(unfit)?;
+        ProgramKind::Core => {
+            let module = Module::from_binary(&machine.engine, binary).map_err(to_unfit)?;
             let compiled = module.serialize();
-            Ok((core(machine, &module)?, compiled))
+            Ok((link_core(machine, &module)?, compiled))
         }
-        Kind::Component => {
-            let component = Component::from_binary(&machine.engine, binary).map_err(unfit)?;
+        ProgramKind::Component => {
+            let component = Component::from_binary(&machine.engine, binary).map_err(to_unfit)?;
             let compiled = component.serialize();
-            Ok((whole(machine, &component)?, compiled))
+            Ok((link_component(machine, &component)?, compiled))
         }
     }
 }
 
 /// The code of a program, for somebody else to run.
-pub(super) fn compile_only(machine: &Machine, kind: Kind, binary: &[u8]) -> Result<Vec<u8>, Unfit> {
-    compile(machine, kind, binary)?.1.map_err(unfit)
+pub(super) fn compile_only(machine: &WasmMachine, kind: ProgramKind, binary: &[u8]) -> Result<Vec<u8>, UnfitProgram> {
+    compile_program(machine, kind, binary)?.1.map_err(to_unfit)
 }
 
 /// A program from code that this backend has compiled before.
-pub(super) fn revive(
-    machine: &Machine,
-    kind: Kind,
+pub(super) fn load_compiled(
+    machine: &WasmMachine,
+    kind: ProgramKind,
     compiled: &code::Trusted,
-) -> Result<Program, Unfit> {
+) -> Result<LoadedProgram, UnfitProgram> {
     match kind {
-        Kind::Core => core(machine, &code::module(&machine.engine, compiled).map_err(unfit)?),
-        Kind::Component => {
-            whole(machine, &code::component(&machine.engine, compiled).map_err(unfit)?)
+        ProgramKind::Core => link_core(machine, &code::deserialize_module(&machine.engine, compiled).map_err(to_unfit)?),
+        ProgramKind::Component => {
+            link_component(machine, &code::deserialize_component(&machine.engine, compiled).map_err(to_unfit)?)
         }
     }
 }
 
-fn core(machine: &Machine, module: &Module) -> Result<Program, Unfit> {
-    machine.core.instantiate_pre(module).map(Program::Core).map_err(unfit)
+fn link_core(machine: &WasmMachine, module: &Module) -> Result<LoadedProgram, UnfitProgram> {
+    machine.core.instantiate_pre(module).map(LoadedProgram::Core).map_err(to_unfit)
 }
 
-fn whole(machine: &Machine, component: &Component) -> Result<Program, Unfit> {
-    let linked = machine.component.instantiate_pre(component).map_err(unfit)?;
-    CommandPre::new(linked).map(Program::Component).map_err(unfit)
+fn link_component(machine: &WasmMachine, component: &Component) -> Result<LoadedProgram, UnfitProgram> {
+    let linked = machine.component.instantiate_pre(component).map_err(to_unfit)?;
+    CommandPre::new(linked).map(LoadedProgram::Component).map_err(to_unfit)
 }
 
 /// What the machine says of a module that it does not take.
-fn unfit(error: wasmtime::Error) -> Unfit {
+fn to_unfit(error: wasmtime::Error) -> UnfitProgram {
     let text: String = format!("{error:#}").chars().take(400).collect();
-    Unfit::Malformed(text.replace('\n', " "))
+    UnfitProgram::Malformed(text.replace('\n', " "))
 }

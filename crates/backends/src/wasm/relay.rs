@@ -8,25 +8,25 @@ use bytes::Bytes as Data;
 use stockade_core::{Exit, ExitStatus, Process, ProcessControl, ProcessEvent};
 use tokio::sync::mpsc::Receiver;
 
-use super::process::Inside;
-use super::report::Answer;
+use super::process::ProcessInside;
+use super::report::WorkerAnswer;
 
 /// What is to be passed on.
 pub(super) struct Relay {
     pub process: Process,
     /// What the worker is told before anything else.
     pub order: Data,
-    pub inside: Inside,
+    pub inside: ProcessInside,
     /// Where the worker leaves its answer.
     pub answer: PathBuf,
 }
 
 /// Passes everything on until the worker's end.
-pub(super) async fn relay(relay: Relay) {
+pub(super) async fn relay_process(relay: Relay) {
     let Relay { process, order, inside, answer } = relay;
     let Process { mut events, control } = process;
-    let Inside { events: out, input, exit, mut killed, present } = inside;
-    let feeding = tokio::spawn(feed(Arc::clone(&control), order, input));
+    let ProcessInside { events: out, input, exit, mut killed, present } = inside;
+    let feeding = tokio::spawn(feed_stdin(Arc::clone(&control), order, input));
     let ending = tokio::spawn({
         let control = Arc::clone(&control);
         async move {
@@ -48,15 +48,15 @@ pub(super) async fn relay(relay: Relay) {
     feeding.abort();
     ending.abort();
     drop(out);
-    let _ = exit.send(complete(ended, &answer));
+    let _ = exit.send(complete_exit(ended, &answer));
     drop(present);
 }
 
-fn complete(seen: Exit, path: &Path) -> Exit {
-    let answer = Answer::read(path);
+fn complete_exit(seen: Exit, path: &Path) -> Exit {
+    let answer = WorkerAnswer::read_file(path);
     let _ = std::fs::remove_file(path);
     match (answer, &seen.status) {
-        (Some(answer), _) => answer.complete(seen),
+        (Some(answer), _) => answer.apply_to(seen),
         (None, ExitStatus::Exited(_)) => {
             ExitStatus::Lost("the worker ended without an answer".into()).into()
         }
@@ -70,7 +70,7 @@ fn complete(seen: Exit, path: &Path) -> Exit {
     }
 }
 
-async fn feed(control: Arc<dyn ProcessControl>, order: Data, input: Option<Receiver<Data>>) {
+async fn feed_stdin(control: Arc<dyn ProcessControl>, order: Data, input: Option<Receiver<Data>>) {
     let mut next = Some(order);
     let mut input = input;
     while let Some(data) = next {

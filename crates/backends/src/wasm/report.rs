@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use stockade_core::{Bytes, Exit, ExitStatus, LimitKind, Signal, StartFailure};
 
-use super::engine::Mode;
+use super::engine::EngineMode;
 
 /// Directory of the worker's own files inside its walls.
 pub(super) const WORKER_DIR: &str = "/stockade";
@@ -20,10 +20,10 @@ const LONGEST_ORDER: u64 = 64 << 20;
 /// What a worker is to run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct Order {
+pub(super) struct WorkerOrder {
     pub argv: Vec<String>,
     pub env: Vec<(String, String)>,
-    pub mode: Way,
+    pub mode: WorkerMode,
     /// The digest of the code in [`WORKER_DIR`], which must be that and no other.
     pub code: String,
     /// The name of the file for the answer.
@@ -42,9 +42,9 @@ pub(super) struct Order {
     pub cpu_time: Option<u64>,
 }
 
-impl Order {
+impl WorkerOrder {
     /// As it goes over the worker's input: its length, then itself. What follows is the program's.
-    pub(super) fn frame(&self) -> io::Result<Vec<u8>> {
+    pub(super) fn encode_frame(&self) -> io::Result<Vec<u8>> {
         let text = serde_json::to_vec(self)?;
         let length = text.len() as u64;
         if length > LONGEST_ORDER {
@@ -54,7 +54,7 @@ impl Order {
     }
 
     /// Reads one, and not a byte of what follows it.
-    pub(super) fn receive(mut from: impl Read) -> io::Result<Self> {
+    pub(super) fn read_from(mut from: impl Read) -> io::Result<Self> {
         let mut length = [0; 8];
         from.read_exact(&mut length)?;
         let length = u64::from_le_bytes(length);
@@ -70,28 +70,28 @@ impl Order {
 /// How a program was compiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Way {
+pub(super) enum WorkerMode {
     Plain,
     Counted,
     Fixed,
 }
 
-impl From<Mode> for Way {
-    fn from(mode: Mode) -> Self {
+impl From<EngineMode> for WorkerMode {
+    fn from(mode: EngineMode) -> Self {
         match mode {
-            Mode::Plain => Self::Plain,
-            Mode::Counted => Self::Counted,
-            Mode::Fixed => Self::Fixed,
+            EngineMode::Plain => Self::Plain,
+            EngineMode::Counted => Self::Counted,
+            EngineMode::Fixed => Self::Fixed,
         }
     }
 }
 
-impl From<Way> for Mode {
-    fn from(way: Way) -> Self {
+impl From<WorkerMode> for EngineMode {
+    fn from(way: WorkerMode) -> Self {
         match way {
-            Way::Plain => Self::Plain,
-            Way::Counted => Self::Counted,
-            Way::Fixed => Self::Fixed,
+            WorkerMode::Plain => Self::Plain,
+            WorkerMode::Counted => Self::Counted,
+            WorkerMode::Fixed => Self::Fixed,
         }
     }
 }
@@ -99,15 +99,15 @@ impl From<Way> for Mode {
 /// How a program ended, from inside.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct Answer {
-    pub ending: Told,
+pub(super) struct WorkerAnswer {
+    pub ending: WorkerEnding,
     pub peak_memory: u64,
     pub fuel: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Told {
+pub(super) enum WorkerEnding {
     Exited(u8),
     Signalled(u8),
     Limit(LimitKind),
@@ -115,27 +115,27 @@ pub(super) enum Told {
     Lost(String),
 }
 
-impl Answer {
+impl WorkerAnswer {
     /// The answer to how a program ended.
     pub(super) fn of(exit: &Exit) -> Self {
         let ending = match &exit.status {
-            ExitStatus::Exited(code) => Told::Exited(u8::try_from(*code & 0xff).unwrap_or(0)),
-            ExitStatus::Signalled(signal) => Told::Signalled(u8::try_from(signal.0).unwrap_or(9)),
-            ExitStatus::LimitExceeded(limit) => Told::Limit(*limit),
-            ExitStatus::StartFailed(failure) => Told::NotStarted(failure.clone()),
-            ExitStatus::Lost(why) => Told::Lost(why.clone()),
+            ExitStatus::Exited(code) => WorkerEnding::Exited(u8::try_from(*code & 0xff).unwrap_or(0)),
+            ExitStatus::Signalled(signal) => WorkerEnding::Signalled(u8::try_from(signal.0).unwrap_or(9)),
+            ExitStatus::LimitExceeded(limit) => WorkerEnding::Limit(*limit),
+            ExitStatus::StartFailed(failure) => WorkerEnding::NotStarted(failure.clone()),
+            ExitStatus::Lost(why) => WorkerEnding::Lost(why.clone()),
         };
         let peak_memory = exit.peak_memory.map_or(0, |peak| peak.0);
         Self { ending, peak_memory, fuel: exit.fuel }
     }
 
     /// The answer in a file, if there is one and it is whole. Follows no link.
-    pub(super) fn read(path: &Path) -> Option<Self> {
-        serde_json::from_slice(&super::cache::read(path, MAX_ANSWER_BYTES).ok()?).ok()
+    pub(super) fn read_file(path: &Path) -> Option<Self> {
+        serde_json::from_slice(&super::cache::read_bounded_file(path, MAX_ANSWER_BYTES).ok()?).ok()
     }
 
     /// Puts it into what the walls themselves saw of the end.
-    pub(super) fn complete(self, seen: Exit) -> Exit {
+    pub(super) fn apply_to(self, seen: Exit) -> Exit {
         let status = match (seen.status, self.ending) {
             // Only a worker that ended by itself has something to say about it.
             (ExitStatus::Exited(0), told) => told.into(),
@@ -145,17 +145,17 @@ impl Answer {
     }
 }
 
-impl From<Told> for ExitStatus {
-    fn from(told: Told) -> Self {
+impl From<WorkerEnding> for ExitStatus {
+    fn from(told: WorkerEnding) -> Self {
         match told {
-            Told::Exited(code) => Self::Exited(code.into()),
-            Told::Signalled(number) if (1..=64).contains(&number) => {
+            WorkerEnding::Exited(code) => Self::Exited(code.into()),
+            WorkerEnding::Signalled(number) if (1..=64).contains(&number) => {
                 Self::Signalled(Signal(number.into()))
             }
-            Told::Signalled(_) => Self::Lost("the worker names no signal".into()),
-            Told::Limit(limit) => Self::LimitExceeded(limit),
-            Told::NotStarted(failure) => Self::StartFailed(failure),
-            Told::Lost(why) => Self::Lost(why),
+            WorkerEnding::Signalled(_) => Self::Lost("the worker names no signal".into()),
+            WorkerEnding::Limit(limit) => Self::LimitExceeded(limit),
+            WorkerEnding::NotStarted(failure) => Self::StartFailed(failure),
+            WorkerEnding::Lost(why) => Self::Lost(why),
         }
     }
 }

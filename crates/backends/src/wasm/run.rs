@@ -10,50 +10,50 @@ use wasmtime::{Error, Store, Trap, UpdateDeadline};
 use wasmtime_wasi::filesystem::WasiFilesystemView;
 use wasmtime_wasi::{I32Exit, WasiCtxBuilder, WasiView};
 
-use super::account::Account;
-use super::engine::{Machine, Mode, TIME_SLICE_TICKS};
+use super::account::ResourceAccount;
+use super::engine::{WasmMachine, EngineMode, TIME_SLICE_TICKS};
 use super::fixed;
-use super::lane::Lane;
+use super::lane::ThreadLane;
 use super::openings::Openings;
-use super::program::Program;
-use super::state::{Descriptors, Meter, STDIO_STREAMS, State, Stop};
+use super::program::LoadedProgram;
+use super::state::{Descriptors, Meter, STDIO_STREAMS, StoreState, StopReason};
 
 /// Host resources that a component may hold at once: files, streams, pollables.
 const MAX_HOST_RESOURCES: usize = 100_000;
 
 /// What a program is given.
-pub(super) struct Job {
+pub(super) struct ProgramJob {
     pub argv: Vec<String>,
     pub env: Vec<(String, String)>,
     pub openings: Openings,
     pub limits: EffectiveLimits,
-    pub account: Arc<Account>,
-    pub lane: Arc<Lane>,
+    pub account: Arc<ResourceAccount>,
+    pub lane: Arc<ThreadLane>,
     /// Gives it its streams.
     pub streams: Box<dyn FnOnce(&mut WasiCtxBuilder) + Send>,
 }
 
 /// Runs a program until it ends, or until somebody ends it and says how.
-pub(super) async fn run(
-    machine: &Machine,
-    program: &Program,
-    job: Job,
+pub(super) async fn run_program(
+    machine: &WasmMachine,
+    program: &LoadedProgram,
+    job: ProgramJob,
     ended: impl Future<Output = ExitStatus>,
 ) -> Exit {
     let limits = job.limits;
-    let mut store = store(machine, job);
-    let _running = machine.running();
+    let mut store = build_store(machine, job);
+    let _running = machine.keep_ticking();
     let done = tokio::select! {
         biased;
         status = ended => Err(status),
-        done = drive(&mut store, program) => Ok(done),
+        done = drive_program(&mut store, program) => Ok(done),
     };
     let status = match done {
         Ok(Ok(code)) => ExitStatus::Exited(code),
-        Ok(Err((phase, error))) => judge(phase, &error, &store.data().meter),
+        Ok(Err((phase, error))) => judge_error(phase, &error, &store.data().meter),
         Err(status) => status,
     };
-    let left = store.get_fuel().ok().filter(|_| machine.mode.counts());
+    let left = store.get_fuel().ok().filter(|_| machine.mode.is_fuel_counted());
     Exit {
         cpu_time: Some(Span::from(store.data().meter.cpu_time())),
         peak_memory: Some(Bytes(store.data().meter.peak())),
@@ -63,20 +63,20 @@ pub(super) async fn run(
 }
 
 /// A store with everything the program may use.
-pub(super) fn store(machine: &Machine, job: Job) -> Store<State> {
-    let Job { argv, env, openings, limits, account, lane, streams } = job;
-    let fixed = machine.mode == Mode::Fixed;
+pub(super) fn build_store(machine: &WasmMachine, job: ProgramJob) -> Store<StoreState> {
+    let ProgramJob { argv, env, openings, limits, account, lane, streams } = job;
+    let fixed = machine.mode == EngineMode::Fixed;
     let given = openings.count() + STDIO_STREAMS;
-    let wasi = wasi(&argv, &env, openings, streams, fixed);
+    let wasi = build_wasi(&argv, &env, openings, streams, fixed);
     let meter = Meter::start(account, lane, limits.cpu_time.map(Into::into));
     let descriptors = Descriptors::new(limits.open_files, given);
     let mut store = Store::new(
         &machine.engine,
-        State { wasi, meter, descriptors, fixed, ended: Arc::default() },
+        StoreState { wasi, meter, descriptors, fixed, ended: Arc::default() },
     );
     store.data_mut().ctx().table.set_max_capacity(MAX_HOST_RESOURCES);
     store.limiter_async(|state| &mut state.meter);
-    if machine.mode.counts() {
+    if machine.mode.is_fuel_counted() {
         // The machine counts, so that setting it cannot fail.
         let _ = store.set_fuel(limits.fuel.unwrap_or(u64::MAX));
     }
@@ -87,8 +87,8 @@ pub(super) fn store(machine: &Machine, job: Job) -> Store<State> {
 
 /// At every tick: whether the program may go on, and when.
 fn check_epoch_tick(meter: &Meter) -> Result<UpdateDeadline, Error> {
-    meter.check()?;
-    Ok(match meter.account.paused() {
+    meter.check_cpu_time()?;
+    Ok(match meter.account.subscribe_if_paused() {
         None => UpdateDeadline::Yield(TIME_SLICE_TICKS),
         Some(mut paused) => UpdateDeadline::YieldCustom(
             TIME_SLICE_TICKS,
@@ -100,7 +100,7 @@ fn check_epoch_tick(meter: &Meter) -> Result<UpdateDeadline, Error> {
     })
 }
 
-fn wasi(
+fn build_wasi(
     argv: &[String],
     env: &[(String, String)],
     openings: Openings,
@@ -110,32 +110,32 @@ fn wasi(
     let mut builder = WasiCtxBuilder::new();
     builder.args(argv).envs(env).allow_tcp(false).allow_udp(false).allow_ip_name_lookup(false);
     if fixed {
-        fixed::furnish(&mut builder);
+        fixed::make_deterministic(&mut builder);
     }
     streams(&mut builder);
     let mut built = builder.build_p1();
-    *built.filesystem().ctx = openings.given();
+    *built.filesystem().ctx = openings.into_filesystem();
     built
 }
 
 /// How far a program has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum RunPhase {
     /// It is being put together.
     Making,
     /// It runs.
     Running,
 }
 
-async fn drive(store: &mut Store<State>, program: &Program) -> Result<i32, (Phase, Error)> {
-    let (making, running) = (|error| (Phase::Making, error), |error| (Phase::Running, error));
+async fn drive_program(store: &mut Store<StoreState>, program: &LoadedProgram) -> Result<i32, (RunPhase, Error)> {
+    let (making, running) = (|error| (RunPhase::Making, error), |error| (RunPhase::Running, error));
     match program {
-        Program::Core(module) => {
+        LoadedProgram::Core(module) => {
             let instance = module.instantiate_async(&mut *store).await.map_err(making)?;
             let start = instance.get_typed_func::<(), ()>(&mut *store, "_start").map_err(making)?;
             start.call_async(store, ()).await.map(|()| 0).map_err(running)
         }
-        Program::Component(component) => {
+        LoadedProgram::Component(component) => {
             let command = component.instantiate_async(&mut *store).await.map_err(making)?;
             let ran = command.wasi_cli_run().call_run(store).await.map_err(running)?;
             Ok(i32::from(ran.is_err()))
@@ -144,28 +144,28 @@ async fn drive(store: &mut Store<State>, program: &Program) -> Result<i32, (Phas
 }
 
 /// How a program ended that did not return.
-pub(super) fn judge(phase: Phase, error: &Error, meter: &Meter) -> ExitStatus {
-    if let Some(stop) = error.downcast_ref::<Stop>() {
+pub(super) fn judge_error(phase: RunPhase, error: &Error, meter: &Meter) -> ExitStatus {
+    if let Some(stop) = error.downcast_ref::<StopReason>() {
         return match *stop {
-            Stop::Exit(code) => ExitStatus::Exited(code & 0xff),
-            Stop::Raised(signal) => ExitStatus::Signalled(signal),
-            Stop::Limit(limit) => ExitStatus::LimitExceeded(limit),
+            StopReason::Exit(code) => ExitStatus::Exited(code & 0xff),
+            StopReason::Raised(signal) => ExitStatus::Signalled(signal),
+            StopReason::Limit(limit) => ExitStatus::LimitExceeded(limit),
         };
     }
     if let Some(exit) = error.downcast_ref::<I32Exit>() {
         return ExitStatus::Exited(exit.0 & 0xff);
     }
     match (error.downcast_ref::<Trap>(), phase) {
-        (Some(trap), _) => trapped(*trap, meter),
-        (None, Phase::Making) => ExitStatus::StartFailed(StartFailure::NoResources(short(error))),
+        (Some(trap), _) => trap_status(*trap, meter),
+        (None, RunPhase::Making) => ExitStatus::StartFailed(StartFailure::NoResources(shorten_error(error))),
         // A call that the host cannot make sense of ends a program as its own mistakes do.
-        (None, Phase::Running) => trapped(Trap::UnreachableCodeReached, meter),
+        (None, RunPhase::Running) => trap_status(Trap::UnreachableCodeReached, meter),
     }
 }
 
 /// A trap as the signal that the same mistake brings about in a program of the host's own kind.
 #[expect(clippy::wildcard_enum_match_arm, reason = "whatever else it comes to know aborts")]
-fn trapped(trap: Trap, meter: &Meter) -> ExitStatus {
+fn trap_status(trap: Trap, meter: &Meter) -> ExitStatus {
     const SIGABRT: Signal = Signal(6);
     const SIGFPE: Signal = Signal(8);
     const SIGSEGV: Signal = Signal(11);
@@ -192,6 +192,6 @@ fn trapped(trap: Trap, meter: &Meter) -> ExitStatus {
 }
 
 /// What an error says, no longer than a line.
-pub(super) fn short(error: &Error) -> String {
+pub(super) fn shorten_error(error: &Error) -> String {
     format!("{error:#}").replace('\n', " ").chars().take(400).collect()
 }

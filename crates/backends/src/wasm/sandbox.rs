@@ -13,16 +13,16 @@ use stockade_core::{
 use wasmtime_wasi::WasiCtxBuilder;
 
 use super::NAME;
-use super::body::{Body, environment};
-use super::engine::{Machine, Mode};
-use super::find::{self, Start};
-use super::lane::Lane;
+use super::body::{WasmBody, build_environment};
+use super::engine::{WasmMachine, EngineMode};
+use super::find::{self, StartDir};
+use super::lane::ThreadLane;
 use super::openings::{Opening, Openings};
-use super::process::{self, Handle, Inside};
-use super::program::Program;
-use super::run::{self, Job};
-use super::streams::{Inlet, Outlet};
-use super::tree::Place;
+use super::process::{self, ProgramHandle, ProcessInside};
+use super::program::LoadedProgram;
+use super::run::{self, ProgramJob};
+use super::streams::{Inlet, EventOutlet};
+use super::tree::GuestPlace;
 use crate::linux::running::left_behind;
 
 /// How long a program may take to end that was told to; compiling cannot be interrupted.
@@ -36,18 +36,18 @@ const INLINE_PROGRAM_BYTES: usize = 1 << 20;
 
 /// The programs of a sandbox that have not ended.
 #[derive(Default)]
-pub(super) struct Programs {
-    running: Mutex<Vec<Handle>>,
+pub(super) struct ProgramHandles {
+    running: Mutex<Vec<ProgramHandle>>,
     ended: AtomicBool,
 }
 
-impl Programs {
-    fn lock(&self) -> MutexGuard<'_, Vec<Handle>> {
+impl ProgramHandles {
+    fn lock(&self) -> MutexGuard<'_, Vec<ProgramHandle>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes one that is about to start; fails where the sandbox has ended.
-    pub(super) fn note(&self, id: &SandboxId, handle: Handle) -> Result<()> {
+    pub(super) fn add_handle(&self, id: &SandboxId, handle: ProgramHandle) -> Result<()> {
         let mut running = self.lock();
         running.retain(|handle| !handle.is_gone());
         running.push(handle);
@@ -61,7 +61,7 @@ impl Programs {
     }
 
     /// Ends every program and waits until they are gone (C-30).
-    pub(super) async fn end(&self, id: &SandboxId) -> Result<()> {
+    pub(super) async fn end_all(&self, id: &SandboxId) -> Result<()> {
         self.end_within(END_DEADLINE, id).await
     }
 
@@ -69,10 +69,10 @@ impl Programs {
         self.ended.store(true, Ordering::SeqCst);
         // They stay known until they are gone: whoever asks again must not be told that nothing is left.
         let running = self.lock().clone();
-        running.iter().for_each(Handle::kill);
+        running.iter().for_each(ProgramHandle::kill_program);
         let all = async {
             for handle in running {
-                handle.gone().await;
+                handle.wait_until_gone().await;
             }
         };
         let ended = tokio::time::timeout(deadline, all).await;
@@ -83,18 +83,18 @@ impl Programs {
 
 /// A sandbox in this process.
 pub(super) struct WasmSandbox {
-    body: Arc<Body>,
-    programs: Programs,
+    body: Arc<WasmBody>,
+    programs: ProgramHandles,
 }
 
 impl WasmSandbox {
-    pub(super) fn new(body: Body) -> Self {
-        Self { body: Arc::new(body), programs: Programs::default() }
+    pub(super) fn new(body: WasmBody) -> Self {
+        Self { body: Arc::new(body), programs: ProgramHandles::default() }
     }
 
-    pub(super) async fn end(&self) -> Result<()> {
-        self.body.account.pause(false);
-        self.programs.end(&self.body.id).await
+    pub(super) async fn end_programs(&self) -> Result<()> {
+        self.body.account.set_paused(false);
+        self.programs.end_all(&self.body.id).await
     }
 }
 
@@ -109,16 +109,16 @@ impl Sandbox for WasmSandbox {
     }
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
-        let (process, inside, handle) = process::pair(command.stdin != Stdin::None);
-        self.programs.note(&self.body.id, handle)?;
-        let lane = Lane::callers();
-        let plan = Plan {
+        let (process, inside, handle) = process::create_process(command.stdin != Stdin::None);
+        self.programs.add_handle(&self.body.id, handle)?;
+        let lane = ThreadLane::callers();
+        let plan = ProgramPlan {
             body: Arc::clone(&self.body),
             command: command.clone(),
             limits: *limits,
             lane: Arc::clone(&lane),
         };
-        let begun = self.body.shared.threads.begin(lane, Box::pin(plan.perform(inside)));
+        let begun = self.body.shared.threads.begin_course(lane, Box::pin(plan.run_plan(inside)));
         begun.map_err(|error| {
             Error::new(ErrorCode::System, "spawn", "no thread for it").backend(NAME).source(error)
         })?;
@@ -130,62 +130,62 @@ impl Sandbox for WasmSandbox {
     }
 
     async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
-        self.body.snapshot(kind, into).await
+        self.body.write_snapshot(kind, into).await
     }
 
     async fn restore(&self, from: &Parts) -> Result<()> {
-        self.body.restore(from).await
+        self.body.restore_snapshot(from).await
     }
 
     async fn pause(&self) -> Result<()> {
-        self.body.account.pause(true);
+        self.body.account.set_paused(true);
         Ok(())
     }
 
     async fn resume(&self) -> Result<()> {
-        self.body.account.pause(false);
+        self.body.account.set_paused(false);
         Ok(())
     }
 }
 
 /// One program that is about to run.
-struct Plan {
-    body: Arc<Body>,
+struct ProgramPlan {
+    body: Arc<WasmBody>,
     command: Command,
     limits: EffectiveLimits,
-    lane: Arc<Lane>,
+    lane: Arc<ThreadLane>,
 }
 
-struct Prepared {
-    machine: Arc<Machine>,
-    program: Arc<Program>,
-    job: Job,
+struct PreparedProgram {
+    machine: Arc<WasmMachine>,
+    program: Arc<LoadedProgram>,
+    job: ProgramJob,
 }
 
-impl Plan {
+impl ProgramPlan {
     /// Finds, loads and runs the program, and says how it ended.
-    async fn perform(self, inside: Inside) {
-        let Inside { events, input, exit, mut killed, present } = inside;
+    async fn run_plan(self, inside: ProcessInside) {
+        let ProcessInside { events, input, exit, mut killed, present } = inside;
         let streams = move |builder: &mut WasiCtxBuilder| {
-            builder.stdout(Outlet::new(events.clone(), StreamId::Stdout));
-            builder.stderr(Outlet::new(events, StreamId::Stderr));
+            builder.stdout(EventOutlet::new(events.clone(), StreamId::Stdout));
+            builder.stderr(EventOutlet::new(events, StreamId::Stderr));
             if let Some(input) = input {
                 builder.stdin(Inlet::new(input));
             }
         };
-        let prepared = self.prepare(Box::new(streams)).await;
+        let prepared = self.prepare_job(Box::new(streams)).await;
         let ended = match prepared {
-            Ok(Prepared { machine, program, job }) => {
+            Ok(PreparedProgram { machine, program, job }) => {
                 let ended = async move {
                     // Before that it cannot go on for long.
-                    self.lane.alone().await;
+                    self.lane.wait_for_own_thread().await;
                     tokio::select! {
                         // Nobody who could want it ended is left: then it must not go on either.
                         _ = killed.wait_for(|killed| *killed) => ExitStatus::Signalled(Signal::KILL),
-                        status = taken_away(&self.body.tree.private) => status,
+                        status = wait_until_removed(&self.body.tree.private) => status,
                     }
                 };
-                run::run(&machine, &program, job, ended).await
+                run::run_program(&machine, &program, job, ended).await
             }
             Err(failure) => ExitStatus::StartFailed(failure).into(),
         };
@@ -194,24 +194,24 @@ impl Plan {
         drop(present);
     }
 
-    async fn prepare(
+    async fn prepare_job(
         &self,
         streams: Box<dyn FnOnce(&mut WasiCtxBuilder) + Send>,
-    ) -> Result<Prepared, StartFailure> {
+    ) -> Result<PreparedProgram, StartFailure> {
         let body = &self.body;
-        let start = find::start(&body.tree, &self.command)?;
-        let openings = self.openings(&start)?;
+        let start = find::resolve_start_dir(&body.tree, &self.command)?;
+        let openings = self.build_openings(&start)?;
         let argv = self.command.argv();
         let name = argv.first().map_or("", String::as_str);
-        let (machine, program) = match self.at_hand(name) {
+        let (machine, program) = match self.find_warm_program(name) {
             Some(found) => found,
             None => {
-                self.lane.alone().await;
-                self.load(&start, name)?
+                self.lane.wait_for_own_thread().await;
+                self.load_program(&start, name)?
             }
         };
-        let job = Job {
-            env: environment(&self.command.env),
+        let job = ProgramJob {
+            env: build_environment(&self.command.env),
             argv,
             openings,
             limits: self.limits,
@@ -219,61 +219,61 @@ impl Plan {
             lane: Arc::clone(&self.lane),
             streams,
         };
-        Ok(Prepared { machine, program, job })
+        Ok(PreparedProgram { machine, program, job })
     }
 
-    fn mode(&self) -> Mode {
-        Mode::of(self.body.deterministic, self.limits.fuel)
+    fn mode(&self) -> EngineMode {
+        EngineMode::of(self.body.deterministic, self.limits.fuel)
     }
 
     /// A program that begins at once: known, small, and a module. A component's calls say nothing
     /// about how long they take.
-    fn at_hand(&self, name: &str) -> Option<(Arc<Machine>, Arc<Program>)> {
+    fn find_warm_program(&self, name: &str) -> Option<(Arc<WasmMachine>, Arc<LoadedProgram>)> {
         let shared = &self.body.shared;
         let known = shared.modules.get(name).filter(|_| !name.contains('/'))?;
         if known.bytes.len() > INLINE_PROGRAM_BYTES {
             return None;
         }
-        let program = shared.library.recall(self.mode(), &known.hash)?;
-        let machine = shared.machines.get(self.mode())?;
-        matches!(*program, Program::Core(_)).then_some((machine, program))
+        let program = shared.library.recall_program(self.mode(), &known.hash)?;
+        let machine = shared.machines.get_or_create(self.mode())?;
+        matches!(*program, LoadedProgram::Core(_)).then_some((machine, program))
     }
 
-    fn load(
+    fn load_program(
         &self,
-        start: &Start<'_>,
+        start: &StartDir<'_>,
         name: &str,
-    ) -> Result<(Arc<Machine>, Arc<Program>), StartFailure> {
+    ) -> Result<(Arc<WasmMachine>, Arc<LoadedProgram>), StartFailure> {
         let shared = &self.body.shared;
-        let bytes = self.body.program(start, name)?;
+        let bytes = self.body.read_program(start, name)?;
         let unsuited = || StartFailure::NoResources("this machine cannot run WebAssembly".into());
-        let machine = shared.machines.get(self.mode()).ok_or_else(unsuited)?;
-        let program = shared.library.load(&machine, bytes);
-        let program = program.map_err(|unfit| find::refused(name, &unfit))?;
+        let machine = shared.machines.get_or_create(self.mode()).ok_or_else(unsuited)?;
+        let program = shared.library.load_program(&machine, bytes);
+        let program = program.map_err(|unfit| find::to_start_failure(name, &unfit))?;
         Ok((machine, program))
     }
 
     /// The directories it is given: opened once for all that start where most do.
-    fn openings(&self, start: &Start<'_>) -> Result<Openings, StartFailure> {
+    fn build_openings(&self, start: &StartDir<'_>) -> Result<Openings, StartFailure> {
         let usual = start.is_usual(&self.body.tree).then_some(&self.body.usual);
         if let Some(openings) = usual.and_then(OnceLock::get) {
             return Ok(openings.clone());
         }
-        let openings = Openings::of(&self.opened(start)?)
-            .map_err(|error| StartFailure::NoResources(run::short(&error)))?;
+        let openings = Openings::of(&self.open_dirs(start)?)
+            .map_err(|error| StartFailure::NoResources(run::shorten_error(&error)))?;
         Ok(match usual {
             Some(usual) => usual.get_or_init(|| openings).clone(),
             None => openings,
         })
     }
 
-    fn opened(&self, start: &Start<'_>) -> Result<Vec<Opening>, StartFailure> {
-        let opening = |place: &Place| Opening {
+    fn open_dirs(&self, start: &StartDir<'_>) -> Result<Vec<Opening>, StartFailure> {
+        let opening = |place: &GuestPlace| Opening {
             dir: Arc::clone(&place.dir),
             at: place.at.clone(),
             read_only: place.read_only,
         };
-        let dir = Arc::new(start.open(&self.command)?);
+        let dir = Arc::new(start.open_dir(&self.command)?);
         let mut openings: Vec<_> = self.body.tree.places.iter().map(opening).collect();
         // Last: of two that fit a relative path alike, programs take the one they saw later.
         openings.push(Opening { dir, at: ".".into(), read_only: start.place.read_only });
@@ -282,7 +282,7 @@ impl Plan {
 }
 
 /// Waits until somebody who has no handle takes the sandbox away, which they do by its files.
-async fn taken_away(private: &Path) -> ExitStatus {
+async fn wait_until_removed(private: &Path) -> ExitStatus {
     loop {
         tokio::time::sleep(SANDBOX_POLL_INTERVAL).await;
         if !private.exists() {
@@ -297,10 +297,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_program_that_does_not_end_is_told_of_each_time() {
-        let programs = Programs::default();
+        let programs = ProgramHandles::default();
         let id: SandboxId = "stuck".parse().unwrap();
-        let (_process, inside, handle) = process::pair(false);
-        programs.note(&id, handle).unwrap();
+        let (_process, inside, handle) = process::create_process(false);
+        programs.add_handle(&id, handle).unwrap();
         for _ in 0..2 {
             let error = programs.end_within(Duration::from_millis(1), &id).await.unwrap_err();
             assert!(error.to_string().contains("does not end"), "{error}");

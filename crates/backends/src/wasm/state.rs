@@ -11,10 +11,10 @@ use wasmtime_wasi::filesystem::Descriptor;
 use wasmtime_wasi::p1::WasiP1Ctx;
 use wasmtime_wasi::{WasiCtxView, WasiView, async_trait};
 
-use super::account::Account;
+use super::account::ResourceAccount;
 use super::check::MAX_TABLE_ENTRIES;
 use super::engine::LARGEST_MEMORY;
-use super::lane::Lane;
+use super::lane::ThreadLane;
 
 /// Memory that one table element takes.
 const TABLE_ELEMENT_BYTES: u64 = 16;
@@ -29,7 +29,7 @@ const INLINE_MEMORY_BYTES: u64 = 8 << 20;
 pub(super) const STDIO_STREAMS: usize = 3;
 
 /// One running program.
-pub(super) struct State {
+pub(super) struct StoreState {
     pub wasi: WasiP1Ctx,
     pub meter: Meter,
     pub descriptors: Descriptors,
@@ -39,13 +39,13 @@ pub(super) struct State {
     pub ended: Arc<OnceLock<ExitStatus>>,
 }
 
-impl WasiView for State {
+impl WasiView for StoreState {
     fn ctx(&mut self) -> WasiCtxView<'_> {
         self.wasi.ctx()
     }
 }
 
-impl State {
+impl StoreState {
     /// Processor time as the program may see it.
     pub(super) fn processor_time(&self) -> Duration {
         if self.fixed { Duration::ZERO } else { self.meter.cpu_time() }
@@ -60,7 +60,7 @@ impl State {
 
 /// Why a program was ended, where the machine's own traps do not say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Stop {
+pub(super) enum StopReason {
     #[error("it exited with {0}")]
     Exit(i32),
     #[error("it raised {0}")]
@@ -87,16 +87,16 @@ impl Descriptors {
         self.open.len() + self.given >= self.most
     }
 
-    pub(super) fn opened(&mut self, number: u32) {
+    pub(super) fn record_open(&mut self, number: u32) {
         self.open.insert(number);
     }
 
-    pub(super) fn closed(&mut self, number: u32) {
+    pub(super) fn record_close(&mut self, number: u32) {
         self.open.remove(&number);
     }
 
     /// One took the number of another, which is closed by that.
-    pub(super) fn renumbered(&mut self, from: u32, to: u32) {
+    pub(super) fn record_renumber(&mut self, from: u32, to: u32) {
         if self.open.remove(&from) {
             self.open.insert(to);
         }
@@ -110,8 +110,8 @@ impl Descriptors {
 
 /// Memory, processor time and disk of one program, on its sandbox's account.
 pub(super) struct Meter {
-    pub account: Arc<Account>,
-    pub lane: Arc<Lane>,
+    pub account: Arc<ResourceAccount>,
+    pub lane: Arc<ThreadLane>,
     cpu_most: Option<Duration>,
     held: u64,
     peak: u64,
@@ -121,29 +121,29 @@ pub(super) struct Meter {
 impl Meter {
     /// Starts to count.
     pub(super) fn start(
-        account: Arc<Account>,
-        lane: Arc<Lane>,
+        account: Arc<ResourceAccount>,
+        lane: Arc<ThreadLane>,
         cpu_most: Option<Duration>,
     ) -> Self {
-        lane.restart();
+        lane.restart_clock();
         Self { account, lane, cpu_most, held: 0, peak: 0, refused: false }
     }
 
     /// Counts from here on anew, for another call.
-    pub(super) fn restart(&mut self) {
-        self.lane.restart();
+    pub(super) fn restart_clock(&mut self) {
+        self.lane.restart_clock();
         self.refused = false;
     }
 
     /// Processor time so far.
     pub(super) fn cpu_time(&self) -> Duration {
-        self.lane.used()
+        self.lane.cpu_time()
     }
 
     /// Fails when the processor time is used up.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(super) fn check_cpu_time(&self) -> Result<()> {
         match self.cpu_most {
-            Some(most) if self.cpu_time() > most => Err(Stop::Limit(LimitKind::CpuTime).into()),
+            Some(most) if self.cpu_time() > most => Err(StopReason::Limit(LimitKind::CpuTime).into()),
             Some(_) | None => Ok(()),
         }
     }
@@ -160,7 +160,7 @@ impl Meter {
 
     /// Whether something may grow. Decided as a whole before anything is taken: what was granted and
     /// fails in the machine, for want of the host's memory, is given back when the program ends.
-    fn grow(
+    fn reserve_growth(
         &mut self,
         (now, then): (usize, usize),
         most: Option<usize>,
@@ -183,9 +183,9 @@ impl Meter {
     }
 
     /// A program that has grown large leaves its caller's thread.
-    async fn settle(&self) {
+    async fn leave_caller_if_large(&self) {
         if self.held > INLINE_MEMORY_BYTES {
-            self.lane.alone().await;
+            self.lane.wait_for_own_thread().await;
         }
     }
 }
@@ -204,8 +204,8 @@ impl ResourceLimiterAsync for Meter {
         then: usize,
         most: Option<usize>,
     ) -> Result<bool> {
-        let granted = self.grow((now, then), most, LARGEST_MEMORY, 1);
-        self.settle().await;
+        let granted = self.reserve_growth((now, then), most, LARGEST_MEMORY, 1);
+        self.leave_caller_if_large().await;
         Ok(granted)
     }
 
@@ -216,8 +216,8 @@ impl ResourceLimiterAsync for Meter {
         most: Option<usize>,
     ) -> Result<bool> {
         let largest = usize::try_from(MAX_TABLE_ENTRIES).unwrap_or(usize::MAX);
-        let granted = self.grow((now, then), most, largest, TABLE_ELEMENT_BYTES);
-        self.settle().await;
+        let granted = self.reserve_growth((now, then), most, largest, TABLE_ELEMENT_BYTES);
+        self.leave_caller_if_large().await;
         Ok(granted)
     }
 
@@ -245,8 +245,8 @@ mod tests {
 
     #[test]
     fn a_program_with_much_memory_does_not_stay_on_its_callers_thread() {
-        let account = Arc::new(Account::new(&Limits::defaults()));
-        let lane = Lane::callers();
+        let account = Arc::new(ResourceAccount::new(&Limits::defaults()));
+        let lane = ThreadLane::callers();
         let mut meter = Meter::start(account, Arc::clone(&lane), None);
         let mut context = Context::from_waker(Waker::noop());
         let little = pin!(meter.memory_growing(0, 1 << 20, None)).poll(&mut context);
@@ -254,8 +254,8 @@ mod tests {
         {
             let mut much = pin!(meter.memory_growing(1 << 20, 64 << 20, None));
             assert!(much.as_mut().poll(&mut context).is_pending());
-            lane.leave();
-            lane.arrive();
+            lane.leave_thread();
+            lane.arrive_on_thread();
             assert!(matches!(much.poll(&mut context), Poll::Ready(Ok(true))));
         }
         assert_eq!(meter.peak(), 64 << 20);

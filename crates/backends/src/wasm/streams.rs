@@ -18,42 +18,42 @@ const OUTPUT_CHUNK_BYTES: usize = 64 << 10;
 
 /// Where output goes.
 #[derive(Clone)]
-pub(super) struct Outlet {
+pub(super) struct EventOutlet {
     events: Sender<ProcessEvent>,
     stream: StreamId,
 }
 
-impl Outlet {
+impl EventOutlet {
     pub(super) fn new(events: Sender<ProcessEvent>, stream: StreamId) -> Self {
         Self { events, stream }
     }
 }
 
-impl IsTerminal for Outlet {
+impl IsTerminal for EventOutlet {
     fn is_terminal(&self) -> bool {
         false
     }
 }
 
-impl StdoutStream for Outlet {
+impl StdoutStream for EventOutlet {
     fn async_stream(&self) -> Box<dyn AsyncWrite + Send + Sync> {
         // For an interface that is not offered.
         Box::new(tokio::io::sink())
     }
 
     fn p2_stream(&self) -> Box<dyn OutputStream> {
-        Box::new(Writer { outlet: self.clone(), permit: None })
+        Box::new(OutletWriter { outlet: self.clone(), permit: None })
     }
 }
 
 /// One handle to the output, with a place in the queue if it has one.
-struct Writer {
-    outlet: Outlet,
+struct OutletWriter {
+    outlet: EventOutlet,
     permit: Option<OwnedPermit<ProcessEvent>>,
 }
 
 #[async_trait]
-impl Pollable for Writer {
+impl Pollable for OutletWriter {
     async fn ready(&mut self) {
         if self.permit.is_none() {
             // Nobody reads any more: told by the next look.
@@ -62,7 +62,7 @@ impl Pollable for Writer {
     }
 }
 
-impl OutputStream for Writer {
+impl OutputStream for OutletWriter {
     fn write(&mut self, bytes: Data) -> StreamResult<()> {
         let permit = self.permit.take().ok_or(StreamError::Closed)?;
         if !bytes.is_empty() {
@@ -110,7 +110,7 @@ impl Inlet {
 
 impl Inbox {
     /// Ready when there is something to read, or the end.
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    fn poll_input(&mut self, context: &mut Context<'_>) -> Poll<()> {
         while self.waiting.is_empty() && !self.ended {
             match self.queue.poll_recv(context) {
                 Poll::Ready(Some(data)) => self.waiting = data,
@@ -121,7 +121,7 @@ impl Inbox {
         Poll::Ready(())
     }
 
-    fn take(&mut self, most: usize) -> StreamResult<Data> {
+    fn take_input(&mut self, most: usize) -> StreamResult<Data> {
         while self.waiting.is_empty() && !self.ended {
             use tokio::sync::mpsc::error::TryRecvError;
             match self.queue.try_recv() {
@@ -151,22 +151,22 @@ impl StdinStream for Inlet {
     }
 
     fn p2_stream(&self) -> Box<dyn InputStream> {
-        Box::new(Reader(self.clone()))
+        Box::new(InletReader(self.clone()))
     }
 }
 
-struct Reader(Inlet);
+struct InletReader(Inlet);
 
 #[async_trait]
-impl Pollable for Reader {
+impl Pollable for InletReader {
     async fn ready(&mut self) {
-        poll_fn(|context| self.0.lock().poll(context)).await;
+        poll_fn(|context| self.0.lock().poll_input(context)).await;
     }
 }
 
 #[async_trait]
-impl InputStream for Reader {
+impl InputStream for InletReader {
     fn read(&mut self, size: usize) -> StreamResult<Data> {
-        self.0.lock().take(size)
+        self.0.lock().take_input(size)
     }
 }

@@ -13,7 +13,7 @@ use rustix::fs::Mode;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::unconstrained;
 
-use super::lane::Lane;
+use super::lane::ThreadLane;
 
 /// Idle threads kept for the next program.
 const MAX_IDLE_THREADS: usize = 64;
@@ -39,13 +39,13 @@ fn lock(idle: &Idle) -> MutexGuard<'_, Vec<SyncSender<Task>>> {
 
 impl Threads {
     /// Begins a program on this thread, and goes on with it on one of its own if that was not all.
-    pub(super) fn begin(&self, lane: Arc<Lane>, mut course: Course) -> io::Result<()> {
-        match first(&mut course) {
+    pub(super) fn begin_course(&self, lane: Arc<ThreadLane>, mut course: Course) -> io::Result<()> {
+        match poll_once(&mut course) {
             Poll::Ready(()) => Ok(()),
             Poll::Pending => {
-                lane.leave();
-                self.run(move |runtime| {
-                    lane.arrive();
+                lane.leave_thread();
+                self.run_task(move |runtime| {
+                    lane.arrive_on_thread();
                     runtime.block_on(course);
                 })
             }
@@ -53,7 +53,7 @@ impl Threads {
     }
 
     /// Runs a task on a thread of its own.
-    pub(super) fn run(&self, task: impl FnOnce(&Runtime) + Send + 'static) -> io::Result<()> {
+    pub(super) fn run_task(&self, task: impl FnOnce(&Runtime) + Send + 'static) -> io::Result<()> {
         let mut task: Task = Box::new(task);
         loop {
             let Some(idle) = lock(&self.0).pop() else { break };
@@ -65,13 +65,13 @@ impl Threads {
         let idle = Arc::downgrade(&self.0);
         let thread = std::thread::Builder::new().name("wasm".into()).stack_size(THREAD_STACK_BYTES);
         let runtime = Builder::new_current_thread().enable_time().build()?;
-        thread.spawn(move || serve(&runtime, task, &idle)).map(drop)
+        thread.spawn(move || serve_tasks(&runtime, task, &idle)).map(drop)
     }
 }
 
 /// The first piece. Whoever waits for a program whose machine panics is told that it is lost, as if it
 /// had taken a thread of its own along.
-fn first(course: &mut Course) -> Poll<()> {
+fn poll_once(course: &mut Course) -> Poll<()> {
     // Nobody is woken by it: it is asked again as soon as it has a thread.
     let mut context = Context::from_waker(Waker::noop());
     // The caller's own work is not what the program is to be interrupted for.
@@ -80,18 +80,18 @@ fn first(course: &mut Course) -> Poll<()> {
     polled.unwrap_or(Poll::Ready(()))
 }
 
-fn serve(runtime: &Runtime, first: Task, idle: &Weak<Idle>) {
+fn serve_tasks(runtime: &Runtime, first: Task, idle: &Weak<Idle>) {
     // What a program makes is the caller's, as elsewhere: the umask of this process is for its own files.
     // Where the thread cannot have one, new files are closed to others.
     let _ = stockade_launcher::take_own_umask(GUESTS_UMASK);
     first(runtime);
-    while let Some(next) = wait(idle) {
+    while let Some(next) = wait_for_task(idle) {
         next(runtime);
     }
 }
 
 /// The next task; nothing if enough others wait for one, or nobody is left who could give any.
-fn wait(idle: &Weak<Idle>) -> Option<Task> {
+fn wait_for_task(idle: &Weak<Idle>) -> Option<Task> {
     let (sender, tasks): (_, Receiver<Task>) = sync_channel(1);
     {
         let idle = idle.upgrade()?;

@@ -15,7 +15,7 @@ use stockade_core::{
 };
 
 use super::NAME;
-use crate::linux::paths::{self, resolve};
+use crate::linux::paths::{self, resolve_path};
 use crate::linux::running::left_behind;
 
 /// Name prefix of private directories.
@@ -30,7 +30,7 @@ const OWN_PLACES: usize = 2;
 pub(super) const TEMP_DIR: &str = "/tmp";
 
 /// One directory of the host, where the sandbox sees it.
-pub(super) struct Place {
+pub(super) struct GuestPlace {
     pub at: String,
     pub host: PathBuf,
     pub dir: Arc<OwnedFd>,
@@ -38,53 +38,53 @@ pub(super) struct Place {
 }
 
 /// A sandbox's files.
-pub(super) struct Tree {
+pub(super) struct GuestTree {
     pub private: PathBuf,
     /// The workspace first.
-    pub places: Vec<Place>,
+    pub places: Vec<GuestPlace>,
 }
 
-impl Tree {
-    /// Makes what is private and opens what is not. What was made is removed by [`remove`].
+impl GuestTree {
+    /// Makes what is private and opens what is not. What was made is removed by [`remove_private_dir`].
     ///
     /// `cache` is where compiled code lies, if anywhere: with its key, and so not for any guest to see.
     pub(super) fn make(id: &SandboxId, spec: &SandboxSpec, cache: Option<&Path>) -> Result<Self> {
-        let bases: Vec<PathBuf> = bases().collect();
+        let bases: Vec<PathBuf> = private_dir_bases().collect();
         let cache = cache.and_then(|cache| cache.canonicalize().ok());
         bases.iter().chain(&cache).try_for_each(|kept| check_not_exposed(spec, kept))?;
-        let private = private(&bases, id).map_err(unusable)?;
+        let private = create_private_dir(&bases, id).map_err(private_dir_error)?;
         for part in ["workspace", "tmp"] {
             let made = DirBuilder::new().mode(0o700).create(private.join(part));
-            made.map_err(unusable)?;
+            made.map_err(private_dir_error)?;
         }
-        let workspace = workspace(spec, &private)?;
+        let workspace = resolve_workspace(spec, &private)?;
         let mut places = vec![
-            Place::open("workspace", WORKSPACE_ROOT, workspace, spec.read_only)?,
-            Place::open("tmp", TEMP_DIR, private.join("tmp"), false)?,
+            GuestPlace::open("workspace", WORKSPACE_ROOT, workspace, spec.read_only)?,
+            GuestPlace::open("tmp", TEMP_DIR, private.join("tmp"), false)?,
         ];
         for mount in &spec.mounts {
-            let source = resolve(&NAME, "mounts", &mount.source)?;
-            places.push(Place::open("mounts", mount.target.as_str(), source, mount.read_only)?);
+            let source = resolve_path(&NAME, "mounts", &mount.source)?;
+            places.push(GuestPlace::open("mounts", mount.target.as_str(), source, mount.read_only)?);
         }
         Ok(Self { private, places })
     }
 
     /// Those that are the sandbox's own: the workspace and what is temporary.
-    pub(super) fn own(&self) -> impl Iterator<Item = &Place> {
+    pub(super) fn own_places(&self) -> impl Iterator<Item = &GuestPlace> {
         self.places.iter().take(OWN_PLACES)
     }
 
-    pub(super) fn workspace(&self) -> &Place {
+    pub(super) fn workspace(&self) -> &GuestPlace {
         &self.places[0]
     }
 
     /// The directory a path lies in, and the way from there; nothing if it lies between them.
-    pub(super) fn locate(&self, path: &SandboxPath) -> Option<(&Place, String)> {
+    pub(super) fn locate_path(&self, path: &SandboxPath) -> Option<(&GuestPlace, String)> {
         if !path.is_absolute() {
             return Some((self.workspace(), path.to_string()));
         }
-        let whole = normal(path.as_str());
-        let below = |place: &Place| {
+        let whole = normalize_path(path.as_str());
+        let below = |place: &GuestPlace| {
             let rest = whole.strip_prefix(place.at.as_str())?;
             (rest.is_empty() || rest.starts_with('/')).then_some(place.at.len())
         };
@@ -95,19 +95,19 @@ impl Tree {
     }
 }
 
-impl Place {
+impl GuestPlace {
     fn open(field: &'static str, at: &str, host: PathBuf, read_only: bool) -> Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = openat(CWD, &host, flags, Mode::empty()).map_err(|errno| {
-            paths::unusable(&NAME, field, &host, "is not a directory").source(errno)
+            paths::unusable_path(&NAME, field, &host, "is not a directory").source(errno)
         })?;
-        Ok(Self { at: normal(at), host, dir: Arc::new(dir), read_only })
+        Ok(Self { at: normalize_path(at), host, dir: Arc::new(dir), read_only })
     }
 }
 
 /// An absolute path without `.`, `..` and doubled separators. What it leads through is resolved by the
 /// kernel later; this only says in which directory to begin.
-fn normal(path: &str) -> String {
+fn normalize_path(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
         match part {
@@ -119,21 +119,21 @@ fn normal(path: &str) -> String {
     parts.iter().fold(String::new(), |path, part| path + "/" + part)
 }
 
-fn workspace(spec: &SandboxSpec, private: &Path) -> Result<PathBuf> {
+fn resolve_workspace(spec: &SandboxSpec, private: &Path) -> Result<PathBuf> {
     match &spec.workspace {
-        Workspace::Local(path) => resolve(&NAME, "workspace", path),
+        Workspace::Local(path) => resolve_path(&NAME, "workspace", path),
         // Views are not admitted on this backend.
         Workspace::Ephemeral | Workspace::Overlay(_) => Ok(private.join("workspace")),
     }
 }
 
 /// The bases there are, without any symbolic link in the way.
-fn bases() -> impl Iterator<Item = PathBuf> {
+fn private_dir_bases() -> impl Iterator<Item = PathBuf> {
     PRIVATE_DIR_BASES.into_iter().filter_map(|base| fs::canonicalize(base).ok())
 }
 
 /// Makes the private directory of a sandbox.
-fn private(bases: &[PathBuf], id: &SandboxId) -> io::Result<PathBuf> {
+fn create_private_dir(bases: &[PathBuf], id: &SandboxId) -> io::Result<PathBuf> {
     let mut failed = io::Error::from(io::ErrorKind::NotFound);
     for base in bases {
         let path = base.join(format!("{PRIVATE_DIR_PREFIX}{id}"));
@@ -146,8 +146,8 @@ fn private(bases: &[PathBuf], id: &SandboxId) -> io::Result<PathBuf> {
 }
 
 /// The sandboxes of this user that have one.
-pub(super) fn ids() -> Vec<SandboxId> {
-    let entries = bases().flat_map(|base| fs::read_dir(base).into_iter().flatten().flatten());
+pub(super) fn list_sandbox_ids() -> Vec<SandboxId> {
+    let entries = private_dir_bases().flat_map(|base| fs::read_dir(base).into_iter().flatten().flatten());
     let ours = entries.filter(|entry| is_own(entry.metadata()));
     ours.filter_map(|entry| {
         entry.file_name().to_str()?.strip_prefix(PRIVATE_DIR_PREFIX)?.parse().ok()
@@ -161,8 +161,8 @@ fn is_own(found: io::Result<fs::Metadata>) -> bool {
 }
 
 /// Removes what is there of one. What another user has put there under its name is no part of it.
-pub(super) fn remove(id: &SandboxId) -> Result<()> {
-    let paths = bases().map(|base| base.join(format!("{PRIVATE_DIR_PREFIX}{id}")));
+pub(super) fn remove_private_dir(id: &SandboxId) -> Result<()> {
+    let paths = private_dir_bases().map(|base| base.join(format!("{PRIVATE_DIR_PREFIX}{id}")));
     let mut paths = paths.filter(|path| is_own(fs::symlink_metadata(path)));
     let removed = paths.try_for_each(|path| stockade_launcher::clear(&path));
     removed.map_err(|error| {
@@ -178,17 +178,17 @@ fn check_not_exposed(spec: &SandboxSpec, kept: &Path) -> Result<()> {
     };
     let mounts = spec.mounts.iter().map(|mount| ("mounts", &mount.source));
     for (field, path) in workspace.into_iter().chain(mounts) {
-        let path = resolve(&NAME, field, path)?;
+        let path = resolve_path(&NAME, field, path)?;
         if kept.starts_with(&path) {
             let what = format!("holds `{}`, where private files lie", kept.display());
-            return Err(paths::unusable(&NAME, field, &path, &what)
+            return Err(paths::unusable_path(&NAME, field, &path, &what)
                 .remedy("choose a smaller directory, such as one below it"));
         }
     }
     Ok(())
 }
 
-fn unusable(error: io::Error) -> Error {
+fn private_dir_error(error: io::Error) -> Error {
     let message = "its private directory cannot be made";
     Error::new(ErrorCode::System, "create", message)
         .backend(NAME)

@@ -14,16 +14,16 @@ use stockade_core::{Bytes, Exit, ExitStatus, Limits, Span, StartFailure};
 use wasmtime_wasi::WasiCtxBuilder;
 use wasmtime_wasi::cli::OutputFile;
 
-use super::account::Account;
-use super::check::{self, Kind, MAX_PROGRAM_BYTES, Unfit};
+use super::account::ResourceAccount;
+use super::check::{self, ProgramKind, MAX_PROGRAM_BYTES, UnfitProgram};
 use super::code::Trusted;
 use super::engine::{Machines, Supply};
-use super::lane::Lane;
-use super::ledger::Ledger;
+use super::lane::ThreadLane;
+use super::ledger::DiskLedger;
 use super::openings::{Opening, Openings};
 use super::program;
-use super::report::{Answer, Order, WORKER_DIR, Way};
-use super::run::{self, Job};
+use super::report::{WorkerAnswer, WorkerOrder, WORKER_DIR, WorkerMode};
+use super::run::{self, ProgramJob};
 use super::{cache, find, ledger};
 
 /// The worker's own exit codes; a program's is in its answer.
@@ -36,29 +36,29 @@ pub(super) const EXIT_TOO_MUCH: i32 = 4;
 /// the code to exit with.
 pub fn worker(mut arguments: impl Iterator<Item = String>) -> i32 {
     match arguments.next().as_deref() {
-        Some("compile") => arguments.next().map_or(EXIT_MISUSED, |way| compile(&way)),
-        Some("run") => Order::receive(std::io::stdin()).map_or(EXIT_MISUSED, run),
+        Some("compile") => arguments.next().map_or(EXIT_MISUSED, |way| compile_stdin(&way)),
+        Some("run") => WorkerOrder::read_from(std::io::stdin()).map_or(EXIT_MISUSED, run_order),
         Some(_) | None => EXIT_MISUSED,
     }
 }
 
 /// A module on standard input, its code on standard output: one byte for its kind, then the code.
-fn compile(way: &str) -> i32 {
-    let Ok(way) = serde_json::from_value::<Way>(way.into()) else { return EXIT_MISUSED };
+fn compile_stdin(way: &str) -> i32 {
+    let Ok(way) = serde_json::from_value::<WorkerMode>(way.into()) else { return EXIT_MISUSED };
     let mut given = Vec::new();
     if std::io::stdin().take(MAX_PROGRAM_BYTES + 1).read_to_end(&mut given).is_err() {
         return EXIT_MISUSED;
     }
-    let compiled = check::binary(given.into()).and_then(|binary| {
-        let kind = check::look(&binary)?;
-        let machine = Machines::new(Supply::Single).get(way.into());
-        let machine = machine.ok_or_else(|| Unfit::TooMuch("cannot be compiled here".into()))?;
+    let compiled = check::to_binary(given.into()).and_then(|binary| {
+        let kind = check::validate_binary(&binary)?;
+        let machine = Machines::new(Supply::Single).get_or_create(way.into());
+        let machine = machine.ok_or_else(|| UnfitProgram::TooMuch("cannot be compiled here".into()))?;
         program::compile_only(&machine, kind, &binary).map(|code| (kind, code))
     });
     let (code, said) = match compiled {
-        Ok((kind, code)) => (EXIT_DONE, [vec![tag(kind)], code].concat()),
-        Err(Unfit::Malformed(why)) => (EXIT_MALFORMED, why.into_bytes()),
-        Err(Unfit::TooMuch(why)) => (EXIT_TOO_MUCH, why.into_bytes()),
+        Ok((kind, code)) => (EXIT_DONE, [vec![tag_of_kind(kind)], code].concat()),
+        Err(UnfitProgram::Malformed(why)) => (EXIT_MALFORMED, why.into_bytes()),
+        Err(UnfitProgram::TooMuch(why)) => (EXIT_TOO_MUCH, why.into_bytes()),
     };
     let mut out = std::io::stdout();
     if out.write_all(&said).and_then(|()| out.flush()).is_err() { EXIT_MISUSED } else { code }
@@ -68,23 +68,23 @@ fn compile(way: &str) -> i32 {
 const CORE_TAG: u8 = b'm';
 const COMPONENT_TAG: u8 = b'c';
 
-fn tag(kind: Kind) -> u8 {
+fn tag_of_kind(kind: ProgramKind) -> u8 {
     match kind {
-        Kind::Core => CORE_TAG,
-        Kind::Component => COMPONENT_TAG,
+        ProgramKind::Core => CORE_TAG,
+        ProgramKind::Component => COMPONENT_TAG,
     }
 }
 
 /// What a compiler's answer begins with.
-pub(super) fn kind(tag: u8) -> Option<Kind> {
+pub(super) fn kind_of_tag(tag: u8) -> Option<ProgramKind> {
     match tag {
-        CORE_TAG => Some(Kind::Core),
-        COMPONENT_TAG => Some(Kind::Component),
+        CORE_TAG => Some(ProgramKind::Core),
+        COMPONENT_TAG => Some(ProgramKind::Component),
         _ => None,
     }
 }
 
-fn run(order: Order) -> i32 {
+fn run_order(order: WorkerOrder) -> i32 {
     let limits = Limits {
         memory: order.memory.map(Bytes),
         open_files: order.open_files,
@@ -92,57 +92,57 @@ fn run(order: Order) -> i32 {
         cpu_time: order.cpu_time.map(Span::millis),
         ..Limits::default()
     };
-    let path = answers().join(&order.answer);
+    let path = answers_dir().join(&order.answer);
     let exit =
-        perform(order, limits).unwrap_or_else(|failure| ExitStatus::StartFailed(failure).into());
-    let answer = Answer::of(&exit);
+        execute_order(order, limits).unwrap_or_else(|failure| ExitStatus::StartFailed(failure).into());
+    let answer = WorkerAnswer::of(&exit);
     let written = serde_json::to_vec(&answer)
         .map_err(std::io::Error::from)
         .and_then(|text| std::fs::write(path, text));
     if written.is_ok() { EXIT_DONE } else { EXIT_MISUSED }
 }
 
-fn answers() -> PathBuf {
+fn answers_dir() -> PathBuf {
     Path::new(WORKER_DIR).join("answers")
 }
 
-fn perform(mut order: Order, limits: Limits) -> Result<Exit, StartFailure> {
+fn execute_order(mut order: WorkerOrder, limits: Limits) -> Result<Exit, StartFailure> {
     let lacking = |what: &str| StartFailure::NoResources(what.to_owned());
     let machines = Machines::new(Supply::Single);
-    let machine = machines.get(order.mode.into()).ok_or_else(|| lacking("no virtual machine"))?;
-    let (kind, code) = code(&order)?;
+    let machine = machines.get_or_create(order.mode.into()).ok_or_else(|| lacking("no virtual machine"))?;
+    let (kind, code) = read_order_code(&order)?;
     let name = order.argv.first().cloned().unwrap_or_default();
     let program =
-        program::revive(&machine, kind, &code).map_err(|unfit| find::refused(&name, &unfit))?;
+        program::load_compiled(&machine, kind, &code).map_err(|unfit| find::to_start_failure(&name, &unfit))?;
     let account = match order.disk {
-        true => Ledger::open(&answers().join(ledger::LEDGER_FILE_NAME))
-            .map(|ledger| Account::shared(&limits, ledger))
+        true => DiskLedger::open(&answers_dir().join(ledger::LEDGER_FILE_NAME))
+            .map(|ledger| ResourceAccount::with_ledger(&limits, ledger))
             .map_err(|error| lacking(&error.to_string()))?,
-        false => Account::new(&limits),
+        false => ResourceAccount::new(&limits),
     };
-    let job = Job {
-        openings: openings(&order).map_err(|error| lacking(&error.to_string()))?,
+    let job = ProgramJob {
+        openings: open_places(&order).map_err(|error| lacking(&error.to_string()))?,
         argv: std::mem::take(&mut order.argv),
         env: std::mem::take(&mut order.env),
         limits,
         account: Arc::new(account),
-        lane: Lane::own(),
-        streams: Box::new(inherit),
+        lane: ThreadLane::own(),
+        streams: Box::new(inherit_stdio),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let runtime = runtime.map_err(|error| lacking(&error.to_string()))?;
-    Ok(runtime.block_on(run::run(&machine, &program, job, std::future::pending::<ExitStatus>())))
+    Ok(runtime.block_on(run::run_program(&machine, &program, job, std::future::pending::<ExitStatus>())))
 }
 
 /// The code that was ordered. Read as a whole before it is compared, so that nobody changes it after.
-fn code(order: &Order) -> Result<(Kind, Trusted), StartFailure> {
+fn read_order_code(order: &WorkerOrder) -> Result<(ProgramKind, Trusted), StartFailure> {
     let path = Path::new(WORKER_DIR).join("code").join(&order.code);
-    let whole = cache::read(&path, cache::MAX_ENTRY_BYTES)
+    let whole = cache::read_bounded_file(&path, cache::MAX_ENTRY_BYTES)
         .map_err(|error| StartFailure::NoResources(error.to_string()))?;
-    let same = cache::hex(&Sha256::digest(&whole)) == order.code;
+    let same = cache::encode_hex(&Sha256::digest(&whole)) == order.code;
     match whole.split_first() {
         Some((tag, code)) if same => {
-            let kind = kind(*tag).ok_or_else(|| StartFailure::NoResources("of no kind".into()))?;
+            let kind = kind_of_tag(*tag).ok_or_else(|| StartFailure::NoResources("of no kind".into()))?;
             Ok((kind, Trusted::vouched(code.to_vec())))
         }
         Some(_) | None => {
@@ -151,7 +151,7 @@ fn code(order: &Order) -> Result<(Kind, Trusted), StartFailure> {
     }
 }
 
-fn openings(order: &Order) -> wasmtime::Result<Openings> {
+fn open_places(order: &WorkerOrder) -> wasmtime::Result<Openings> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let open = |path: &str| openat(CWD, path, flags, Access::empty());
     let mut openings = Vec::new();
@@ -175,7 +175,7 @@ fn openings(order: &Order) -> wasmtime::Result<Openings> {
 }
 
 /// The worker's own streams, which the walls count and bound.
-fn inherit(builder: &mut WasiCtxBuilder) {
+fn inherit_stdio(builder: &mut WasiCtxBuilder) {
     builder.stdin(std::io::stdin());
     let own = |stream: std::io::Result<OwnedFd>| stream.map(|fd| OutputFile::new(File::from(fd)));
     if let Ok(out) = own(std::io::stdout().as_fd().try_clone_to_owned()) {

@@ -15,11 +15,11 @@ use stockade_core::{
 use tokio::sync::{Semaphore, oneshot};
 
 use super::cache::Cache;
-use super::check::Unfit;
-use super::engine::Mode;
-use super::process::Present;
+use super::check::UnfitProgram;
+use super::engine::EngineMode;
+use super::process::PresenceGuard;
 use super::program::Given;
-use super::report::{WORKER_DIR, Way};
+use super::report::{WORKER_DIR, WorkerMode};
 use super::{NAME, find, worker};
 use crate::linux;
 use crate::native::Native;
@@ -48,19 +48,19 @@ pub struct Worker {
 
 impl Worker {
     /// The command that makes it do something.
-    pub(super) fn command(&self, args: impl IntoIterator<Item = String>) -> Command {
+    pub(super) fn build_command(&self, args: impl IntoIterator<Item = String>) -> Command {
         let program = format!("{WORKER_DIR}/worker");
         Command::program([program].into_iter().chain(self.role.iter().cloned()).chain(args))
     }
 
     /// The executable where the command expects it.
-    pub(super) fn mount(&self) -> Result<Mount> {
-        mount(self.program.clone(), "worker", true)
+    pub(super) fn program_mount(&self) -> Result<Mount> {
+        build_mount(self.program.clone(), "worker", true)
     }
 }
 
 /// Something of the host in the worker's own directory.
-pub(super) fn mount(source: PathBuf, name: &str, read_only: bool) -> Result<Mount> {
+pub(super) fn build_mount(source: PathBuf, name: &str, read_only: bool) -> Result<Mount> {
     let wrong = |message: String| Error::new(ErrorCode::Invalid, "create", message).backend(NAME);
     let source = HostPath::try_from(source).map_err(|error| wrong(error.to_string()))?;
     let target =
@@ -69,14 +69,14 @@ pub(super) fn mount(source: PathBuf, name: &str, read_only: bool) -> Result<Moun
 }
 
 /// Native walls, and who works in them.
-pub(super) struct Walls {
+pub(super) struct WorkerWalls {
     pub native: Arc<Native>,
     pub worker: Worker,
     /// One for each compiler that may work at once.
     compilers: Arc<Semaphore>,
 }
 
-impl Walls {
+impl WorkerWalls {
     pub(super) fn new(worker: Worker) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let compilers = Arc::new(Semaphore::new(cores.min(MAX_COMPILERS)));
@@ -85,30 +85,30 @@ impl Walls {
 }
 
 /// What is to be compiled.
-pub(super) struct Source<'a> {
-    pub mode: Mode,
+pub(super) struct ProgramSource<'a> {
+    pub mode: EngineMode,
     pub name: &'a str,
     pub given: Given,
     /// Held until nothing of its compiler is left.
-    pub present: Present,
+    pub present: PresenceGuard,
 }
 
 /// The code of a module, from the cache or the compiler.
-pub(super) async fn code(
-    walls: &Arc<Walls>,
+pub(super) async fn load_or_compile(
+    walls: &Arc<WorkerWalls>,
     cache: &Cache,
     machine: &str,
-    source: Source<'_>,
+    source: ProgramSource<'_>,
 ) -> Result<Vec<u8>, StartFailure> {
-    let Source { mode, name, given: Given { bytes, hash }, present } = source;
+    let ProgramSource { mode, name, given: Given { bytes, hash }, present } = source;
     let key = format!("walled-{machine}");
-    if let Some(code) = cache.find(&key, &hash) {
+    if let Some(code) = cache.load_entry(&key, &hash) {
         return Ok(code.into_bytes());
     }
     let failed = |error: Error| StartFailure::NoResources(format!("cannot be compiled: {error}"));
-    let code = compile(walls, mode, bytes, present).await.map_err(failed)?;
-    let code = code.map_err(|unfit| find::refused(name, &unfit))?;
-    let kept = cache.keep(&key, &hash, &code);
+    let code = compile_program(walls, mode, bytes, present).await.map_err(failed)?;
+    let code = code.map_err(|unfit| find::to_start_failure(name, &unfit))?;
+    let kept = cache.store_entry(&key, &hash, &code);
     kept.map_err(|error| StartFailure::NoResources(format!("its code cannot be kept: {error}")))?;
     Ok(code)
 }
@@ -119,12 +119,12 @@ fn compiler_gone() -> Error {
 
 /// Has a module compiled. If nobody waits for it any more its compiler is ended, by a task of its own,
 /// so that nothing is left (C-32).
-async fn compile(
-    walls: &Arc<Walls>,
-    mode: Mode,
+async fn compile_program(
+    walls: &Arc<WorkerWalls>,
+    mode: EngineMode,
     bytes: Data,
-    present: Present,
-) -> Result<Result<Vec<u8>, Unfit>> {
+    present: PresenceGuard,
+) -> Result<Result<Vec<u8>, UnfitProgram>> {
     let turn = Arc::clone(&walls.compilers).acquire_owned().await.map_err(|_| compiler_gone())?;
     let walls = Arc::clone(walls);
     let (wanted, forsaken) = oneshot::channel::<()>();
@@ -133,7 +133,7 @@ async fn compile(
         let compiled = tokio::select! {
             biased;
             _ = forsaken => Err(compiler_gone()),
-            compiled = in_walls(&walls, &id, mode, bytes) => compiled,
+            compiled = compile_in_walls(&walls, &id, mode, bytes) => compiled,
         };
         let destroyed = walls.native.destroy(&id).await;
         drop((turn, present));
@@ -144,48 +144,48 @@ async fn compile(
     compiled?
 }
 
-async fn in_walls(
-    walls: &Walls,
+async fn compile_in_walls(
+    walls: &WorkerWalls,
     id: &SandboxId,
-    mode: Mode,
+    mode: EngineMode,
     bytes: Data,
-) -> Result<Result<Vec<u8>, Unfit>> {
+) -> Result<Result<Vec<u8>, UnfitProgram>> {
     let spec = SandboxSpec {
-        mounts: vec![walls.worker.mount()?],
+        mounts: vec![walls.worker.program_mount()?],
         limits: Limits { memory: Some(COMPILE_MEMORY_LIMIT), ..Limits::default() },
         network: Network::None,
         ..SandboxSpec::default()
     };
-    let sandbox = walls.native.create(id, &linux::provisional(NAME, &spec)?).await?;
+    let sandbox = walls.native.create(id, &linux::admit_provisionally(NAME, &spec)?).await?;
     request_compilation(sandbox.as_ref(), &walls.worker, mode, bytes).await
 }
 
 async fn request_compilation(
     sandbox: &dyn Sandbox,
     worker: &Worker,
-    mode: Mode,
+    mode: EngineMode,
     bytes: Data,
-) -> Result<Result<Vec<u8>, Unfit>> {
-    let way = serde_json::to_value(Way::from(mode)).ok();
+) -> Result<Result<Vec<u8>, UnfitProgram>> {
+    let way = serde_json::to_value(WorkerMode::from(mode)).ok();
     let way = way.as_ref().and_then(|way| way.as_str()).unwrap_or_default().to_owned();
-    let mut command = worker.command(["compile".into(), way]);
+    let mut command = worker.build_command(["compile".into(), way]);
     command.stdin = Stdin::Stream;
     let limits = Limits { cpu_time: Some(COMPILE_CPU_LIMIT), ..Limits::defaults() };
     let Process { mut events, control } = sandbox.spawn(&command, &limits).await?;
     let answer = tokio::time::timeout(COMPILE_TIMEOUT, async {
-        tokio::join!(feed(control.as_ref(), bytes), collect_output(events.as_mut())).1
+        tokio::join!(feed_stdin(control.as_ref(), bytes), collect_output(events.as_mut())).1
     });
     let Ok((status, said)) = answer.await else {
-        return Ok(Err(Unfit::TooMuch("takes too long to compile".into())));
+        return Ok(Err(UnfitProgram::TooMuch("takes too long to compile".into())));
     };
     let complaint =
         || String::from_utf8_lossy(&said[..said.len().min(MAX_DIAGNOSTIC_BYTES)]).into_owned();
     match status {
         ExitStatus::Exited(0) if said.len() <= MAX_CODE_BYTES => Ok(Ok(said)),
-        ExitStatus::Exited(worker::EXIT_MALFORMED) => Ok(Err(Unfit::Malformed(complaint()))),
-        ExitStatus::Exited(worker::EXIT_TOO_MUCH) => Ok(Err(Unfit::TooMuch(complaint()))),
+        ExitStatus::Exited(worker::EXIT_MALFORMED) => Ok(Err(UnfitProgram::Malformed(complaint()))),
+        ExitStatus::Exited(worker::EXIT_TOO_MUCH) => Ok(Err(UnfitProgram::TooMuch(complaint()))),
         ExitStatus::LimitExceeded(limit) => {
-            Ok(Err(Unfit::TooMuch(format!("takes more {limit} to compile than it may"))))
+            Ok(Err(UnfitProgram::TooMuch(format!("takes more {limit} to compile than it may"))))
         }
         status @ (ExitStatus::Exited(_)
         | ExitStatus::Signalled(_)
@@ -197,7 +197,7 @@ async fn request_compilation(
     }
 }
 
-async fn feed(control: &dyn ProcessControl, bytes: Data) {
+async fn feed_stdin(control: &dyn ProcessControl, bytes: Data) {
     // One that does not read everything says why.
     let _ = control.write_stdin(bytes).await;
     let _ = control.close_stdin().await;

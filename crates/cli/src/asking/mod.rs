@@ -17,7 +17,7 @@ use stockade_tools::{Ask, Decision, Question};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::terminal;
-use typed::Heard;
+use typed::TerminalAnswer;
 
 /// Length of the queue of questions behind the one that is shown; more wait where they were raised.
 const QUESTION_QUEUE_LENGTH: usize = 32;
@@ -27,10 +27,10 @@ const ANSWER_DELAY: Duration = Duration::from_secs(1);
 
 /// The person at the terminal.
 pub struct AtTerminal {
-    questions: mpsc::Sender<Open>,
+    questions: mpsc::Sender<OpenQuestion>,
 }
 
-struct Open {
+struct OpenQuestion {
     question: Question,
     answer: oneshot::Sender<Decision>,
     /// Its other end closes when nobody waits for the answer any more.
@@ -59,17 +59,17 @@ impl Ask for AtTerminal {
     async fn ask(&self, question: Question) -> Decision {
         let (answer, decided) = oneshot::channel();
         let Ok((withdrawn, _wanted)) = pipe_with(PipeFlags::CLOEXEC) else {
-            return no("there are too many open files to ask");
+            return deny_because("there are too many open files to ask");
         };
         let gone = "the terminal of the server is gone";
-        if self.questions.send(Open { question, answer, withdrawn }).await.is_err() {
-            return no(gone);
+        if self.questions.send(OpenQuestion { question, answer, withdrawn }).await.is_err() {
+            return deny_because(gone);
         }
-        decided.await.unwrap_or_else(|_| no(gone))
+        decided.await.unwrap_or_else(|_| deny_because(gone))
     }
 }
 
-fn put_all(mut questions: mpsc::Receiver<Open>) {
+fn put_all(mut questions: mpsc::Receiver<OpenQuestion>) {
     while let Some(open) = questions.blocking_recv() {
         // Given up while another one stood: there is nothing to ask.
         if !open.answer.is_closed() {
@@ -79,37 +79,37 @@ fn put_all(mut questions: mpsc::Receiver<Open>) {
     }
 }
 
-fn put_question(open: &Open) -> Decision {
-    if typed::elsewhere() {
-        return no("the server runs in the background of its terminal");
+fn put_question(open: &OpenQuestion) -> Decision {
+    if typed::is_terminal_elsewhere() {
+        return deny_because("the server runs in the background of its terminal");
     }
-    let page = page::page(&open.question, usize::from(terminal::size().cols));
-    show(&page.text);
-    let heard = typed::line(&open.withdrawn, ANSWER_DELAY, || show(prompt(page.whole)));
-    let (decision, said) = decide(heard);
-    show(said);
+    let page = page::build_page(&open.question, usize::from(terminal::read_terminal_size().cols));
+    write_to_stderr(&page.text);
+    let heard = typed::read_answer_line(&open.withdrawn, ANSWER_DELAY, || write_to_stderr(prompt_text(page.whole)));
+    let (decision, said) = decide_answer(heard);
+    write_to_stderr(said);
     decision
 }
 
-const fn prompt(whole: bool) -> &'static str {
+const fn prompt_text(whole: bool) -> &'static str {
     if whole {
         return "allow it, this once? [y/N] ";
     }
     "not all of it is shown: allow it nevertheless, this once? [y/N] "
 }
 
-fn decide(heard: Heard) -> (Decision, &'static str) {
+fn decide_answer(heard: TerminalAnswer) -> (Decision, &'static str) {
     match heard {
-        Heard::Line(line) if is_yes(&line) => (Decision::Yes, "stockade: allowed\n"),
-        Heard::Line(_) => {
-            (no("the person at the server's terminal said no"), "stockade: not allowed\n")
+        TerminalAnswer::Line(line) if is_yes(&line) => (Decision::Yes, "stockade: allowed\n"),
+        TerminalAnswer::Line(_) => {
+            (deny_because("the person at the server's terminal said no"), "stockade: not allowed\n")
         }
-        Heard::Withdrawn => (
-            no("nobody answered in time"),
+        TerminalAnswer::Withdrawn => (
+            deny_because("nobody answered in time"),
             "\nstockade: not allowed: there was no answer in time, or the call was given up\n",
         ),
-        Heard::Nothing => (
-            no("the server's terminal is gone, or is another program's now"),
+        TerminalAnswer::Nothing => (
+            deny_because("the server's terminal is gone, or is another program's now"),
             "\nstockade: not allowed: this terminal cannot be read now\n",
         ),
     }
@@ -121,11 +121,11 @@ pub fn is_yes(line: &str) -> bool {
     ["y", "yes"].iter().any(|yes| line.trim().eq_ignore_ascii_case(yes))
 }
 
-fn no(why: &str) -> Decision {
+fn deny_because(why: &str) -> Decision {
     Decision::No { because: why.to_owned() }
 }
 
-fn show(text: &str) {
+fn write_to_stderr(text: &str) {
     let mut out = std::io::stderr();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }

@@ -12,7 +12,7 @@ const MAX_HEAD_LINES: usize = 30;
 const MAX_TAIL_LINES: usize = 10;
 
 /// A question as it is shown.
-pub struct Page {
+pub struct QuestionPage {
     /// The question, without the prompt.
     pub text: String,
     /// Whether it is all there.
@@ -20,59 +20,59 @@ pub struct Page {
 }
 
 /// The question for a terminal of this width.
-pub fn page(question: &Question, width: usize) -> Page {
+pub fn build_page(question: &Question, width: usize) -> QuestionPage {
     let facts = &question.facts;
-    let mut page = Page { text: "\nstockade: an agent needs your leave\n".into(), whole: true };
-    page.say("tool", &harmless(&facts.tool));
-    page.say("where", &place(question));
-    page.say("network", network(facts.network));
+    let mut page = QuestionPage { text: "\nstockade: an agent needs your leave\n".into(), whole: true };
+    page.add_field("tool", &escape_text(&facts.tool));
+    page.add_field("where", &describe_place(question));
+    page.add_field("network", describe_network(facts.network));
     if facts.widens {
-        page.say("note", "asks for more than was set out");
+        page.add_field("note", "asks for more than was set out");
     }
     let room = width.max(LINE_MARGIN.len() + MIN_TEXT_WIDTH) - LINE_MARGIN.len() - 1;
     match &facts.programs {
         Programs::Known(argvs) if argvs.is_empty() => {}
         Programs::Known(argvs) => {
-            page.quote("runs", argvs.iter().map(|argv| words(argv)), room);
+            page.add_quoted("runs", argvs.iter().map(|argv| quote_words(argv)), room);
         }
-        Programs::Opaque(line) => page.quote("runs", line.split('\n').map(harmless), room),
+        Programs::Opaque(line) => page.add_quoted("runs", line.split('\n').map(escape_text), room),
     }
     if !facts.paths.is_empty() {
-        page.quote("touches", facts.paths.iter().map(|path| word(path)), room);
+        page.add_quoted("touches", facts.paths.iter().map(|path| quote_word(path)), room);
     }
     for detail in &facts.details {
-        page.quote(&harmless(&detail.name), detail.text.split('\n').map(harmless), room);
+        page.add_quoted(&escape_text(&detail.name), detail.text.split('\n').map(escape_text), room);
     }
     page
 }
 
-impl Page {
-    fn say(&mut self, label: &str, text: &str) {
+impl QuestionPage {
+    fn add_field(&mut self, label: &str, text: &str) {
         self.text += &format!("  {label:<9} {text}\n");
     }
 
     /// Text of the agent's, line by line behind a margin.
-    fn quote(&mut self, label: &str, lines: impl Iterator<Item = String>, room: usize) {
+    fn add_quoted(&mut self, label: &str, lines: impl Iterator<Item = String>, room: usize) {
         self.text += &format!("  {label}\n");
-        let lines: Vec<_> = lines.flat_map(|line| folded(&line, room)).collect();
+        let lines: Vec<_> = lines.flat_map(|line| fold_line(&line, room)).collect();
         let left_out = lines.len().saturating_sub(MAX_HEAD_LINES + MAX_TAIL_LINES);
         let (first, rest) = lines.split_at(lines.len().min(MAX_HEAD_LINES));
-        self.lines(first);
+        self.add_lines(first);
         if left_out > 0 {
             self.whole = false;
             self.text += &format!("  ({left_out} lines are not shown)\n");
         }
-        self.lines(&rest[left_out..]);
+        self.add_lines(&rest[left_out..]);
     }
 
-    fn lines(&mut self, lines: &[String]) {
+    fn add_lines(&mut self, lines: &[String]) {
         for line in lines {
             self.text += &format!("{LINE_MARGIN}{line}\n");
         }
     }
 }
 
-fn place(question: &Question) -> String {
+fn describe_place(question: &Question) -> String {
     let facts = &question.facts;
     match (&question.sandbox, &facts.backend) {
         (Some(id), Some(backend)) => {
@@ -84,7 +84,7 @@ fn place(question: &Question) -> String {
     }
 }
 
-const fn network(network: NetworkFact) -> &'static str {
+const fn describe_network(network: NetworkFact) -> &'static str {
     match network {
         NetworkFact::None => "none",
         NetworkFact::Loopback => "its own loopback",
@@ -93,21 +93,21 @@ const fn network(network: NetworkFact) -> &'static str {
     }
 }
 
-fn words(argv: &[String]) -> String {
-    argv.iter().map(|one| word(one)).collect::<Vec<_>>().join(" ")
+fn quote_words(argv: &[String]) -> String {
+    argv.iter().map(|one| quote_word(one)).collect::<Vec<_>>().join(" ")
 }
 
 /// A word as it is where that is plain, else in quotes, so that nobody takes one for two.
-fn word(text: &str) -> String {
+fn quote_word(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,@%+^~".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
         return text.to_owned();
     }
-    format!("\"{}\"", harmless(text).replace('"', "\\\""))
+    format!("\"{}\"", escape_text(text).replace('"', "\\\""))
 }
 
 /// Without anything that a terminal obeys, or that is not seen, or that moves what stands beside it.
-fn harmless(text: &str) -> String {
+fn escape_text(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -119,7 +119,7 @@ fn harmless(text: &str) -> String {
 }
 
 /// In pieces that fit. What is not ASCII may take two columns.
-fn folded(line: &str, room: usize) -> Vec<String> {
+fn fold_line(line: &str, room: usize) -> Vec<String> {
     let mut pieces = vec![String::new()];
     let mut used = 0;
     for c in line.chars() {
@@ -157,19 +157,19 @@ mod tests {
         Question { text: String::new(), sandbox: None, facts }
     }
 
-    fn of_line(line: &str) -> Page {
-        page(&about(Programs::Opaque(line.into()), &[]), 60)
+    fn of_line(line: &str) -> QuestionPage {
+        build_page(&about(Programs::Opaque(line.into()), &[]), 60)
     }
 
     /// What stands behind the margin; what does not is ours.
-    fn quoted(page: &Page) -> Vec<&str> {
+    fn quoted(page: &QuestionPage) -> Vec<&str> {
         page.text.lines().filter_map(|line| line.strip_prefix(LINE_MARGIN)).collect()
     }
 
     #[test]
     fn words_that_could_be_taken_for_others_are_quoted() {
         let argv = ["rm", "-rf", "a b", "", "c\"d", "e\\f"].map(str::to_owned).to_vec();
-        let shown = page(&about(Programs::Known(vec![argv]), &[]), 60);
+        let shown = build_page(&about(Programs::Known(vec![argv]), &[]), 60);
         assert_eq!(quoted(&shown), [r#"rm -rf "a b" "" "c\"d" "e\\f""#]);
         assert!(shown.text.contains("this machine, without walls"), "{}", shown.text);
     }
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn nothing_of_the_agents_steers_a_terminal() {
         let evil = "a\x1b[2Jb\rc\x07d\u{9b}e\u{202e}f\u{200b}g\u{301}h\x08i\tj";
-        for shown in [of_line(evil), page(&about(Programs::NONE, &[evil]), 60)] {
+        for shown in [of_line(evil), build_page(&about(Programs::NONE, &[evil]), 60)] {
             let ours = |c: char| c == '\n' || (' '..='~').contains(&c);
             assert!(shown.text.chars().all(ours), "{:?}", shown.text);
         }
@@ -201,7 +201,7 @@ mod tests {
             |name: &str, text: &str| Detail { name: name.into(), text: text.into(), private: true };
         question.facts.details =
             vec![detail("variable LD_PRELOAD", "./x.so"), detail("input", "a\nb")];
-        let shown = page(&question, 60);
+        let shown = build_page(&question, 60);
         assert_eq!(quoted(&shown), ["git status", "./x.so", "a", "b"]);
         assert!(shown.text.contains("\n  variable LD_PRELOAD\n"), "{}", shown.text);
     }

@@ -15,7 +15,7 @@ const MAX_ANSWER_BYTES: usize = 4096;
 
 /// What came of waiting for a line.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum TerminalAnswer {
     /// What was typed. Without an end of line where the person ended input instead.
     Line(String),
     /// Nobody wants the answer any more.
@@ -30,39 +30,39 @@ pub fn by_a_person() -> bool {
 }
 
 /// Whether the terminal is another program's at the moment. Touching it would stop this process.
-pub fn elsewhere() -> bool {
+pub fn is_terminal_elsewhere() -> bool {
     // A terminal that is not this session's stops nobody.
     tcgetpgrp(stdin()).is_ok_and(|front| front != getpgrp())
 }
 
 /// Forgets what was typed so far, half a line too.
-pub fn forget() {
-    if !elsewhere() {
+pub fn discard_typed_input() {
+    if !is_terminal_elsewhere() {
         let _ = tcflush(stdin(), QueueSelector::IFlush);
     }
 }
 
 /// Waits for a line that is typed after `prompt`, which comes when the question could be read. Ends when
 /// the other end of `withdrawn` does.
-pub fn line(withdrawn: &impl AsFd, reading: Duration, prompt: impl FnOnce()) -> Heard {
+pub fn read_answer_line(withdrawn: &impl AsFd, reading: Duration, prompt: impl FnOnce()) -> TerminalAnswer {
     let withdrawn = || PollFd::new(withdrawn, PollFlags::IN);
-    match first(&mut [withdrawn()], Some(reading)) {
+    match poll_first_ready(&mut [withdrawn()], Some(reading)) {
         Ok(None) => {}
-        Ok(Some(_)) => return Heard::Withdrawn,
-        Err(_) => return Heard::Nothing,
+        Ok(Some(_)) => return TerminalAnswer::Withdrawn,
+        Err(_) => return TerminalAnswer::Nothing,
     }
-    forget();
+    discard_typed_input();
     prompt();
     let typed = stdin();
-    match first(&mut [withdrawn(), PollFd::new(&typed, PollFlags::IN)], None) {
-        Ok(Some(0)) => Heard::Withdrawn,
-        Ok(Some(_)) if !elsewhere() => read(),
-        Ok(Some(_) | None) | Err(_) => Heard::Nothing,
+    match poll_first_ready(&mut [withdrawn(), PollFd::new(&typed, PollFlags::IN)], None) {
+        Ok(Some(0)) => TerminalAnswer::Withdrawn,
+        Ok(Some(_)) if !is_terminal_elsewhere() => read_line(),
+        Ok(Some(_) | None) | Err(_) => TerminalAnswer::Nothing,
     }
 }
 
 /// Which of these is ready first; nothing if none is in time.
-fn first(
+fn poll_first_ready(
     watched: &mut [PollFd<'_>],
     within: Option<Duration>,
 ) -> rustix::io::Result<Option<usize>> {
@@ -80,10 +80,10 @@ fn first(
 }
 
 /// One line. There is one, so this does not wait.
-fn read() -> Heard {
+fn read_line() -> TerminalAnswer {
     let mut buffer = [0; MAX_ANSWER_BYTES];
     match rustix::io::retry_on_intr(|| rustix::io::read(stdin(), &mut buffer)) {
-        Ok(count) => Heard::Line(String::from_utf8_lossy(&buffer[..count]).into_owned()),
-        Err(_) => Heard::Nothing,
+        Ok(count) => TerminalAnswer::Line(String::from_utf8_lossy(&buffer[..count]).into_owned()),
+        Err(_) => TerminalAnswer::Nothing,
     }
 }

@@ -5,7 +5,7 @@ use stockade_core::{Ending, Outcome, Result};
 use stockade_engine::{Event, Job, Journal};
 
 use super::select::{self, SelectArgs};
-use super::{line, outcome};
+use super::{format_command_line, find_outcome};
 use crate::printer::Printer;
 
 const CSV_COLUMNS: [&str; 15] = [
@@ -28,7 +28,7 @@ const CSV_COLUMNS: [&str; 15] = [
 
 /// How jobs are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub enum ExportFormat {
     /// One object on each line.
     Json,
     /// Comma-separated values with a line of names.
@@ -36,13 +36,13 @@ pub enum Format {
 }
 
 /// Writes every job that was asked for, in the order they ended.
-pub fn export(
+pub fn export_jobs(
     journal: &Journal,
     select: &SelectArgs,
-    format: Format,
+    format: ExportFormat,
     printer: &Printer,
 ) -> Result<i32> {
-    if format == Format::Csv && !printer.stream(&format!("{}\r\n", CSV_COLUMNS.join(","))) {
+    if format == ExportFormat::Csv && !printer.stream(&format!("{}\r\n", CSV_COLUMNS.join(","))) {
         return Ok(0);
     }
     for job in journal.jobs(select.filter())? {
@@ -51,8 +51,8 @@ pub fn export(
             continue;
         }
         let written = match format {
-            Format::Json => printer.stream_json(&job),
-            Format::Csv => printer.stream(&row(&job)),
+            ExportFormat::Json => printer.stream_json(&job),
+            ExportFormat::Csv => printer.stream(&format_csv_row(&job)),
         };
         if !written {
             break;
@@ -61,13 +61,13 @@ pub fn export(
     Ok(0)
 }
 
-fn row(job: &Job) -> String {
+fn format_csv_row(job: &Job) -> String {
     let Event::Started { job: id, sandbox, tenant, backend, boundary, command, .. } =
         &job.started.event
     else {
         return String::new();
     };
-    let outcome = outcome(job);
+    let outcome = find_outcome(job);
     let number = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
     let usage = outcome.map(|outcome| &outcome.usage);
     let exited = |ending: &Ending| matches!(ending, Ending::Exited(_));
@@ -80,22 +80,22 @@ fn row(job: &Job) -> String {
         backend.to_string(),
         boundary.to_string(),
         sandbox.to_string(),
-        select::Result::of(job).name(),
+        select::JobResult::of(job).name(),
         code.map(|code| code.to_string()).unwrap_or_default(),
         number(usage.map(|usage| usage.wall_ms)),
         number(usage.and_then(|usage| usage.cpu_ms)),
         number(usage.and_then(|usage| usage.peak_memory_bytes)),
         number(outcome.map(|outcome| outcome.stdout.bytes)),
         number(outcome.map(|outcome| outcome.stderr.bytes)),
-        line(command),
+        format_command_line(command),
     ];
-    let fields: Vec<_> = fields.iter().map(|field| cell(field)).collect();
+    let fields: Vec<_> = fields.iter().map(|field| quote_csv_cell(field)).collect();
     format!("{}\r\n", fields.join(","))
 }
 
 /// One value, quoted where it has to be. A command may come from anybody: nothing that a spreadsheet would take
 /// for a formula begins a cell, and no control character is in one.
-fn cell(value: &str) -> String {
+fn quote_csv_cell(value: &str) -> String {
     let clean: String = value.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let formula = clean.starts_with(['=', '+', '-', '@']);
     let guarded = if formula { format!("'{clean}") } else { clean };
@@ -111,10 +111,10 @@ mod tests {
 
     #[test]
     fn a_cell_is_one_cell_and_no_formula() {
-        assert_eq!(cell("plain"), "plain");
-        assert_eq!(cell("a,b"), "\"a,b\"");
-        assert_eq!(cell("say \"hi\""), "\"say \"\"hi\"\"\"");
-        assert_eq!(cell("=cmd()"), "\"'=cmd()\"");
-        assert_eq!(cell("a\nb\u{1b}"), "a b ");
+        assert_eq!(quote_csv_cell("plain"), "plain");
+        assert_eq!(quote_csv_cell("a,b"), "\"a,b\"");
+        assert_eq!(quote_csv_cell("say \"hi\""), "\"say \"\"hi\"\"\"");
+        assert_eq!(quote_csv_cell("=cmd()"), "\"'=cmd()\"");
+        assert_eq!(quote_csv_cell("a\nb\u{1b}"), "a b ");
     }
 }

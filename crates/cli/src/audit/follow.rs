@@ -8,14 +8,14 @@ use stockade_core::{JobId, Result};
 use stockade_engine::{Event, Job, Journal, Record};
 
 use super::select::SelectArgs;
-use super::{line, result, to_the_second};
+use super::{format_command_line, describe_result, to_the_second};
 use crate::printer::{Printer, on_one_line};
 
 /// Poll interval of the journal.
 const JOURNAL_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Prints jobs as they end.
-pub fn jobs(journal: &Journal, select: &SelectArgs, printer: &Printer) -> Result<i32> {
+pub fn follow_jobs(journal: &Journal, select: &SelectArgs, printer: &Printer) -> Result<i32> {
     let mut started = BTreeMap::new();
     follow_records(journal, |record| {
         let Some(job) = find_ended_job(journal, &mut started, record)? else { return Ok(true) };
@@ -25,7 +25,7 @@ pub fn jobs(journal: &Journal, select: &SelectArgs, printer: &Printer) -> Result
         Ok(if printer.is_json() {
             printer.stream_json(&job)
         } else {
-            printer.stream(&row(&job, printer))
+            printer.stream(&format_job_line(&job, printer))
         })
     })
 }
@@ -51,15 +51,15 @@ fn find_ended_job(
     }
 }
 
-fn row(job: &Job, printer: &Printer) -> String {
+fn format_job_line(job: &Job, printer: &Printer) -> String {
     let Event::Started { job: id, command, .. } = &job.started.event else { return String::new() };
-    let (tone, how) = result(job);
+    let (tone, how) = describe_result(job);
     let when = job.stopped.as_ref().map(|record| to_the_second(record.time)).unwrap_or_default();
-    format!("{when}  {id}  {}  {}\n", printer.tone(tone, &how), on_one_line(&line(command)))
+    format!("{when}  {id}  {}  {}\n", printer.tone(tone, &how), on_one_line(&format_command_line(command)))
 }
 
 /// Prints every record.
-pub fn records(journal: &Journal, printer: &Printer) -> Result<i32> {
+pub fn print_records(journal: &Journal, printer: &Printer) -> Result<i32> {
     follow_records(journal, |record| {
         Ok(if printer.is_json() {
             printer.stream_json(&record)
@@ -75,8 +75,8 @@ fn format_record(record: &Record) -> String {
     let subject = ["job", "sandbox", "workspace", "tenant"].map(text);
     let subject = subject.iter().find(|text| !text.is_empty()).map_or("", String::as_str);
     let detail = match &record.event {
-        Event::Started { command, .. } => line(command),
-        Event::Stopped { outcome, .. } => super::ending(&outcome.ending),
+        Event::Started { command, .. } => format_command_line(command),
+        Event::Stopped { outcome, .. } => super::describe_ending(&outcome.ending),
         Event::Refused { refusals, .. } => refusals.join("; "),
         Event::Created { backend, .. } | Event::Prepared { backend, .. } => backend.to_string(),
         Event::Decided { tool, allowed, .. } => {

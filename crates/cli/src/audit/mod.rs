@@ -18,7 +18,7 @@ use crate::prefix::by_prefix;
 use crate::printer::{Printer, Tone};
 use crate::table::{Cell, Table};
 
-use export::{Format, export};
+use export::{ExportFormat, export_jobs};
 use select::SelectArgs;
 
 const SHOW_OPERATION: &str = "audit show";
@@ -54,7 +54,7 @@ enum AuditVerb {
         select: SelectArgs,
         /// JSON lines, or a table.
         #[arg(long, value_name = "FORMAT", default_value = "json")]
-        format: Format,
+        format: ExportFormat,
     },
     /// Show everything about one job.
     Show {
@@ -79,11 +79,11 @@ enum AuditVerb {
 }
 
 /// Prints every record from now on.
-pub fn events(printer: &Printer) -> Result<i32> {
-    follow::records(&open(printer)?, printer)
+pub fn follow_events(printer: &Printer) -> Result<i32> {
+    follow::print_records(&open_journal(printer)?, printer)
 }
 
-fn open(printer: &Printer) -> Result<Journal> {
+fn open_journal(printer: &Printer) -> Result<Journal> {
     let settings = Settings::load(None, printer)?;
     let state = StateDir::open(settings.state_dir()?)?;
     Journal::open(&state, JournalOptions::default())
@@ -91,22 +91,22 @@ fn open(printer: &Printer) -> Result<Journal> {
 
 /// Reads or checks the journal.
 pub fn audit(args: AuditArgs, printer: &Printer) -> Result<i32> {
-    let journal = open(printer)?;
+    let journal = open_journal(printer)?;
     match args.verb {
         AuditVerb::List { select, limit, all } => {
-            list(&journal, &select, if all { usize::MAX } else { limit }, printer)
+            list_jobs(&journal, &select, if all { usize::MAX } else { limit }, printer)
         }
-        AuditVerb::Follow { select } => follow::jobs(&journal, &select, printer),
-        AuditVerb::Export { select, format } => export(&journal, &select, format, printer),
-        AuditVerb::Show { job } => show(&journal, &job, printer),
+        AuditVerb::Follow { select } => follow::follow_jobs(&journal, &select, printer),
+        AuditVerb::Export { select, format } => export_jobs(&journal, &select, format, printer),
+        AuditVerb::Show { job } => show_job(&journal, &job, printer),
         AuditVerb::Prune { older_than, keep, dry_run } => {
-            prune(&journal, older_than, keep, dry_run, printer)
+            prune_journal(&journal, older_than, keep, dry_run, printer)
         }
-        AuditVerb::Verify => Ok(verify(&journal.verify()?, printer)),
+        AuditVerb::Verify => Ok(report_verdict(&journal.verify()?, printer)),
     }
 }
 
-fn list(journal: &Journal, select: &SelectArgs, limit: usize, printer: &Printer) -> Result<i32> {
+fn list_jobs(journal: &Journal, select: &SelectArgs, limit: usize, printer: &Printer) -> Result<i32> {
     let jobs = journal.newest_jobs(select.filter())?;
     let mut jobs =
         jobs.filter(|job| job.as_ref().is_ok_and(|job| select.admits(job)) || job.is_err());
@@ -122,7 +122,7 @@ fn list(journal: &Journal, select: &SelectArgs, limit: usize, printer: &Printer)
         });
         return Ok(0);
     } else {
-        table(&shown, printer);
+        print_job_table(&shown, printer);
     }
     if more {
         printer.note(&format!("older ones than these {limit} are left out (--limit N, --all)"));
@@ -130,23 +130,23 @@ fn list(journal: &Journal, select: &SelectArgs, limit: usize, printer: &Printer)
     Ok(0)
 }
 
-fn table(jobs: &[Job], printer: &Printer) {
+fn print_job_table(jobs: &[Job], printer: &Printer) {
     let mut table = Table::new(["JOB", "STARTED (UTC)", "TENANT", "RESULT", "COMMAND"]).cut();
-    jobs.iter().filter_map(row).for_each(|row| table.row(row));
+    jobs.iter().filter_map(build_job_row).for_each(|row| table.row(row));
     printer.data(&table.render(printer));
 }
 
-fn row(job: &Job) -> Option<[Cell; 5]> {
+fn build_job_row(job: &Job) -> Option<[Cell; 5]> {
     let Event::Started { job: id, tenant, command, .. } = &job.started.event else {
         return None;
     };
-    let (tone, result) = result(job);
+    let (tone, result) = describe_result(job);
     Some([
         Cell::plain(id.as_str()),
         Cell::plain(to_the_second(job.started.time)),
         Cell::plain(tenant.as_str()),
         Cell::toned(tone, result),
-        Cell::plain(line(command)),
+        Cell::plain(format_command_line(command)),
     ])
 }
 
@@ -155,20 +155,20 @@ fn to_the_second(time: Timestamp) -> String {
 }
 
 /// How a job ended, in a word or two.
-fn result(job: &Job) -> (Tone, String) {
-    match outcome(job) {
+fn describe_result(job: &Job) -> (Tone, String) {
+    match find_outcome(job) {
         None if job.stopped.is_some() => (Tone::Bad, "unknown end".into()),
         None => (Tone::Fair, "no end".into()),
         Some(outcome) if outcome.success() => (Tone::Good, "exit 0".into()),
-        Some(outcome) => (Tone::Bad, ending(&outcome.ending)),
+        Some(outcome) => (Tone::Bad, describe_ending(&outcome.ending)),
     }
 }
 
-fn outcome(job: &Job) -> Option<&Outcome> {
+fn find_outcome(job: &Job) -> Option<&Outcome> {
     job.stopped.as_ref()?.event.outcome()
 }
 
-fn ending(ending: &Ending) -> String {
+fn describe_ending(ending: &Ending) -> String {
     match ending {
         Ending::Exited(code) => format!("exit {code}"),
         Ending::Signalled(signal) => signal.name(),
@@ -183,7 +183,7 @@ fn ending(ending: &Ending) -> String {
 }
 
 /// The command as a person would type it.
-fn line(argv: &[String]) -> String {
+fn format_command_line(argv: &[String]) -> String {
     let quoted = argv.iter().map(|word| {
         let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%".contains(c);
         if !word.is_empty() && word.chars().all(plain) {
@@ -195,7 +195,7 @@ fn line(argv: &[String]) -> String {
     quoted.collect::<Vec<_>>().join(" ")
 }
 
-fn show(journal: &Journal, id: &JobId, printer: &Printer) -> Result<i32> {
+fn show_job(journal: &Journal, id: &JobId, printer: &Printer) -> Result<i32> {
     let found = match journal.job(id)? {
         Some(job) => Some(job),
         None => by_beginning(journal, id)?,
@@ -211,7 +211,7 @@ fn show(journal: &Journal, id: &JobId, printer: &Printer) -> Result<i32> {
     if printer.is_json() {
         printer.json(&job);
     } else {
-        printer.data(&details(&job).render(printer));
+        printer.data(&build_details_table(&job).render(printer));
     }
     Ok(0)
 }
@@ -224,7 +224,7 @@ fn by_beginning(journal: &Journal, given: &JobId) -> Result<Option<Job>> {
     Ok(all.into_iter().find(|job| meant.is_some() && job.started.event.job() == meant.as_ref()))
 }
 
-fn details(job: &Job) -> Table<2> {
+fn build_details_table(job: &Job) -> Table<2> {
     let mut table = Table::new(["FIELD", "VALUE"]);
     let mut add = |name: &str, value: Vec<String>| {
         if !value.is_empty() {
@@ -238,7 +238,7 @@ fn details(job: &Job) -> Table<2> {
         add("sandbox", vec![sandbox.to_string()]);
         add("tenant", vec![tenant.to_string()]);
         add("backend", vec![format!("{backend}, boundary {boundary}")]);
-        add("command", vec![line(command)]);
+        add("command", vec![format_command_line(command)]);
         add("workspace", vec![workspace_text(workspace)]);
     }
     if let Event::Started { without, labels, trees, .. } = &job.started.event {
@@ -246,24 +246,24 @@ fn details(job: &Job) -> Table<2> {
         add("without", without.iter().map(ToString::to_string).collect());
         add("labels", labels.iter().map(|(key, value)| format!("{key}={value}")).collect());
     }
-    add("decided", job.decided.iter().filter_map(decision).collect());
+    add("decided", job.decided.iter().filter_map(describe_decision).collect());
     add("started", vec![job.started.time.to_string()]);
-    let (known, stopped) = (outcome(job).is_some(), job.stopped.iter());
+    let (known, stopped) = (find_outcome(job).is_some(), job.stopped.iter());
     let when = if known { "stopped" } else { "found ended" };
     add(when, stopped.map(|record| record.time.to_string()).collect());
-    add("result", vec![result(job).1]);
-    if job.stopped.is_some() && outcome(job).is_none() {
+    add("result", vec![describe_result(job).1]);
+    if job.stopped.is_some() && find_outcome(job).is_none() {
         add("reason", vec!["its engine died before it: it ended at an unknown time".into()]);
     }
-    if let Some(outcome) = outcome(job) {
-        add("reason", crate::reasons::reasons(outcome));
+    if let Some(outcome) = find_outcome(job) {
+        add("reason", crate::reasons::describe_outcome(outcome));
         add("used", format_usage(outcome));
         add(
             "output",
             vec![format!("{} bytes, errors {} bytes", outcome.stdout.bytes, outcome.stderr.bytes)],
         );
     }
-    if let Some(log) = log(job) {
+    if let Some(log) = find_output_log(job) {
         add("log", vec![log.to_owned()]);
     }
     add("record", vec![format!("{} {}", job.started.seq, job.started.hash)]);
@@ -271,12 +271,12 @@ fn details(job: &Job) -> Table<2> {
 }
 
 /// Where its output is kept, below the state directory. `stockade logs` reads it.
-fn log(job: &Job) -> Option<&str> {
+fn find_output_log(job: &Job) -> Option<&str> {
     job.stopped.as_ref()?.event.log()
 }
 
 /// Who let it through.
-fn decision(record: &Record) -> Option<String> {
+fn describe_decision(record: &Record) -> Option<String> {
     let Event::Decided { asked, rule, .. } = &record.event else {
         return None;
     };
@@ -299,7 +299,7 @@ fn format_usage(outcome: &Outcome) -> Vec<String> {
     vec![all.into_iter().flatten().collect::<Vec<_>>().join(", ")]
 }
 
-fn prune(
+fn prune_journal(
     journal: &Journal,
     older_than: Option<Span>,
     keep: Option<Bytes>,
@@ -319,7 +319,7 @@ fn prune(
     Ok(0)
 }
 
-fn verify(verdict: &Verdict, printer: &Printer) -> i32 {
+fn report_verdict(verdict: &Verdict, printer: &Printer) -> i32 {
     let (code, text) = match verdict {
         Verdict::Clean { records, head } => {
             let clean = printer.tone(Tone::Good, "clean");

@@ -18,18 +18,18 @@ pub struct SelectArgs {
     backend: Option<BackendName>,
     /// Only what started then or later: `2h` ago, `2026-01-31` or `2026-01-31T12:00:00Z`.
     #[arg(long, value_name = "TIME")]
-    since: Option<When>,
+    since: Option<TimeArg>,
     /// Only what started before that.
     #[arg(long, value_name = "TIME")]
-    until: Option<When>,
+    until: Option<TimeArg>,
     /// Only what ended so.
     #[arg(long, value_name = "HOW")]
-    outcome: Option<Result>,
+    outcome: Option<JobResult>,
 }
 
 /// How a job ended, roughly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Result {
+pub enum JobResult {
     /// It exited with 0.
     Success,
     /// It exited with another code, or by a signal.
@@ -54,7 +54,7 @@ pub enum Result {
     Running,
 }
 
-impl Result {
+impl JobResult {
     /// Of this job.
     pub fn of(job: &Job) -> Self {
         let Some(stopped) = &job.stopped else { return Self::Running };
@@ -97,15 +97,15 @@ impl SelectArgs {
 
     /// Whether a job that the journal gave ended as was asked for.
     pub fn admits(&self, job: &Job) -> bool {
-        self.outcome.is_none_or(|outcome| Result::of(job) == outcome)
+        self.outcome.is_none_or(|outcome| JobResult::of(job) == outcome)
     }
 }
 
 /// An instant, as people write one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct When(Timestamp);
+struct TimeArg(Timestamp);
 
-impl FromStr for When {
+impl FromStr for TimeArg {
     type Err = String;
 
     fn from_str(given: &str) -> std::result::Result<Self, String> {
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_time_is_a_span_ago_a_day_or_an_instant() {
-        let when = |text: &str| text.parse::<When>().map(|when| when.0.to_string());
+        let when = |text: &str| text.parse::<TimeArg>().map(|when| when.0.to_string());
         assert_eq!(when("2026-01-31").unwrap(), "2026-01-31T00:00:00.000Z");
         assert_eq!(when("2026-01-31T12:00:01Z").unwrap(), "2026-01-31T12:00:01.000Z");
         assert!(when("2h").unwrap() < Timestamp::now().to_string());

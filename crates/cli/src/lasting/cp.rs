@@ -10,8 +10,8 @@ use clap::Args;
 use serde_json::json;
 use stockade_core::{Bytes, Error, ErrorCode, Result, SandboxId};
 
-use super::copy::{Guest, Programs, Summary, inward, outward};
-use super::place::Place;
+use super::copy::{GuestFiles, CopyPrograms, CopySummary, inward, outward};
+use super::place::SandboxDirectory;
 use crate::config::Settings;
 use crate::printer::Printer;
 
@@ -22,10 +22,10 @@ const CP_OPERATION: &str = "cp";
 pub struct CpArgs {
     /// What to copy: a path here, or ID:PATH in a sandbox.
     #[arg(value_name = "SRC")]
-    source: End,
+    source: CopyEnd,
     /// Where to: ID:PATH, or a path here. Into it, if it is a directory.
     #[arg(value_name = "DST")]
-    target: End,
+    target: CopyEnd,
     /// Give up when more than this would be copied out.
     #[arg(long, value_name = "SIZE", default_value = "4g")]
     max_size: Bytes,
@@ -33,13 +33,13 @@ pub struct CpArgs {
 
 /// One end of a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum End {
+enum CopyEnd {
     Here(PathBuf),
     /// In the workspace where the path is relative or empty.
     There(SandboxId, String),
 }
 
-impl FromStr for End {
+impl FromStr for CopyEnd {
     type Err = String;
 
     /// `ID:PATH` has no slash before its colon, so `./a:b` is always a path here.
@@ -59,31 +59,31 @@ impl FromStr for End {
 /// Copies, and says what was left out.
 pub async fn cp(args: &CpArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
-    let place = Place::open(&settings)?;
-    let summary = printer.patiently("copying", copy(args, &place)).await?;
-    show(&summary, printer);
+    let place = SandboxDirectory::open(&settings)?;
+    let summary = printer.patiently("copying", copy_tree(args, &place)).await?;
+    show_copy_summary(&summary, printer);
     Ok(0)
 }
 
-async fn copy(args: &CpArgs, place: &Place) -> Result<Summary> {
+async fn copy_tree(args: &CpArgs, place: &SandboxDirectory) -> Result<CopySummary> {
     match (&args.source, &args.target) {
-        (End::Here(source), End::There(id, target)) => {
-            let mut guest = Guest::new(place.reach(id, CP_OPERATION).await?);
-            let mut summary = inward::copy(source, &mut guest, target).await?;
-            finish_inside(&Programs { place, id }, &mut summary).await?;
+        (CopyEnd::Here(source), CopyEnd::There(id, target)) => {
+            let mut guest = GuestFiles::new(place.reach(id, CP_OPERATION).await?);
+            let mut summary = inward::copy_inward(source, &mut guest, target).await?;
+            finish_inside(&CopyPrograms { place, id }, &mut summary).await?;
             Ok(summary)
         }
-        (End::There(id, source), End::Here(target)) => {
-            let mut guest = Guest::new(place.reach(id, CP_OPERATION).await?);
-            outward::copy(&mut guest, Programs { place, id }, source, target, args.max_size).await
+        (CopyEnd::There(id, source), CopyEnd::Here(target)) => {
+            let mut guest = GuestFiles::new(place.reach(id, CP_OPERATION).await?);
+            outward::copy_outward(&mut guest, CopyPrograms { place, id }, source, target, args.max_size).await
         }
-        (End::Here(_), End::Here(_)) => Err(one_side("neither side names a sandbox")),
-        (End::There(..), End::There(..)) => Err(one_side("both sides name a sandbox")),
+        (CopyEnd::Here(_), CopyEnd::Here(_)) => Err(one_side("neither side names a sandbox")),
+        (CopyEnd::There(..), CopyEnd::There(..)) => Err(one_side("both sides name a sandbox")),
     }
 }
 
 /// The file operations write data only, so links and execute bits are made by programs of the sandbox.
-async fn finish_inside(programs: &Programs<'_>, summary: &mut Summary) -> Result<()> {
+async fn finish_inside(programs: &CopyPrograms<'_>, summary: &mut CopySummary) -> Result<()> {
     let links = std::mem::take(&mut summary.links_due);
     for path in programs.make_links(&links).await? {
         summary.skip(path, "left out: the sandbox cannot make a symbolic link there");
@@ -99,7 +99,7 @@ fn one_side(message: &str) -> Error {
     Error::new(ErrorCode::Invalid, CP_OPERATION, message).remedy("write one side as ID:PATH")
 }
 
-fn show(summary: &Summary, printer: &Printer) {
+fn show_copy_summary(summary: &CopySummary, printer: &Printer) {
     if printer.is_json() {
         return printer.json(&json!({
             "files": summary.files,
@@ -122,14 +122,14 @@ mod tests {
     fn a_colon_after_a_slash_belongs_to_a_path_here() {
         let id: SandboxId = "abc".parse().unwrap();
         for (given, expected) in [
-            ("abc:/x:y", End::There(id.clone(), "/x:y".into())),
-            ("abc:", End::There(id, ".".into())),
-            ("./a:b", End::Here("./a:b".into())),
-            ("/a:b", End::Here("/a:b".into())),
-            ("plain", End::Here("plain".into())),
+            ("abc:/x:y", CopyEnd::There(id.clone(), "/x:y".into())),
+            ("abc:", CopyEnd::There(id, ".".into())),
+            ("./a:b", CopyEnd::Here("./a:b".into())),
+            ("/a:b", CopyEnd::Here("/a:b".into())),
+            ("plain", CopyEnd::Here("plain".into())),
         ] {
             assert_eq!(given.parse(), Ok(expected), "{given}");
         }
-        assert!("Not-an-id:x".parse::<End>().is_err());
+        assert!("Not-an-id:x".parse::<CopyEnd>().is_err());
     }
 }

@@ -8,15 +8,15 @@ use stockade_core::{
 };
 use stockade_engine::{HostThings, Snapshot};
 
-use super::launch::launch;
-use super::message::{Order, Ready};
+use super::launch::launch_supervisor;
+use super::message::{SupervisorOrder, SandboxReady};
 use super::snapshot;
 use crate::args::SpecArgs;
 use crate::config::Settings;
 use crate::printer::Printer;
-use crate::reasons::watched;
+use crate::reasons::describe_watched_limits;
 use crate::toolchains::Packages;
-use crate::views::{self, Configured, Wanted};
+use crate::views::{self, Configured, WantedWorkspace};
 
 /// What to make and how long it lives.
 #[derive(Debug, Args)]
@@ -72,12 +72,12 @@ pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
         spec = as_captured(snapshot, spec, &args.spec, &configured.settings, printer)?;
     }
     args.spec.add_toolchains(Packages::Absent, &mut spec, &configured.settings)?;
-    let idle = Some(positive("--idle", args.life.idle)?);
-    let lifetime = Some(positive("--lifetime", args.life.lifetime)?);
+    let idle = Some(require_positive_span("--idle", args.life.idle)?);
+    let lifetime = Some(require_positive_span("--lifetime", args.life.lifetime)?);
     let origin = configured.origin.clone();
     let from = args.from;
-    let order = Order { spec, idle, lifetime, command: None, workspace: None, origin, from };
-    let (ready, workspace) = build(order, &wanted, &configured.settings, printer).await?;
+    let order = SupervisorOrder { spec, idle, lifetime, command: None, workspace: None, origin, from };
+    let (ready, workspace) = build_sandbox(order, &wanted, &configured.settings, printer).await?;
     if printer.is_json() {
         printer.json(&json!({
             "sandbox": ready.id, "idle": idle, "lifetime": lifetime, "workspace": workspace,
@@ -98,7 +98,7 @@ pub fn as_captured(
     settings: &Settings,
     printer: &Printer,
 ) -> Result<SandboxSpec> {
-    let Snapshot { spec: captured, shown, .. } = snapshot::store(settings)?.get(snapshot)?;
+    let Snapshot { spec: captured, shown, .. } = snapshot::open_snapshot_store(settings)?.get(snapshot)?;
     host_things_are_named(&spec, &captured, &shown, printer)?;
     let backend = if flags.backend.is_some() { spec.backend } else { captured.backend };
     let image = if shown.image.is_some() { spec.image } else { captured.image };
@@ -190,19 +190,19 @@ fn host_things_are_named(
 }
 
 /// Makes the workspace, if one has to be, and then the sandbox. If that fails neither is left.
-async fn build(
-    mut order: Order,
-    wanted: &Wanted,
+async fn build_sandbox(
+    mut order: SupervisorOrder,
+    wanted: &WantedWorkspace,
     settings: &Settings,
     printer: &Printer,
-) -> Result<(Ready, Option<WorkspaceId>)> {
-    let view = views::ahead(wanted, &mut order.spec, settings, printer).await?;
+) -> Result<(SandboxReady, Option<WorkspaceId>)> {
+    let view = views::take_view_ahead(wanted, &mut order.spec, settings, printer).await?;
     let workspace = view.as_ref().map(|view| view.id().clone());
     order.workspace.clone_from(&workspace);
     let asked = order.spec.limits;
-    match launch(order, printer).await {
+    match launch_supervisor(order, printer).await {
         Ok(ready) => {
-            if let (Some(line), false) = (watched(&asked, &ready.limits), printer.is_json()) {
+            if let (Some(line), false) = (describe_watched_limits(&asked, &ready.limits), printer.is_json()) {
                 printer.note(&line);
             }
             if let (Some(id), false) = (&workspace, printer.is_json()) {
@@ -220,11 +220,11 @@ async fn build(
 }
 
 /// Runs a command in a sandbox that ends with it, and does not wait for that.
-pub async fn detached(
+pub async fn run_detached(
     spec: SandboxSpec,
     command: Command,
     from: Option<SnapshotId>,
-    wanted: &Wanted,
+    wanted: &WantedWorkspace,
     configured: &Configured,
     printer: &Printer,
 ) -> Result<i32> {
@@ -236,8 +236,8 @@ pub async fn detached(
     let origin = configured.origin.clone();
     let command = Some(Command { detached: true, ..command });
     let (idle, lifetime) = (None, None);
-    let order = Order { spec, idle, lifetime, command, workspace: None, origin, from };
-    let (ready, workspace) = build(order, wanted, &configured.settings, printer).await?;
+    let order = SupervisorOrder { spec, idle, lifetime, command, workspace: None, origin, from };
+    let (ready, workspace) = build_sandbox(order, wanted, &configured.settings, printer).await?;
     match &ready.job {
         _ if printer.is_json() => {
             printer.json(&json!({ "sandbox": ready.id, "job": ready.job, "workspace": workspace }));
@@ -248,7 +248,7 @@ pub async fn detached(
     Ok(0)
 }
 
-fn positive(flag: &'static str, span: Span) -> Result<Span> {
+fn require_positive_span(flag: &'static str, span: Span) -> Result<Span> {
     if span.as_millis() > 0 {
         return Ok(span);
     }

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use stockade_core::{BackendChoice, Error, ErrorCode, Result, SandboxId};
 use stockade_engine::LeaseInfo;
 
-use super::client::Connection;
+use super::client::SupervisorConnection;
 use super::fault::out_of_turn;
-use super::message::{Reply, Request};
-use super::place::Place;
+use super::message::{SupervisorReply, SupervisorRequest};
+use super::place::SandboxDirectory;
 use crate::config::Settings;
 use crate::registry;
 
@@ -21,7 +21,7 @@ const SUPERVISOR_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What became of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Found {
+pub enum FoundSandbox {
     /// It was alive and has been ended.
     Alive,
     /// Its owner was dead; what was left has been cleared away.
@@ -31,33 +31,33 @@ pub enum Found {
 }
 
 /// Ends a sandbox.
-pub async fn end(
-    place: &Place,
+pub async fn end_sandbox(
+    place: &SandboxDirectory,
     settings: &Settings,
     id: &SandboxId,
     operation: &'static str,
-) -> Result<Found> {
+) -> Result<FoundSandbox> {
     // Held until its lease is gone: what runs inside is recorded as killed, not as cancelled.
     let _request = match place.lease(id)? {
         Some(_) => Some(place.request_kill(id)?),
         None => None,
     };
-    let connection = Connection::open(&place.sockets, id, operation).await;
+    let connection = SupervisorConnection::open(&place.sockets, id, operation).await;
     let owned = match connection.or_else(gone_is_none)? {
         Some(connection) => by_its_owner(connection).await?,
         None => false,
     };
     match place.lease(id)? {
-        None if owned => Ok(Found::Alive),
-        None => Ok(Found::Nothing),
+        None if owned => Ok(FoundSandbox::Alive),
+        None => Ok(FoundSandbox::Nothing),
         Some(lease) if lease.alive => {
             from_outside(place, settings, &lease, operation).await?;
             clear_away(settings).await?;
-            Ok(Found::Alive)
+            Ok(FoundSandbox::Alive)
         }
         Some(_) => {
             clear_away(settings).await?;
-            Ok(Found::Stale)
+            Ok(FoundSandbox::Stale)
         }
     }
 }
@@ -68,10 +68,10 @@ fn gone_is_none<T>(error: Error) -> Result<Option<T>> {
 }
 
 /// Has its owner end it. Whether that has left anything is for the lease to say.
-async fn by_its_owner(mut connection: Connection) -> Result<bool> {
-    let answer = connection.ask(&Request::Destroy).await.map(Some).or_else(gone_is_none)?;
+async fn by_its_owner(mut connection: SupervisorConnection) -> Result<bool> {
+    let answer = connection.ask(&SupervisorRequest::Destroy).await.map(Some).or_else(gone_is_none)?;
     match answer {
-        Some((Reply::Done, _)) | None => {
+        Some((SupervisorReply::Done, _)) | None => {
             let _ = tokio::time::timeout(SUPERVISOR_EXIT_TIMEOUT, connection.gone()).await;
             Ok(true)
         }
@@ -82,14 +82,14 @@ async fn by_its_owner(mut connection: Connection) -> Result<bool> {
 /// Its owner takes no commands, but the backend needs no handle: it takes the walls away, and the
 /// owner sees by the caller's request that this was meant.
 async fn from_outside(
-    place: &Place,
+    place: &SandboxDirectory,
     settings: &Settings,
     lease: &LeaseInfo,
     operation: &'static str,
 ) -> Result<()> {
     let body = &lease.body;
     let named = BackendChoice::Named(body.backend.clone());
-    let backends = registry::backends(settings, &named)?;
+    let backends = registry::build_backends(settings, &named)?;
     let begun = Instant::now();
     while begun.elapsed() < LEASE_RELEASE_TIMEOUT {
         // Again and again: the owner may have been about to build when this began.

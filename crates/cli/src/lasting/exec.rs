@@ -10,10 +10,10 @@ use stockade_core::{
     Span, Stdin, User,
 };
 
-use super::client::Connection;
-use super::place::Place;
+use super::client::SupervisorConnection;
+use super::place::SandboxDirectory;
 use super::remote::Remote;
-use crate::attend::{End, Events, attend, collect, conclude, relay};
+use crate::attend::{ProgramEnd, ProgramEvents, attend_program, collect_output, conclude_program, relay_output};
 use crate::capture::Captured;
 use crate::command::CommandArgs;
 use crate::config::Settings;
@@ -64,13 +64,13 @@ pub struct ExecArgs {
 }
 
 impl ExecArgs {
-    fn command(&self, fitting: Attachment) -> Result<Command> {
+    fn build_command(&self, fitting: Attachment) -> Result<Command> {
         if self.command.is_empty() {
             return Err(Error::new(ErrorCode::Invalid, EXEC_OPERATION, "no command is given")
                 .remedy("say `stockade exec ID -- CMD ARGS`, or use --shell LINE"));
         }
         Ok(Command {
-            env: env::gather(&self.env_file, &self.env)?,
+            env: env::gather_variables(&self.env_file, &self.env)?,
             dir: self.workdir.clone(),
             user: self.user,
             detached: self.detach,
@@ -84,17 +84,17 @@ impl ExecArgs {
 /// Runs the command; answers its exit code.
 pub async fn exec(args: ExecArgs, printer: &Printer) -> Result<i32> {
     if args.detach {
-        let command = args.command(Attachment::Nothing)?;
-        return detached(&args.id, command, printer).await;
+        let command = args.build_command(Attachment::Nothing)?;
+        return exec_detached(&args.id, command, printer).await;
     }
-    let mut command = args.command(Attachment::of_streams(printer.is_json()))?;
-    let connection = open(&args.id, EXEC_OPERATION, printer).await?;
-    let done = attached(connection, command.clone(), printer).await;
+    let mut command = args.build_command(Attachment::of_streams(printer.is_json()))?;
+    let connection = connect_supervisor(&args.id, EXEC_OPERATION, printer).await?;
+    let done = exec_attached(connection, command.clone(), printer).await;
     match done {
         Err(error) if args.command.can_lose_terminal(&command) && lacks_terminal(&error) => {
             command.terminal = None;
-            let connection = open(&args.id, EXEC_OPERATION, printer).await?;
-            attached(connection, command, printer).await
+            let connection = connect_supervisor(&args.id, EXEC_OPERATION, printer).await?;
+            exec_attached(connection, command, printer).await
         }
         done => done,
     }
@@ -107,23 +107,23 @@ fn lacks_terminal(error: &Error) -> bool {
 }
 
 /// Connects to a sandbox's supervisor.
-pub async fn open(
+pub async fn connect_supervisor(
     id: &SandboxId,
     operation: &'static str,
     printer: &Printer,
-) -> Result<Connection> {
+) -> Result<SupervisorConnection> {
     let settings = Settings::load(None, printer)?;
-    Place::open(&settings)?.reach(id, operation).await
+    SandboxDirectory::open(&settings)?.reach(id, operation).await
 }
 
-async fn detached(id: &SandboxId, command: Command, printer: &Printer) -> Result<i32> {
+async fn exec_detached(id: &SandboxId, command: Command, printer: &Printer) -> Result<i32> {
     if command.stdin != Stdin::None {
         let message = "--detach leaves nobody to type: it excludes -i and -t";
         return Err(
             Error::new(ErrorCode::Invalid, EXEC_OPERATION, message).remedy("leave one of them out")
         );
     }
-    let connection = open(id, EXEC_OPERATION, printer).await?;
+    let connection = connect_supervisor(id, EXEC_OPERATION, printer).await?;
     let Remote { job, sandbox, .. } = Remote::exec(connection, command, true).await?;
     if printer.is_json() {
         printer.json(&json!({ "sandbox": sandbox, "job": job }));
@@ -134,24 +134,24 @@ async fn detached(id: &SandboxId, command: Command, printer: &Printer) -> Result
 }
 
 /// Runs a command and stays with it to its end.
-pub async fn attached(connection: Connection, command: Command, printer: &Printer) -> Result<i32> {
+pub async fn exec_attached(connection: SupervisorConnection, command: Command, printer: &Printer) -> Result<i32> {
     let command = fit_command(command, printer)?;
-    terminal::require(&command)?;
+    terminal::require_terminal(&command)?;
     let mut interrupts = Interrupts::listen()?;
     let mut remote = Remote::exec(connection, command.clone(), false).await?;
     let raw = command.terminal.map(|_| Raw::enter()).transpose()?;
     if printer.is_json() {
-        return captured(remote, &command, interrupts, printer).await;
+        return exec_captured(remote, &command, interrupts, printer).await;
     }
     let mut output = Output::default();
-    let relay = relay(&mut remote.events, &mut output);
-    let end = attend(&remote.control, &mut interrupts, &command, relay).await;
+    let relay = relay_output(&mut remote.events, &mut output);
+    let end = attend_program(&remote.control, &mut interrupts, &command, relay).await;
     see_off(&mut remote, &end).await;
     drop(raw);
-    if matches!(&end, Ok(End::Over(outcome)) if outcome.ending == Ending::Cancelled) {
+    if matches!(&end, Ok(ProgramEnd::Over(outcome)) if outcome.ending == Ending::Cancelled) {
         printer.note("ended: the sandbox was ended with everything in it");
     }
-    conclude(end?, output, &mut interrupts, printer).await
+    conclude_program(end?, output, &mut interrupts, printer).await
 }
 
 /// A terminal needs time and a name; one object at the end needs a bound, and has no terminal.
@@ -175,31 +175,31 @@ fn fit_command(mut command: Command, printer: &Printer) -> Result<Command> {
     Ok(command)
 }
 
-async fn captured(
+async fn exec_captured(
     mut remote: Remote,
     command: &Command,
     mut interrupts: Interrupts,
     printer: &Printer,
 ) -> Result<i32> {
     let mut captured = Captured::default();
-    let collect = collect(&mut remote.events, &mut captured);
-    let end = attend(&remote.control, &mut interrupts, command, collect).await;
+    let collect = collect_output(&mut remote.events, &mut captured);
+    let end = attend_program(&remote.control, &mut interrupts, command, collect).await;
     see_off(&mut remote, &end).await;
     let (outcome, code) = match end? {
-        End::Over(outcome) => {
+        ProgramEnd::Over(outcome) => {
             let code = outcome.exit_code();
             (Some(outcome), code)
         }
-        End::Forced(signal) => (None, interrupts::exit_code(signal)),
-        End::Unread => (None, 0),
+        ProgramEnd::Forced(signal) => (None, interrupts::exit_code(signal)),
+        ProgramEnd::Unread => (None, 0),
     };
     printer.json(&captured.report_of(&remote, outcome));
     Ok(code)
 }
 
 /// A program that did not end by itself is ended, and its end waited for: then nothing of it is left.
-async fn see_off(remote: &mut Remote, end: &Result<End>) {
-    if matches!(end, Ok(End::Over(_))) {
+async fn see_off(remote: &mut Remote, end: &Result<ProgramEnd>) {
+    if matches!(end, Ok(ProgramEnd::Over(_))) {
         return;
     }
     let _ = remote.control.cancel().await;

@@ -5,7 +5,7 @@ use stockade_core::{
     BackendName, Error, ErrorCode, Feature, Refusal, Refusals, SandboxId, clean_foreign,
 };
 
-use super::frame::FrameError;
+use super::frame::SupervisorFrameError;
 
 /// The most refusals of one error that are shown.
 const MAX_REFUSALS: usize = 256;
@@ -89,16 +89,16 @@ impl WireError {
 }
 
 /// A connection that broke.
-pub fn broken(operation: &'static str, error: FrameError) -> Error {
+pub fn broken_connection_error(operation: &'static str, error: SupervisorFrameError) -> Error {
     let told = |code, message| Error::new(code, operation, message);
     let gone = |message| {
         told(ErrorCode::Gone, message).remedy("see whether the sandbox still lives: `stockade ps`")
     };
     match error {
-        FrameError::Closed => gone("the sandbox's supervisor went away"),
-        FrameError::Io(source) => gone("the connection to the sandbox failed").source(source),
-        FrameError::TooLong(_) => told(ErrorCode::TooLarge, "a message is longer than one may be"),
-        FrameError::Malformed(source) => {
+        SupervisorFrameError::Closed => gone("the sandbox's supervisor went away"),
+        SupervisorFrameError::Io(source) => gone("the connection to the sandbox failed").source(source),
+        SupervisorFrameError::TooLong(_) => told(ErrorCode::TooLarge, "a message is longer than one may be"),
+        SupervisorFrameError::Malformed(source) => {
             told(ErrorCode::Protocol, "a message cannot be understood").source(source)
         }
     }
@@ -111,7 +111,7 @@ pub fn out_of_turn(operation: &'static str) -> Error {
 }
 
 /// There is no such sandbox, or it is somebody else's, which looks the same.
-pub fn unknown(operation: &'static str, id: &SandboxId) -> Error {
+pub fn unknown_sandbox_error(operation: &'static str, id: &SandboxId) -> Error {
     let message = format!("this user has no sandbox `{id}`");
     Error::new(ErrorCode::NotFound, operation, message)
         .remedy("`stockade ps` lists the ones there are, `stockade audit list` what has ended")

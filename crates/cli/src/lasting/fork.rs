@@ -7,11 +7,11 @@ use serde_json::json;
 use stockade_core::{Result, SandboxId, SnapshotId, SnapshotKind, Span, Workspace};
 use stockade_engine::spec_of_a_copy;
 
-use super::client::Connection;
+use super::client::SupervisorConnection;
 use super::fault::out_of_turn;
-use super::launch::launch;
-use super::message::{Described, Order, Reply, Request};
-use super::place::Place;
+use super::launch::launch_supervisor;
+use super::message::{Described, SupervisorOrder, SupervisorReply, SupervisorRequest};
+use super::place::SandboxDirectory;
 use super::teleport::ORIGIN_LABEL;
 use super::{end, snapshot};
 use crate::config::Settings;
@@ -39,15 +39,15 @@ pub struct ForkArgs {
 /// Makes the copies and prints their ids. All or none.
 pub async fn fork(args: &ForkArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
-    let place = Place::open(&settings)?;
+    let place = SandboxDirectory::open(&settings)?;
     let sandbox = place.resolve(&args.sandbox, FORK_OPERATION)?;
-    let described = describe(&mut place.reach(&sandbox, FORK_OPERATION).await?).await?;
-    let taken = snapshot::take(&place, &sandbox, fullest(&described), printer).await?;
-    let passing = Arc::new(snapshot::store(&settings)?).passing(taken)?;
-    let (made, failed) = copies(&described, &passing.snapshot().id, args.count, printer).await;
+    let described = request_description(&mut place.reach(&sandbox, FORK_OPERATION).await?).await?;
+    let taken = snapshot::take_snapshot(&place, &sandbox, pick_fullest_kind(&described), printer).await?;
+    let passing = Arc::new(snapshot::open_snapshot_store(&settings)?).passing(taken)?;
+    let (made, failed) = launch_copies(&described, &passing.snapshot().id, args.count, printer).await;
     if let Some(error) = failed {
         for id in &made {
-            end::end(&place, &settings, id, FORK_OPERATION).await?;
+            end::end_sandbox(&place, &settings, id, FORK_OPERATION).await?;
         }
         return Err(error);
     }
@@ -61,9 +61,9 @@ pub async fn fork(args: &ForkArgs, printer: &Printer) -> Result<i32> {
 }
 
 /// What copies of a sandbox are made of.
-pub async fn describe(connection: &mut Connection) -> Result<Described> {
-    match connection.ask(&Request::Describe).await? {
-        (Reply::Described(mut described), _) => {
+pub async fn request_description(connection: &mut SupervisorConnection) -> Result<Described> {
+    match connection.ask(&SupervisorRequest::Describe).await? {
+        (SupervisorReply::Described(mut described), _) => {
             described.idle = described.idle.or(Some(COPY_IDLE_TIMEOUT));
             Ok(*described)
         }
@@ -72,11 +72,11 @@ pub async fn describe(connection: &mut Connection) -> Result<Described> {
 }
 
 /// The most that can be captured of it.
-pub const fn fullest(described: &Described) -> SnapshotKind {
+pub const fn pick_fullest_kind(described: &Described) -> SnapshotKind {
     if described.full { SnapshotKind::Full } else { SnapshotKind::Files }
 }
 
-async fn copies(
+async fn launch_copies(
     described: &Described,
     from: &SnapshotId,
     count: u16,
@@ -87,7 +87,7 @@ async fn copies(
     // A copy has taken nobody's place.
     spec.labels.remove(ORIGIN_LABEL);
     for _ in 0..count {
-        let order = Order {
+        let order = SupervisorOrder {
             spec: spec.clone(),
             idle: described.idle,
             lifetime: described.lifetime,
@@ -96,7 +96,7 @@ async fn copies(
             origin: Workspace::Ephemeral,
             from: Some(from.clone()),
         };
-        match launch(order, printer).await {
+        match launch_supervisor(order, printer).await {
             Ok(ready) => made.push(ready.id),
             Err(error) => return (made, Some(error)),
         }

@@ -16,7 +16,7 @@ pub const MAX_PAYLOAD: usize = 1 << 20;
 
 /// What is wrong with a connection.
 #[derive(Debug, thiserror::Error)]
-pub enum FrameError {
+pub enum SupervisorFrameError {
     /// The socket failed.
     #[error("the connection failed")]
     Io(#[from] io::Error),
@@ -32,13 +32,13 @@ pub enum FrameError {
 }
 
 /// Sends one frame.
-pub async fn send<T: Serialize>(
+pub async fn send_frame<T: Serialize>(
     to: &mut (impl AsyncWrite + Unpin),
     header: &T,
     payload: &[u8],
-) -> Result<(), FrameError> {
+) -> Result<(), SupervisorFrameError> {
     let header = serde_json::to_vec(header)?;
-    let lengths = [bounded(header.len(), MAX_HEADER)?, bounded(payload.len(), MAX_PAYLOAD)?];
+    let lengths = [check_frame_length(header.len(), MAX_HEADER)?, check_frame_length(payload.len(), MAX_PAYLOAD)?];
     let mut frame = Vec::with_capacity(8 + header.len() + payload.len());
     lengths.iter().for_each(|length| frame.extend_from_slice(&length.to_le_bytes()));
     frame.extend_from_slice(&header);
@@ -47,54 +47,54 @@ pub async fn send<T: Serialize>(
 }
 
 /// Receives one frame; nothing if the other side went away between two.
-pub async fn receive<T: DeserializeOwned>(
+pub async fn receive_frame<T: DeserializeOwned>(
     from: &mut (impl AsyncRead + Unpin),
-) -> Result<Option<(T, Bytes)>, FrameError> {
+) -> Result<Option<(T, Bytes)>, SupervisorFrameError> {
     let mut lengths = [0; 8];
     if from.read(&mut lengths[..1]).await? == 0 {
         return Ok(None);
     }
-    fill(from, &mut lengths[1..]).await?;
+    fill_buffer(from, &mut lengths[1..]).await?;
     let [a, b, c, d, e, f, g, h] = lengths;
-    let header = length([a, b, c, d], MAX_HEADER)?;
-    let payload = length([e, f, g, h], MAX_PAYLOAD)?;
+    let header = parse_frame_length([a, b, c, d], MAX_HEADER)?;
+    let payload = parse_frame_length([e, f, g, h], MAX_PAYLOAD)?;
     let mut frame = vec![0; header + payload];
-    fill(from, &mut frame).await?;
+    fill_buffer(from, &mut frame).await?;
     let mut frame = Bytes::from(frame);
     let header = frame.split_to(header);
     Ok(Some((serde_json::from_slice(&header)?, frame)))
 }
 
-async fn fill(from: &mut (impl AsyncRead + Unpin), buffer: &mut [u8]) -> Result<(), FrameError> {
+async fn fill_buffer(from: &mut (impl AsyncRead + Unpin), buffer: &mut [u8]) -> Result<(), SupervisorFrameError> {
     match from.read_exact(buffer).await {
         Ok(_) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(FrameError::Closed),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(SupervisorFrameError::Closed),
         Err(error) => Err(error.into()),
     }
 }
 
-fn bounded(length: usize, most: usize) -> Result<u32, FrameError> {
+fn check_frame_length(length: usize, most: usize) -> Result<u32, SupervisorFrameError> {
     let fits = u32::try_from(length).ok().filter(|_| length <= most);
-    fits.ok_or(FrameError::TooLong(length))
+    fits.ok_or(SupervisorFrameError::TooLong(length))
 }
 
-fn length(bytes: [u8; 4], most: usize) -> Result<usize, FrameError> {
+fn parse_frame_length(bytes: [u8; 4], most: usize) -> Result<usize, SupervisorFrameError> {
     let length = u32::from_le_bytes(bytes) as usize;
-    if length > most { Err(FrameError::TooLong(length)) } else { Ok(length) }
+    if length > most { Err(SupervisorFrameError::TooLong(length)) } else { Ok(length) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    async fn read(bytes: &[u8]) -> Result<Option<(String, Bytes)>, FrameError> {
-        receive(&mut &bytes[..]).await
+    async fn read(bytes: &[u8]) -> Result<Option<(String, Bytes)>, SupervisorFrameError> {
+        receive_frame(&mut &bytes[..]).await
     }
 
     #[tokio::test]
     async fn a_frame_arrives_as_it_was_sent() {
         let mut wire = Vec::new();
-        send(&mut wire, &"hello", b"\0\xff").await.unwrap();
+        send_frame(&mut wire, &"hello", b"\0\xff").await.unwrap();
         let (header, payload) = read(&wire).await.unwrap().unwrap();
         assert_eq!((header.as_str(), &payload[..]), ("hello", &b"\0\xff"[..]));
     }
@@ -102,18 +102,18 @@ mod tests {
     #[tokio::test]
     async fn a_length_beyond_the_bound_is_refused_before_anything_is_read() {
         let wire = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
-        assert!(matches!(read(&wire).await, Err(FrameError::TooLong(_))));
+        assert!(matches!(read(&wire).await, Err(SupervisorFrameError::TooLong(_))));
         let wire = [2, 0, 0, 0, 0, 0, 0x20, 0];
-        assert!(matches!(read(&wire).await, Err(FrameError::TooLong(_))));
+        assert!(matches!(read(&wire).await, Err(SupervisorFrameError::TooLong(_))));
     }
 
     #[tokio::test]
     async fn an_end_between_frames_differs_from_one_inside() {
         assert!(matches!(read(b"").await, Ok(None)));
         for cut in [&b"\x02"[..], b"\x02\0\0\0\0\0\0\0", b"\x07\0\0\0\0\0\0\0\"hel"] {
-            assert!(matches!(read(cut).await, Err(FrameError::Closed)), "{cut:?}");
+            assert!(matches!(read(cut).await, Err(SupervisorFrameError::Closed)), "{cut:?}");
         }
         let nonsense = b"\x02\0\0\0\0\0\0\0{]";
-        assert!(matches!(read(nonsense).await, Err(FrameError::Malformed(_))));
+        assert!(matches!(read(nonsense).await, Err(SupervisorFrameError::Malformed(_))));
     }
 }

@@ -6,7 +6,7 @@
 use std::io;
 
 /// Marks every descriptor but the standard three to be closed when another program is executed.
-pub fn nothing() -> io::Result<()> {
+pub fn set_cloexec_on_all() -> io::Result<()> {
     const FIRST_FD: libc::c_uint = 3;
     const CLOSE_RANGE_FLAGS: libc::c_uint = libc::CLOSE_RANGE_CLOEXEC;
     // SAFETY: no memory is passed, and the flag closes nothing in this process: it only marks.

@@ -4,9 +4,9 @@ use clap::Args;
 use serde_json::json;
 use stockade_core::{Result, SandboxId};
 
-use super::end::{Found, clear_away, end};
-use super::fault::unknown;
-use super::place::Place;
+use super::end::{FoundSandbox, clear_away, end_sandbox};
+use super::fault::unknown_sandbox_error;
+use super::place::SandboxDirectory;
 use crate::config::Settings;
 use crate::printer::{OWN_ERROR, Printer};
 
@@ -26,7 +26,7 @@ pub struct KillArgs {
 /// Ends them; every one is tried, whatever happens to the others.
 pub async fn kill(args: &KillArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
-    let place = Place::open(&settings)?;
+    let place = SandboxDirectory::open(&settings)?;
     let ids = if args.all { list_sandboxes(&place)? } else { args.ids.clone() };
     let (mut ended, mut code) = (Vec::new(), 0);
     for given in ids {
@@ -37,9 +37,9 @@ pub async fn kill(args: &KillArgs, printer: &Printer) -> Result<i32> {
                 continue;
             }
         };
-        let ending = end(&place, &settings, &id, KILL_OPERATION);
+        let ending = end_sandbox(&place, &settings, &id, KILL_OPERATION);
         match printer.patiently("waiting until nothing is left", ending).await {
-            Ok(Found::Nothing) if !args.all => code = printer.error(&unknown(KILL_OPERATION, &id)),
+            Ok(FoundSandbox::Nothing) if !args.all => code = printer.error(&unknown_sandbox_error(KILL_OPERATION, &id)),
             Ok(_) => ended.push(id),
             Err(error) => code = printer.error(&error),
         }
@@ -47,15 +47,15 @@ pub async fn kill(args: &KillArgs, printer: &Printer) -> Result<i32> {
     if args.all {
         clear_away(&settings).await?;
     }
-    show(&ended, code, printer);
+    show_killed(&ended, code, printer);
     Ok(code)
 }
 
-fn list_sandboxes(place: &Place) -> Result<Vec<SandboxId>> {
+fn list_sandboxes(place: &SandboxDirectory) -> Result<Vec<SandboxId>> {
     Ok(place.list()?.leases.into_iter().map(|lease| lease.body.id).collect())
 }
 
-fn show(ended: &[SandboxId], code: i32, printer: &Printer) {
+fn show_killed(ended: &[SandboxId], code: i32, printer: &Printer) {
     if !printer.is_json() {
         ended.iter().for_each(|id| printer.data(&format!("{id}\n")));
     } else if code != OWN_ERROR {

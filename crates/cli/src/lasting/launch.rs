@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use stockade_core::{Error, ErrorCode, Result};
 
-use super::message::{Order, Ready, Status};
+use super::message::{SupervisorOrder, SandboxReady, LaunchStatus};
 use super::{SUPERVISE_COMMAND, inherit};
 use crate::printer::Printer;
 
@@ -16,26 +16,26 @@ const CREATE_OPERATION: &str = "create";
 const MAX_STATUS: u64 = 1 << 20;
 
 /// Starts a supervisor and waits until its sandbox stands. If this process ends before, so does it.
-pub async fn launch(order: Order, printer: &Printer) -> Result<Ready> {
+pub async fn launch_supervisor(order: SupervisorOrder, printer: &Printer) -> Result<SandboxReady> {
     let launching = tokio::task::spawn_blocking(move || launch_now(&order));
     match printer.patiently("building the sandbox", launching).await {
         Ok(launched) => launched,
-        Err(join) => Err(failed("its supervisor cannot be waited for").source(join)),
+        Err(join) => Err(launch_error("its supervisor cannot be waited for").source(join)),
     }
 }
 
-fn launch_now(order: &Order) -> Result<Ready> {
+fn launch_now(order: &SupervisorOrder) -> Result<SandboxReady> {
     let json = serde_json::to_vec(order)
-        .map_err(|error| failed("the order cannot be written").source(error))?;
+        .map_err(|error| launch_error("the order cannot be written").source(error))?;
     let mut child =
-        start().map_err(|error| failed("its supervisor cannot be started").source(error))?;
+        spawn_supervisor().map_err(|error| launch_error("its supervisor cannot be started").source(error))?;
     // A supervisor that does not read has something else to say, or has ended.
     let _ = child.stdin.take().map(|mut stdin| stdin.write_all(&json));
-    let line = answer(&mut child)
-        .map_err(|error| failed("its supervisor cannot be heard").source(error))?;
+    let line = read_supervisor_reply(&mut child)
+        .map_err(|error| launch_error("its supervisor cannot be heard").source(error))?;
     match serde_json::from_slice(&line) {
-        Ok(Status::Ready(ready)) => Ok(ready),
-        Ok(Status::Failed(error)) => {
+        Ok(LaunchStatus::Ready(ready)) => Ok(ready),
+        Ok(LaunchStatus::Failed(error)) => {
             // Its last word: nothing may be left when the caller hears it.
             let _ = child.wait();
             Err(error.into_error(CREATE_OPERATION))
@@ -44,8 +44,8 @@ fn launch_now(order: &Order) -> Result<Ready> {
     }
 }
 
-fn start() -> io::Result<Child> {
-    inherit::nothing()?;
+fn spawn_supervisor() -> io::Result<Child> {
+    inherit::set_cloexec_on_all()?;
     // Not by name: the file may have been replaced since this process was started.
     Command::new("/proc/self/exe")
         .arg0("stockade")
@@ -56,7 +56,7 @@ fn start() -> io::Result<Child> {
         .spawn()
 }
 
-fn answer(child: &mut Child) -> io::Result<Vec<u8>> {
+fn read_supervisor_reply(child: &mut Child) -> io::Result<Vec<u8>> {
     let mut line = Vec::new();
     if let Some(stdout) = child.stdout.take() {
         BufReader::new(stdout.take(MAX_STATUS)).read_until(b'\n', &mut line)?;
@@ -66,10 +66,10 @@ fn answer(child: &mut Child) -> io::Result<Vec<u8>> {
 
 fn no_status_error(mut child: Child) -> Error {
     let end = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
-    failed(&format!("its supervisor ended without a word ({end})"))
+    launch_error(&format!("its supervisor ended without a word ({end})"))
         .remedy("see whether something ends processes here: the kernel's log names what it killed")
 }
 
-fn failed(message: &str) -> Error {
+fn launch_error(message: &str) -> Error {
     Error::new(ErrorCode::System, CREATE_OPERATION, message)
 }

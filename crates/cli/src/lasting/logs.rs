@@ -4,15 +4,15 @@ use clap::Args;
 use stockade_core::{Error, ErrorCode, JobId, Outcome, Result, SandboxId};
 use stockade_engine::OutputEvent;
 
-use super::place::Place;
+use super::place::SandboxDirectory;
 use super::remote::Remote;
 use super::stored::Stored;
-use crate::attend::{CLOSED_PIPE, Events};
-use crate::capture::{Captured, Report};
+use crate::attend::{CLOSED_PIPE, ProgramEvents};
+use crate::capture::{Captured, CaptureReport};
 use crate::config::Settings;
-use crate::output::{Output, Stop};
+use crate::output::{Output, OutputStop};
 use crate::printer::Printer;
-use crate::reasons::reasons;
+use crate::reasons::describe_outcome;
 
 const LOGS_OPERATION: &str = "logs";
 /// Most output that one object holds.
@@ -38,19 +38,19 @@ pub async fn logs(args: &LogsArgs, printer: &Printer) -> Result<i32> {
     match open_live(args, &settings).await {
         Ok(mut remote) => {
             if !printer.is_json() {
-                return streamed(&mut remote.events, printer).await;
+                return stream_logs(&mut remote.events, printer).await;
             }
-            let held = held(&mut remote.events).await?;
-            show(held, |captured, outcome| captured.report_of(&remote, outcome), printer);
+            let held = collect_output(&mut remote.events).await?;
+            show_collected(held, |captured, outcome| captured.report_of(&remote, outcome), printer);
             Ok(0)
         }
-        Err(error) if is_over(&error) => ended(args, &settings, error, printer).await,
+        Err(error) if is_over(&error) => show_stored_logs(args, &settings, error, printer).await,
         Err(error) => Err(error),
     }
 }
 
 async fn open_live(args: &LogsArgs, settings: &Settings) -> Result<Remote> {
-    let connection = Place::open(settings)?.reach(&args.id, LOGS_OPERATION).await?;
+    let connection = SandboxDirectory::open(settings)?.reach(&args.id, LOGS_OPERATION).await?;
     Remote::logs(connection, args.job.clone(), args.follow).await
 }
 
@@ -59,7 +59,7 @@ fn is_over(error: &Error) -> bool {
     matches!(error.code(), ErrorCode::NotFound | ErrorCode::Gone)
 }
 
-async fn ended(
+async fn show_stored_logs(
     args: &LogsArgs,
     settings: &Settings,
     error: Error,
@@ -69,34 +69,34 @@ async fn ended(
         return Err(error);
     };
     if printer.is_json() {
-        let held = held(&mut stored.events).await?;
+        let held = collect_output(&mut stored.events).await?;
         let Stored { job, sandbox, walls, .. } = stored;
-        show(held, |captured, outcome| captured.about(job, &sandbox, walls, outcome), printer);
+        show_collected(held, |captured, outcome| captured.about(job, &sandbox, walls, outcome), printer);
         return Ok(0);
     }
-    let code = streamed(&mut stored.events, printer).await?;
+    let code = stream_logs(&mut stored.events, printer).await?;
     stored.unknown.iter().for_each(|unknown| printer.note(unknown));
     Ok(code)
 }
 
-async fn streamed(events: &mut impl Events, printer: &Printer) -> Result<i32> {
+async fn stream_logs(events: &mut impl ProgramEvents, printer: &Printer) -> Result<i32> {
     let mut output = Output::default();
-    match relay(events, &mut output, printer).await {
+    match relay_output(events, &mut output, printer).await {
         Ok(outcome) => {
             let outcome = outcome?;
-            outcome.iter().flat_map(reasons).for_each(|reason| printer.note(&reason));
+            outcome.iter().flat_map(describe_outcome).for_each(|reason| printer.note(&reason));
             Ok(0)
         }
-        Err(Stop::Closed) => Ok(CLOSED_PIPE),
-        Err(Stop::Failed(error)) => Err(error),
+        Err(OutputStop::Closed) => Ok(CLOSED_PIPE),
+        Err(OutputStop::Failed(error)) => Err(error),
     }
 }
 
-async fn relay(
-    events: &mut impl Events,
+async fn relay_output(
+    events: &mut impl ProgramEvents,
     output: &mut Output,
     printer: &Printer,
-) -> Result<Result<Option<Outcome>>, Stop> {
+) -> Result<Result<Option<Outcome>>, OutputStop> {
     let mut last = Ok(None);
     loop {
         match events.next().await {
@@ -120,15 +120,15 @@ async fn relay(
 
 /// Output that is held for one object, and what is missing.
 #[derive(Default)]
-struct Held {
+struct HeldOutput {
     captured: Captured,
     bytes: usize,
     missing: u64,
     outcome: Option<Outcome>,
 }
 
-async fn held(events: &mut impl Events) -> Result<Held> {
-    let mut held = Held::default();
+async fn collect_output(events: &mut impl ProgramEvents) -> Result<HeldOutput> {
+    let mut held = HeldOutput::default();
     while let Some(event) = events.next().await? {
         match event {
             OutputEvent::Output { data, .. } if held.bytes + data.len() > MOST_HELD => {
@@ -145,7 +145,7 @@ async fn held(events: &mut impl Events) -> Result<Held> {
     Ok(held)
 }
 
-fn show(held: Held, report: impl FnOnce(Captured, Option<Outcome>) -> Report, printer: &Printer) {
+fn show_collected(held: HeldOutput, report: impl FnOnce(Captured, Option<Outcome>) -> CaptureReport, printer: &Printer) {
     let mut report = report(held.captured, held.outcome);
     report.missing_bytes = Some(held.missing);
     printer.json(&report);

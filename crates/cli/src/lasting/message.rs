@@ -18,7 +18,7 @@ pub const CHUNK_BYTES: u32 = 256 << 10;
 /// What a command says to the supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Request {
+pub enum SupervisorRequest {
     /// Always first.
     Hello { version: u32 },
     /// What there is and what runs.
@@ -49,7 +49,7 @@ pub enum Request {
     Describe,
     /// Ends the sandbox.
     Destroy,
-    /// The payload is input of the program. The next piece is due after [`Reply::Taken`].
+    /// The payload is input of the program. The next piece is due after [`SupervisorReply::Taken`].
     Stdin,
     /// There will be no more input.
     StdinEnd,
@@ -64,10 +64,10 @@ pub enum Request {
 /// What the supervisor answers.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Reply {
+pub enum SupervisorReply {
     /// Answers the greeting.
     Hello { version: u32 },
-    /// Answers [`Request::Info`].
+    /// Answers [`SupervisorRequest::Info`].
     Info(Info),
     /// The program has this record, behind these walls.
     Started { job: JobId, backend: BackendName, boundary: Boundary },
@@ -89,7 +89,7 @@ pub enum Reply {
     Data,
     /// What was captured.
     Snapshot(Box<Snapshot>),
-    /// Answers [`Request::Describe`].
+    /// Answers [`SupervisorRequest::Describe`].
     Described(Box<Described>),
     /// It is done.
     Done,
@@ -149,7 +149,7 @@ pub struct Described {
 /// What a supervisor is started with, on its standard input.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Order {
+pub struct SupervisorOrder {
     /// What to build.
     pub spec: SandboxSpec,
     /// How long it lives while nobody uses it.
@@ -169,9 +169,9 @@ pub struct Order {
 /// What a supervisor says on its standard output, once.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Status {
+pub enum LaunchStatus {
     /// The walls stand and the socket is there.
-    Ready(Ready),
+    Ready(SandboxReady),
     /// Nothing was made, or nothing is left.
     Failed(WireError),
 }
@@ -179,7 +179,7 @@ pub enum Status {
 /// What was made.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Ready {
+pub struct SandboxReady {
     /// The sandbox.
     pub id: SandboxId,
     /// The program that was started with it.

@@ -32,7 +32,7 @@ mod remote;
 mod socket;
 mod stored;
 
-pub use place::sweep;
+pub use place::sweep_sockets;
 pub use remote::Remote;
 
 /// Hidden command that a supervisor is started with.

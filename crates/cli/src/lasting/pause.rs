@@ -5,8 +5,8 @@ use serde_json::json;
 use stockade_core::{Result, SandboxId};
 
 use super::fault::out_of_turn;
-use super::message::{Reply, Request};
-use super::place::Place;
+use super::message::{SupervisorReply, SupervisorRequest};
+use super::place::SandboxDirectory;
 use crate::config::Settings;
 use crate::printer::Printer;
 
@@ -20,7 +20,7 @@ pub struct PauseArgs {
 
 /// Stops everything in them where it is.
 pub async fn pause(args: &PauseArgs, printer: &Printer) -> Result<i32> {
-    let ids = request_each(args, "pause", &Request::Pause, printer).await?;
+    let ids = request_each(args, "pause", &SupervisorRequest::Pause, printer).await?;
     if printer.is_json() {
         printer.json(&json!({ "paused": ids }));
     }
@@ -29,7 +29,7 @@ pub async fn pause(args: &PauseArgs, printer: &Printer) -> Result<i32> {
 
 /// Lets it go on.
 pub async fn resume(args: &PauseArgs, printer: &Printer) -> Result<i32> {
-    let ids = request_each(args, "resume", &Request::Resume, printer).await?;
+    let ids = request_each(args, "resume", &SupervisorRequest::Resume, printer).await?;
     if printer.is_json() {
         printer.json(&json!({ "resumed": ids }));
     }
@@ -39,14 +39,14 @@ pub async fn resume(args: &PauseArgs, printer: &Printer) -> Result<i32> {
 async fn request_each(
     args: &PauseArgs,
     operation: &'static str,
-    request: &Request,
+    request: &SupervisorRequest,
     printer: &Printer,
 ) -> Result<Vec<SandboxId>> {
-    let place = Place::open(&Settings::load(None, printer)?)?;
+    let place = SandboxDirectory::open(&Settings::load(None, printer)?)?;
     let mut ids = Vec::new();
     for id in &args.ids {
         let mut connection = place.reach(id, operation).await?;
-        let (Reply::Done, _) = connection.ask(request).await? else {
+        let (SupervisorReply::Done, _) = connection.ask(request).await? else {
             return Err(out_of_turn(operation));
         };
         ids.push(connection.sandbox);

@@ -21,7 +21,7 @@ pub enum Stranger {
 }
 
 /// Checks who has connected.
-pub fn check(stream: &UnixStream) -> Result<(), Stranger> {
+pub fn check_peer(stream: &UnixStream) -> Result<(), Stranger> {
     let peer = stream.peer_cred().map_err(|_| Stranger::User)?;
     if peer.uid() != rustix::process::geteuid().as_raw() {
         return Err(Stranger::User);
@@ -38,13 +38,13 @@ fn shares_namespaces(pid: Pid) -> bool {
     // Held while the id is looked up, so that the id cannot come to mean another process meanwhile.
     let Ok(held) = pidfd_open(pid, PidfdFlags::empty()) else { return false };
     let same = SHARED_NAMESPACES.iter().all(|name| {
-        let own = namespace("self", name);
-        own.is_some() && own == namespace(&pid.as_raw_nonzero().to_string(), name)
+        let own = read_namespace_link("self", name);
+        own.is_some() && own == read_namespace_link(&pid.as_raw_nonzero().to_string(), name)
     });
     same && is_alive(&held)
 }
 
-fn namespace(process: &str, name: &str) -> Option<PathBuf> {
+fn read_namespace_link(process: &str, name: &str) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/{process}/ns/{name}")).ok()
 }
 

@@ -5,28 +5,28 @@ use std::path::Path;
 use stockade_core::{Error, ErrorCode, Result, SandboxId};
 use stockade_engine::{KillRequest, LeaseInfo, LeaseListing, Leases, StateDir};
 
-use super::client::Connection;
-use super::fault::unknown;
-use super::socket::{self, Sockets};
+use super::client::SupervisorConnection;
+use super::fault::unknown_sandbox_error;
+use super::socket::{self, SupervisorSockets};
 use crate::config::Settings;
 use crate::prefix::by_prefix;
 
 /// The sandboxes of one state directory.
-pub struct Place {
+pub struct SandboxDirectory {
     /// The way to their owners.
-    pub sockets: Sockets,
+    pub sockets: SupervisorSockets,
     leases: Leases,
 }
 
-impl Place {
+impl SandboxDirectory {
     /// Opens the state directory. Nothing is reaped by looking.
     pub fn open(settings: &Settings) -> Result<Self> {
-        Self::at(&settings.state_dir()?)
+        Self::open_at(&settings.state_dir()?)
     }
 
-    fn at(state: &Path) -> Result<Self> {
+    fn open_at(state: &Path) -> Result<Self> {
         let state = StateDir::open(state)?;
-        let sockets = Sockets::open(state.path())?;
+        let sockets = SupervisorSockets::open(state.path())?;
         Ok(Self { sockets, leases: Leases::open(&state)? })
     }
 
@@ -53,28 +53,28 @@ impl Place {
 
     /// Connects to the owner of a lasting sandbox, or says why that is not possible. The beginning of an
     /// id is enough; the connection has the whole.
-    pub async fn reach(&self, given: &SandboxId, operation: &'static str) -> Result<Connection> {
-        if let Some(connection) = Connection::open(&self.sockets, given, operation).await? {
+    pub async fn reach(&self, given: &SandboxId, operation: &'static str) -> Result<SupervisorConnection> {
+        if let Some(connection) = SupervisorConnection::open(&self.sockets, given, operation).await? {
             return Ok(connection);
         }
         let id = &self.resolve(given, operation)?;
         if id != given
-            && let Some(connection) = Connection::open(&self.sockets, id, operation).await?
+            && let Some(connection) = SupervisorConnection::open(&self.sockets, id, operation).await?
         {
             return Ok(connection);
         }
         Err(match self.lease(id)? {
-            None => unknown(operation, id),
-            Some(lease) if lease.alive => taken(operation, &lease),
-            Some(_) => orphaned(operation, id),
+            None => unknown_sandbox_error(operation, id),
+            Some(lease) if lease.alive => taken_sandbox_error(operation, &lease),
+            Some(_) => orphaned_sandbox_error(operation, id),
         })
     }
 }
 
 /// Removes sockets whose owners are dead. Sockets are looked at before leases: a supervisor has its
 /// lease before its socket, so a socket without a live lease is nobody's.
-pub fn sweep(state: &Path) {
-    let sockets = socket::ids(state);
+pub fn sweep_sockets(state: &Path) {
+    let sockets = socket::list_socket_ids(state);
     if sockets.is_empty() {
         return;
     }
@@ -83,7 +83,7 @@ pub fn sweep(state: &Path) {
 }
 
 fn remove_unowned(state: &Path, sockets: &[SandboxId]) -> Result<()> {
-    let place = Place::at(state)?;
+    let place = SandboxDirectory::open_at(state)?;
     let leases = place.list()?.leases;
     let owned = |id: &SandboxId| leases.iter().any(|one| one.alive && one.body.id == *id);
     for id in sockets.iter().filter(|id| !owned(id)) {
@@ -93,14 +93,14 @@ fn remove_unowned(state: &Path, sockets: &[SandboxId]) -> Result<()> {
 }
 
 /// A sandbox that is alive without a supervisor: a `run` in progress, or a program's own engine.
-pub fn taken(operation: &'static str, lease: &LeaseInfo) -> Error {
+pub fn taken_sandbox_error(operation: &'static str, lease: &LeaseInfo) -> Error {
     let (id, owner) = (&lease.body.id, lease.body.owner);
     let message = format!("sandbox `{id}` belongs to process {owner}, which takes no commands");
     Error::new(ErrorCode::Denied, operation, message)
         .remedy("`stockade kill` ends it; `stockade create` makes one that takes commands")
 }
 
-fn orphaned(operation: &'static str, id: &SandboxId) -> Error {
+fn orphaned_sandbox_error(operation: &'static str, id: &SandboxId) -> Error {
     let message = format!("the supervisor of sandbox `{id}` has died, and the sandbox with it");
     Error::new(ErrorCode::Gone, operation, message)
         .remedy("`stockade rm` clears it away; make a new one with `stockade create`")

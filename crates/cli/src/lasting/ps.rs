@@ -8,10 +8,10 @@ use serde_json::json;
 use stockade_core::{Result, WorkspaceId};
 use stockade_engine::{LeaseInfo, Timestamp};
 
-use super::client::Connection;
+use super::client::SupervisorConnection;
 use super::end::clear_away;
-use super::message::{Info, JobInfo, Reply, Request};
-use super::place::Place;
+use super::message::{Info, JobInfo, SupervisorReply, SupervisorRequest};
+use super::place::SandboxDirectory;
 use crate::config::Settings;
 use crate::printer::{Printer, Tone};
 use crate::table::{Cell, Table};
@@ -32,10 +32,10 @@ pub struct PsArgs {
 /// One sandbox.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Row {
+struct SandboxRow {
     #[serde(flatten)]
-    lease: Lease,
-    state: State,
+    lease: ListedLease,
+    state: ListedState,
     age_seconds: u64,
     /// Whether a supervisor owns it, which takes commands.
     lasting: bool,
@@ -53,7 +53,7 @@ struct Row {
 }
 
 #[derive(Debug, Serialize)]
-struct Lease {
+struct ListedLease {
     sandbox: String,
     backend: String,
     tenant: String,
@@ -64,7 +64,7 @@ struct Lease {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum State {
+enum ListedState {
     /// Its owner lives.
     Alive,
     /// The same, and it is kept ready for a caller who has not come yet.
@@ -78,19 +78,19 @@ enum State {
 /// Lists them, and clears away what dead processes left.
 pub async fn ps(args: &PsArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
-    let place = Place::open(&settings)?;
+    let place = SandboxDirectory::open(&settings)?;
     let listing = place.list()?;
     let mut rows = Vec::new();
     for lease in listing.leases {
-        let info = if lease.alive { ask(&place, &lease).await } else { None };
-        rows.push(row(lease, info));
+        let info = if lease.alive { request_info(&place, &lease).await } else { None };
+        rows.push(build_row(lease, info));
     }
-    show(&rows, args.quiet, printer);
+    show_rows(&rows, args.quiet, printer);
     for malformed in &listing.malformed {
         let file = malformed.file.display();
         printer.note(&format!("`{file}` is no lease: {}", malformed.problem));
     }
-    let stale = rows.iter().filter(|row| row.state == State::Stale).count();
+    let stale = rows.iter().filter(|row| row.state == ListedState::Stale).count();
     if stale > 0 {
         clear_away(&settings).await?;
         printer.note(&format!("cleared away {stale} that dead processes had left"));
@@ -99,11 +99,11 @@ pub async fn ps(args: &PsArgs, printer: &Printer) -> Result<i32> {
 }
 
 /// What its owner says. One that says nothing is listed all the same.
-async fn ask(place: &Place, lease: &LeaseInfo) -> Option<Info> {
+async fn request_info(place: &SandboxDirectory, lease: &LeaseInfo) -> Option<Info> {
     let info = async {
         let mut connection =
-            Connection::open(&place.sockets, &lease.body.id, "ps").await.ok()??;
-        let (Reply::Info(info), _) = connection.ask(&Request::Info).await.ok()? else {
+            SupervisorConnection::open(&place.sockets, &lease.body.id, "ps").await.ok()??;
+        let (SupervisorReply::Info(info), _) = connection.ask(&SupervisorRequest::Info).await.ok()? else {
             return None;
         };
         Some(info)
@@ -111,15 +111,15 @@ async fn ask(place: &Place, lease: &LeaseInfo) -> Option<Info> {
     tokio::time::timeout(INFO_REPLY_TIMEOUT, info).await.ok().flatten()
 }
 
-fn row(lease: LeaseInfo, info: Option<Info>) -> Row {
+fn build_row(lease: LeaseInfo, info: Option<Info>) -> SandboxRow {
     let LeaseInfo { body, alive } = lease;
     let age = SystemTime::now().duration_since(body.created.into()).unwrap_or_default();
-    Row {
+    SandboxRow {
         state: match (alive, body.ready) {
-            (true, _) if info.as_ref().is_some_and(|info| info.paused) => State::Paused,
-            (true, false) => State::Alive,
-            (true, true) => State::Ready,
-            (false, _) => State::Stale,
+            (true, _) if info.as_ref().is_some_and(|info| info.paused) => ListedState::Paused,
+            (true, false) => ListedState::Alive,
+            (true, true) => ListedState::Ready,
+            (false, _) => ListedState::Stale,
         },
         age_seconds: age.as_secs(),
         lasting: info.is_some(),
@@ -128,7 +128,7 @@ fn row(lease: LeaseInfo, info: Option<Info>) -> Row {
         idle: info.as_ref().and_then(|info| info.idle),
         lifetime: info.as_ref().and_then(|info| info.lifetime),
         jobs: info.map(|info| info.jobs).unwrap_or_default(),
-        lease: Lease {
+        lease: ListedLease {
             sandbox: body.id.to_string(),
             backend: body.backend.to_string(),
             tenant: body.tenant.to_string(),
@@ -139,39 +139,39 @@ fn row(lease: LeaseInfo, info: Option<Info>) -> Row {
     }
 }
 
-fn show(rows: &[Row], quiet: bool, printer: &Printer) {
+fn show_rows(rows: &[SandboxRow], quiet: bool, printer: &Printer) {
     if printer.is_json() {
         return printer.json(&json!({ "sandboxes": rows }));
     }
     if quiet {
         // What is about to be cleared away is of no use to a script.
-        let there = rows.iter().filter(|row| row.state != State::Stale);
+        let there = rows.iter().filter(|row| row.state != ListedState::Stale);
         return there.for_each(|row| printer.data(&format!("{}\n", row.lease.sandbox)));
     }
     let mut table = Table::new(["ID", "BACKEND", "TENANT", "STATE", "AGE", "PID", "RUNNING"]);
-    rows.iter().for_each(|row| table.row(cells(row)));
+    rows.iter().for_each(|row| table.row(build_cells(row)));
     printer.data(&table.render(printer));
 }
 
-fn cells(row: &Row) -> [Cell; 7] {
+fn build_cells(row: &SandboxRow) -> [Cell; 7] {
     let state = match row.state {
-        State::Alive => Cell::toned(Tone::Good, "alive"),
-        State::Ready => Cell::toned(Tone::Good, "ready"),
-        State::Paused => Cell::toned(Tone::Fair, "paused"),
-        State::Stale => Cell::toned(Tone::Bad, "stale"),
+        ListedState::Alive => Cell::toned(Tone::Good, "alive"),
+        ListedState::Ready => Cell::toned(Tone::Good, "ready"),
+        ListedState::Paused => Cell::toned(Tone::Fair, "paused"),
+        ListedState::Stale => Cell::toned(Tone::Bad, "stale"),
     };
     [
         Cell::plain(&row.lease.sandbox),
         Cell::plain(&row.lease.backend),
         Cell::plain(&row.lease.tenant),
         state,
-        Cell::plain(age(row.age_seconds)),
+        Cell::plain(format_age(row.age_seconds)),
         Cell::plain(row.lease.pid.to_string()),
-        Cell::lines(running(row).into_iter().chain(workspace(row)).chain(labels(row)).collect()),
+        Cell::lines(format_running_jobs(row).into_iter().chain(format_workspace(row)).chain(format_labels(row)).collect()),
     ]
 }
 
-fn running(row: &Row) -> Vec<String> {
+fn format_running_jobs(row: &SandboxRow) -> Vec<String> {
     let running = row.jobs.iter().filter(|job| job.running);
     let lines: Vec<_> = running.map(|job| format!("{} (job {})", job.command, job.job)).collect();
     match &row.owner {
@@ -182,12 +182,12 @@ fn running(row: &Row) -> Vec<String> {
     }
 }
 
-fn workspace(row: &Row) -> Option<String> {
+fn format_workspace(row: &SandboxRow) -> Option<String> {
     row.workspace.as_ref().map(|id| format!("workspace: {id}"))
 }
 
 /// Below what runs, since there may be any number of them.
-fn labels(row: &Row) -> Option<String> {
+fn format_labels(row: &SandboxRow) -> Option<String> {
     let labels = row.lease.labels.iter().map(|(key, value)| format!("{key}={value}"));
     let labels: Vec<_> = labels.collect();
     (!labels.is_empty()).then(|| format!("labels: {}", labels.join(" ")))
@@ -202,7 +202,7 @@ fn command_line(pid: u32) -> Option<String> {
 }
 
 /// In the largest unit that leaves a whole number.
-pub fn age(seconds: u64) -> String {
+pub fn format_age(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds}s"),
         60..3600 => format!("{}m", seconds / 60),

@@ -10,11 +10,11 @@ use stockade_engine::OutputEvent;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Semaphore, mpsc};
 
-use super::client::{Connection, hear};
-use super::fault::{broken, out_of_turn};
-use super::frame::{self, FrameError};
-use super::message::{Reply, Request};
-use crate::attend::{Control, Events};
+use super::client::{SupervisorConnection, receive_reply};
+use super::fault::{broken_connection_error, out_of_turn};
+use super::frame::{self, SupervisorFrameError};
+use super::message::{SupervisorReply, SupervisorRequest};
+use crate::attend::{ProgramControl, ProgramEvents};
 
 /// Length of the queue to the supervisor, in messages.
 const SEND_QUEUE_MESSAGES: usize = 4;
@@ -30,7 +30,7 @@ pub struct RemoteEvents {
 /// How to influence it. Dropping both halves ends it, unless it was detached.
 pub struct RemoteControl {
     /// To the task that writes: a caller who gives up half-way must not leave half a frame.
-    outbox: mpsc::Sender<(Request, Bytes)>,
+    outbox: mpsc::Sender<(SupervisorRequest, Bytes)>,
     operation: &'static str,
     /// One piece of input may be on its way.
     credit: Arc<Semaphore>,
@@ -54,20 +54,20 @@ pub struct Remote {
 
 impl Remote {
     /// Starts a program.
-    pub async fn exec(connection: Connection, command: Command, detach: bool) -> Result<Self> {
-        Self::open(connection, &Request::Exec { command: Box::new(command), detach }).await
+    pub async fn exec(connection: SupervisorConnection, command: Command, detach: bool) -> Result<Self> {
+        Self::open(connection, &SupervisorRequest::Exec { command: Box::new(command), detach }).await
     }
 
     /// Reads what a program has written.
-    pub async fn logs(connection: Connection, job: Option<JobId>, follow: bool) -> Result<Self> {
-        Self::open(connection, &Request::Logs { job, from: 0, follow }).await
+    pub async fn logs(connection: SupervisorConnection, job: Option<JobId>, follow: bool) -> Result<Self> {
+        Self::open(connection, &SupervisorRequest::Logs { job, from: 0, follow }).await
     }
 
-    async fn open(mut connection: Connection, request: &Request) -> Result<Self> {
-        let (Reply::Started { job, backend, boundary }, _) = connection.ask(request).await? else {
+    async fn open(mut connection: SupervisorConnection, request: &SupervisorRequest) -> Result<Self> {
+        let (SupervisorReply::Started { job, backend, boundary }, _) = connection.ask(request).await? else {
             return Err(out_of_turn(connection.operation));
         };
-        let Connection { reader, writer, operation, sandbox } = connection;
+        let SupervisorConnection { reader, writer, operation, sandbox } = connection;
         let (outbox, letters) = mpsc::channel(SEND_QUEUE_MESSAGES);
         tokio::spawn(write_requests(writer, letters));
         let credit = Arc::new(Semaphore::new(1));
@@ -77,43 +77,43 @@ impl Remote {
     }
 }
 
-impl Events for RemoteEvents {
+impl ProgramEvents for RemoteEvents {
     /// Nothing also where there is no more for now, and nobody asked to wait.
     async fn next(&mut self) -> Result<Option<OutputEvent>> {
         while !self.over {
-            let (reply, data) = hear(&mut self.reader, self.operation).await?;
+            let (reply, data) = receive_reply(&mut self.reader, self.operation).await?;
             match reply {
-                Reply::Output { seq, stream } => {
+                SupervisorReply::Output { seq, stream } => {
                     return Ok(Some(OutputEvent::Output { seq, stream, data }));
                 }
-                Reply::Gap { events, bytes } => {
+                SupervisorReply::Gap { events, bytes } => {
                     return Ok(Some(OutputEvent::Gap { events, bytes }));
                 }
-                Reply::End(outcome) => {
+                SupervisorReply::End(outcome) => {
                     self.over = true;
                     return Ok(Some(OutputEvent::End(*outcome)));
                 }
-                Reply::SoFar => self.over = true,
-                Reply::Taken => self.credit.add_permits(1),
-                Reply::Hello { .. }
-                | Reply::Info(_)
-                | Reply::Started { .. }
-                | Reply::Entry(_)
-                | Reply::Entries { .. }
-                | Reply::Data
-                | Reply::Snapshot(_)
-                | Reply::Described(_)
-                | Reply::Done
-                | Reply::Failed(_) => return Err(out_of_turn(self.operation)),
+                SupervisorReply::SoFar => self.over = true,
+                SupervisorReply::Taken => self.credit.add_permits(1),
+                SupervisorReply::Hello { .. }
+                | SupervisorReply::Info(_)
+                | SupervisorReply::Started { .. }
+                | SupervisorReply::Entry(_)
+                | SupervisorReply::Entries { .. }
+                | SupervisorReply::Data
+                | SupervisorReply::Snapshot(_)
+                | SupervisorReply::Described(_)
+                | SupervisorReply::Done
+                | SupervisorReply::Failed(_) => return Err(out_of_turn(self.operation)),
             }
         }
         Ok(None)
     }
 }
 
-impl Control for RemoteControl {
+impl ProgramControl for RemoteControl {
     async fn signal(&self, signal: Signal) -> Result<()> {
-        self.say(Request::Signal { number: signal.0 }, Bytes::new()).await
+        self.send_request(SupervisorRequest::Signal { number: signal.0 }, Bytes::new()).await
     }
 
     async fn write_stdin(&self, mut data: Bytes) -> Result<()> {
@@ -121,35 +121,35 @@ impl Control for RemoteControl {
             let piece = data.split_to(data.len().min(frame::MAX_PAYLOAD));
             // The semaphore is never closed.
             let _ = self.credit.acquire().await.map(|permit| permit.forget());
-            self.say(Request::Stdin, piece).await?;
+            self.send_request(SupervisorRequest::Stdin, piece).await?;
         }
         Ok(())
     }
 
     async fn close_stdin(&self) -> Result<()> {
-        self.say(Request::StdinEnd, Bytes::new()).await
+        self.send_request(SupervisorRequest::StdinEnd, Bytes::new()).await
     }
 
     async fn resize(&self, size: TerminalSize) -> Result<()> {
-        self.say(Request::Resize { size }, Bytes::new()).await
+        self.send_request(SupervisorRequest::Resize { size }, Bytes::new()).await
     }
 }
 
 impl RemoteControl {
     /// Ends it with everything it started.
     pub async fn cancel(&self) -> Result<()> {
-        self.say(Request::Cancel, Bytes::new()).await
+        self.send_request(SupervisorRequest::Cancel, Bytes::new()).await
     }
 
-    async fn say(&self, request: Request, data: Bytes) -> Result<()> {
+    async fn send_request(&self, request: SupervisorRequest, data: Bytes) -> Result<()> {
         let sent = self.outbox.send((request, data)).await;
-        sent.map_err(|_| broken(self.operation, FrameError::Closed))
+        sent.map_err(|_| broken_connection_error(self.operation, SupervisorFrameError::Closed))
     }
 }
 
-async fn write_requests(mut writer: OwnedWriteHalf, mut letters: mpsc::Receiver<(Request, Bytes)>) {
+async fn write_requests(mut writer: OwnedWriteHalf, mut letters: mpsc::Receiver<(SupervisorRequest, Bytes)>) {
     while let Some((request, data)) = letters.recv().await {
-        if frame::send(&mut writer, &request, &data).await.is_err() {
+        if frame::send_frame(&mut writer, &request, &data).await.is_err() {
             return;
         }
     }

@@ -4,11 +4,11 @@ use clap::Args;
 use serde_json::json;
 use stockade_core::{Error, ErrorCode, Result, SandboxId};
 
-use super::client::Connection;
-use super::end::{Found, end};
+use super::client::SupervisorConnection;
+use super::end::{FoundSandbox, end_sandbox};
 use super::fault::out_of_turn;
-use super::message::{Reply, Request};
-use super::place::{Place, taken};
+use super::message::{SupervisorReply, SupervisorRequest};
+use super::place::{SandboxDirectory, taken_sandbox_error};
 use crate::config::Settings;
 use crate::printer::Printer;
 
@@ -28,7 +28,7 @@ pub struct RmArgs {
 /// Clears them away, in order, up to the first that cannot be.
 pub async fn rm(args: &RmArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
-    let place = Place::open(&settings)?;
+    let place = SandboxDirectory::open(&settings)?;
     let mut removed = Vec::new();
     for given in &args.ids {
         let id = &place.resolve(given, RM_OPERATION)?;
@@ -36,7 +36,7 @@ pub async fn rm(args: &RmArgs, printer: &Printer) -> Result<i32> {
             let remedy = "`stockade kill` ends it, and so does `stockade rm --force`";
             refuse_busy(&place, id, RM_OPERATION, remedy).await?;
         }
-        if end(&place, &settings, id, RM_OPERATION).await? != Found::Nothing {
+        if end_sandbox(&place, &settings, id, RM_OPERATION).await? != FoundSandbox::Nothing {
             removed.push(id.clone());
         }
     }
@@ -48,18 +48,18 @@ pub async fn rm(args: &RmArgs, printer: &Printer) -> Result<i32> {
 
 /// Refuses a sandbox in which something runs.
 pub async fn refuse_busy(
-    place: &Place,
+    place: &SandboxDirectory,
     id: &SandboxId,
     operation: &'static str,
     remedy: &str,
 ) -> Result<()> {
-    let Some(mut connection) = Connection::open(&place.sockets, id, operation).await? else {
+    let Some(mut connection) = SupervisorConnection::open(&place.sockets, id, operation).await? else {
         return match place.lease(id)? {
-            Some(lease) if lease.alive => Err(taken(operation, &lease)),
+            Some(lease) if lease.alive => Err(taken_sandbox_error(operation, &lease)),
             Some(_) | None => Ok(()),
         };
     };
-    let (Reply::Info(info), _) = connection.ask(&Request::Info).await? else {
+    let (SupervisorReply::Info(info), _) = connection.ask(&SupervisorRequest::Info).await? else {
         return Err(out_of_turn(operation));
     };
     match info.jobs.iter().filter(|job| job.running).count() {

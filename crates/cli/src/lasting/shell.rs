@@ -3,7 +3,7 @@
 use clap::Args;
 use stockade_core::{Command, Result, SandboxId, Stdin};
 
-use super::exec::{attached, open};
+use super::exec::{exec_attached, connect_supervisor};
 use crate::args::SpecArgs;
 use crate::printer::Printer;
 use crate::{run, terminal};
@@ -28,15 +28,15 @@ pub struct ShellArgs {
 /// Opens the shell; answers its exit code.
 pub async fn shell(args: ShellArgs, printer: &Printer) -> Result<i32> {
     let Some(id) = args.id else {
-        return run::interactive(args.spec, program(), printer).await;
+        return run::run_interactive(args.spec, build_shell_argv(), printer).await;
     };
-    let connection = open(&id, "shell", printer).await?;
-    let terminal = Some(terminal::size());
-    let command = Command { stdin: Stdin::Stream, terminal, ..Command::program(program()) };
-    attached(connection, command, printer).await
+    let connection = connect_supervisor(&id, "shell", printer).await?;
+    let terminal = Some(terminal::read_terminal_size());
+    let command = Command { stdin: Stdin::Stream, terminal, ..Command::program(build_shell_argv()) };
+    exec_attached(connection, command, printer).await
 }
 
-fn program() -> Vec<String> {
+fn build_shell_argv() -> Vec<String> {
     let own = std::env::var("SHELL").ok().filter(|shell| !shell.is_empty());
     let own = own.unwrap_or_else(|| DEFAULT_SHELL.into());
     [DEFAULT_SHELL, "-c", OWN_SHELL_SCRIPT].map(str::to_owned).into_iter().chain([own]).collect()

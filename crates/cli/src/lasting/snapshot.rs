@@ -11,8 +11,8 @@ use stockade_core::{Bytes, Error, ErrorCode, Result, SandboxId, SnapshotId, Snap
 use stockade_engine::{Snapshot, Snapshots, StateDir};
 
 use super::fault::out_of_turn;
-use super::message::{Reply, Request};
-use super::place::Place;
+use super::message::{SupervisorReply, SupervisorRequest};
+use super::place::SandboxDirectory;
 use crate::config::Settings;
 use crate::printer::Printer;
 use crate::table::{Cell, Table};
@@ -86,56 +86,56 @@ pub async fn snapshot(args: SnapshotArgs, printer: &Printer) -> Result<i32> {
     match args.verb {
         SnapshotVerb::Take { sandbox, full } => {
             let kind = if full { SnapshotKind::Full } else { SnapshotKind::Files };
-            let taken = take(&Place::open(&settings)?, &sandbox, kind, printer).await?;
+            let taken = take_snapshot(&SandboxDirectory::open(&settings)?, &sandbox, kind, printer).await?;
             print_snapshot(&taken, printer);
         }
         SnapshotVerb::Restore { sandbox, snapshot } => {
-            restore(&Place::open(&settings)?, &sandbox, snapshot, printer).await?;
+            restore_snapshot(&SandboxDirectory::open(&settings)?, &sandbox, snapshot, printer).await?;
         }
-        SnapshotVerb::Ls { quiet } => list(&store(&settings)?, quiet, printer)?,
-        SnapshotVerb::Rm { snapshots } => remove(&store(&settings)?, &snapshots, printer)?,
+        SnapshotVerb::Ls { quiet } => list_snapshots(&open_snapshot_store(&settings)?, quiet, printer)?,
+        SnapshotVerb::Rm { snapshots } => remove_snapshots(&open_snapshot_store(&settings)?, &snapshots, printer)?,
         SnapshotVerb::Export { snapshot, output } => {
-            export(&store(&settings)?, &snapshot, &output)?;
+            export_snapshot(&open_snapshot_store(&settings)?, &snapshot, &output)?;
         }
         SnapshotVerb::Import { input, max_size } => {
-            print_snapshot(&import(&store(&settings)?, &input, max_size)?, printer);
+            print_snapshot(&import_snapshot(&open_snapshot_store(&settings)?, &input, max_size)?, printer);
         }
     }
     Ok(0)
 }
 
 /// The snapshots of this user.
-pub fn store(settings: &Settings) -> Result<Snapshots> {
+pub fn open_snapshot_store(settings: &Settings) -> Result<Snapshots> {
     Snapshots::open(&StateDir::open(settings.state_dir()?)?)
 }
 
 /// Has a supervisor capture its sandbox.
-pub async fn take(
-    place: &Place,
+pub async fn take_snapshot(
+    place: &SandboxDirectory,
     sandbox: &SandboxId,
     kind: SnapshotKind,
     printer: &Printer,
 ) -> Result<Snapshot> {
     let mut connection = place.reach(sandbox, SNAPSHOT_OPERATION).await?;
-    let request = Request::Snapshot { kind };
+    let request = SupervisorRequest::Snapshot { kind };
     let asking = connection.ask(&request);
     match printer.patiently("capturing the sandbox", asking).await? {
-        (Reply::Snapshot(snapshot), _) => Ok(*snapshot),
+        (SupervisorReply::Snapshot(snapshot), _) => Ok(*snapshot),
         _ => Err(out_of_turn(SNAPSHOT_OPERATION)),
     }
 }
 
-async fn restore(
-    place: &Place,
+async fn restore_snapshot(
+    place: &SandboxDirectory,
     sandbox: &SandboxId,
     snapshot: SnapshotId,
     printer: &Printer,
 ) -> Result<()> {
     let mut connection = place.reach(sandbox, SNAPSHOT_OPERATION).await?;
-    let request = Request::Restore { snapshot };
+    let request = SupervisorRequest::Restore { snapshot };
     let asking = connection.ask(&request);
     match printer.patiently("bringing it back", asking).await? {
-        (Reply::Done, _) => Ok(()),
+        (SupervisorReply::Done, _) => Ok(()),
         _ => Err(out_of_turn(SNAPSHOT_OPERATION)),
     }
 }
@@ -148,7 +148,7 @@ fn print_snapshot(snapshot: &Snapshot, printer: &Printer) {
     }
 }
 
-fn list(store: &Snapshots, quiet: bool, printer: &Printer) -> Result<()> {
+fn list_snapshots(store: &Snapshots, quiet: bool, printer: &Printer) -> Result<()> {
     let listing = store.list()?;
     if printer.is_json() {
         let damaged: Vec<_> = listing
@@ -163,7 +163,7 @@ fn list(store: &Snapshots, quiet: bool, printer: &Printer) -> Result<()> {
         let ids = listing.snapshots.iter().map(|snapshot| format!("{}\n", snapshot.id));
         printer.data(&ids.collect::<String>());
     } else {
-        show(&listing.snapshots, printer);
+        show_snapshots(&listing.snapshots, printer);
     }
     for (name, error) in &listing.damaged {
         printer.note(&format!("{name}: {error}"));
@@ -171,7 +171,7 @@ fn list(store: &Snapshots, quiet: bool, printer: &Printer) -> Result<()> {
     Ok(())
 }
 
-fn show(snapshots: &[Snapshot], printer: &Printer) {
+fn show_snapshots(snapshots: &[Snapshot], printer: &Printer) {
     if snapshots.is_empty() {
         printer.note("there are no snapshots");
         return;
@@ -194,7 +194,7 @@ fn show(snapshots: &[Snapshot], printer: &Printer) {
     printer.data(&table.render(printer));
 }
 
-fn remove(store: &Snapshots, snapshots: &[SnapshotId], printer: &Printer) -> Result<()> {
+fn remove_snapshots(store: &Snapshots, snapshots: &[SnapshotId], printer: &Printer) -> Result<()> {
     for snapshot in snapshots {
         store.remove(snapshot)?;
     }
@@ -204,7 +204,7 @@ fn remove(store: &Snapshots, snapshots: &[SnapshotId], printer: &Printer) -> Res
     Ok(())
 }
 
-fn export(store: &Snapshots, snapshot: &SnapshotId, output: &Path) -> Result<()> {
+fn export_snapshot(store: &Snapshots, snapshot: &SnapshotId, output: &Path) -> Result<()> {
     let snapshot = store.get(snapshot)?;
     if output == Path::new(STDIO_PATH) {
         let mut out = io::stdout().lock();
@@ -243,7 +243,7 @@ pub fn is_closed(error: &Error) -> bool {
     cause.is_some_and(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }
 
-fn import(store: &Snapshots, input: &Path, most: Bytes) -> Result<Snapshot> {
+fn import_snapshot(store: &Snapshots, input: &Path, most: Bytes) -> Result<Snapshot> {
     if input == Path::new(STDIO_PATH) {
         return store.import(&mut io::stdin().lock(), most);
     }

@@ -6,7 +6,7 @@ use stockade_engine::{
     OutputLogs, StateDir,
 };
 
-use crate::attend::Events;
+use crate::attend::ProgramEvents;
 use crate::config::Settings;
 use crate::prefix::by_prefix;
 
@@ -39,7 +39,7 @@ impl Stored {
     pub fn find(settings: &Settings, id: &SandboxId, job: Option<&JobId>) -> Result<Option<Self>> {
         let state = StateDir::open(settings.state_dir()?)?;
         let journal = Journal::open(&state, JournalOptions::default())?;
-        let Some(found) = lookup(&journal, id, job)? else { return Ok(None) };
+        let Some(found) = look_up_job(&journal, id, job)? else { return Ok(None) };
         let logs = OutputLogs::open(&state, OutputLogBounds::default())?;
         Self::open(found, &logs)
     }
@@ -51,7 +51,7 @@ impl Stored {
         let reader = logs.read(&job)?;
         let (outcome, unknown) = match found.stopped.map(|record| record.event) {
             Some(Event::Stopped { outcome, log, .. }) => {
-                kept(&job, &outcome, log.is_some(), reader.is_some())?;
+                check_output_kept(&job, &outcome, log.is_some(), reader.is_some())?;
                 (Some(outcome), None)
             }
             Some(_) => (None, Some("it ended at an unknown time: its engine died before it")),
@@ -63,8 +63,8 @@ impl Stored {
 }
 
 /// Refuses output that is not there, unless there was none.
-fn kept(job: &JobId, outcome: &Outcome, was_kept: bool, is_kept: bool) -> Result<()> {
-    let silent = written(outcome) == 0;
+fn check_output_kept(job: &JobId, outcome: &Outcome, was_kept: bool, is_kept: bool) -> Result<()> {
+    let silent = written_output_bytes(outcome) == 0;
     let (message, remedy) = match (was_kept, is_kept) {
         _ if silent || is_kept => return Ok(()),
         (true, _) => (
@@ -79,13 +79,13 @@ fn kept(job: &JobId, outcome: &Outcome, was_kept: bool, is_kept: bool) -> Result
     Err(Error::new(ErrorCode::NotFound, LOGS_OPERATION, message).remedy(remedy))
 }
 
-fn written(outcome: &Outcome) -> u64 {
+fn written_output_bytes(outcome: &Outcome) -> u64 {
     outcome.stdout.bytes.saturating_add(outcome.stderr.bytes)
 }
 
-fn lookup(journal: &Journal, id: &SandboxId, job: Option<&JobId>) -> Result<Option<Job>> {
+fn look_up_job(journal: &Journal, id: &SandboxId, job: Option<&JobId>) -> Result<Option<Job>> {
     let exact = Filter { sandbox: Some(id.clone()), job: job.cloned(), ..Filter::default() };
-    match (newest(journal.jobs(exact)?)?, job, id.as_str().parse()) {
+    match (pick_newest_job(journal.jobs(exact)?)?, job, id.as_str().parse()) {
         (Some(found), ..) => return Ok(Some(found)),
         (None, None, Ok(id)) => {
             if let Some(found) = journal.job(&id)? {
@@ -117,10 +117,10 @@ fn by_beginning(journal: &Journal, id: &str, job: Option<&str>) -> Result<Option
         let meant = by_prefix("jobs", given, jobs(&inside), LOGS_OPERATION)?;
         inside.retain(|job| job.started.event.job() == meant.as_ref());
     }
-    newest(inside.into_iter().map(Ok))
+    pick_newest_job(inside.into_iter().map(Ok))
 }
 
-fn newest(jobs: impl Iterator<Item = Result<Job>>) -> Result<Option<Job>> {
+fn pick_newest_job(jobs: impl Iterator<Item = Result<Job>>) -> Result<Option<Job>> {
     let mut newest: Option<Job> = None;
     for found in jobs {
         let found = found?;
@@ -131,7 +131,7 @@ fn newest(jobs: impl Iterator<Item = Result<Job>>) -> Result<Option<Job>> {
     Ok(newest)
 }
 
-impl Events for StoredEvents {
+impl ProgramEvents for StoredEvents {
     async fn next(&mut self) -> Result<Option<OutputEvent>> {
         if let Some(reader) = &mut self.reader {
             if let Some(event) = reader.next_event()? {
@@ -140,7 +140,7 @@ impl Events for StoredEvents {
             self.position = reader.position();
             self.reader = None;
         }
-        let total = self.outcome.as_ref().map_or(0, written);
+        let total = self.outcome.as_ref().map_or(0, written_output_bytes);
         let missing = total.saturating_sub(self.position);
         if missing > 0 {
             // The log could not be written to its end.

@@ -5,10 +5,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::inside;
-use super::table::Root;
+use super::table::ToolchainRoot;
 
 /// What the caller's environment says.
-pub(super) struct Caller {
+pub(super) struct CallerEnvironment {
     pub(super) variables: BTreeMap<String, String>,
     pub(super) path: Vec<PathBuf>,
     pub(super) home: Option<PathBuf>,
@@ -16,7 +16,7 @@ pub(super) struct Caller {
     written: Vec<PathBuf>,
 }
 
-impl Caller {
+impl CallerEnvironment {
     /// This process's own.
     pub(super) fn here() -> Self {
         Self::from_variables(std::env::vars_os())
@@ -60,14 +60,14 @@ fn is_plain(path: &Path) -> bool {
 
 /// Where a root is: by its variable, or the first of its usual places that is there. Not where a guest may
 /// write, and not something else under that name.
-pub(super) fn root_paths(row: &Root, caller: &Caller) -> Vec<PathBuf> {
+pub(super) fn root_paths(row: &ToolchainRoot, caller: &CallerEnvironment) -> Vec<PathBuf> {
     let marked = |root: &PathBuf| row.marks.iter().all(|mark| root.join(mark).exists());
     let mut roots = named_paths(row, caller);
     roots.retain(|root| marked(root) && !caller.is_written(root));
     roots
 }
 
-fn named_paths(row: &Root, caller: &Caller) -> Vec<PathBuf> {
+fn named_paths(row: &ToolchainRoot, caller: &CallerEnvironment) -> Vec<PathBuf> {
     if let Some(named) = row.variable.and_then(|name| caller.absolute(name)) {
         return if named.is_dir() { vec![named] } else { Vec::new() };
     }
@@ -90,7 +90,7 @@ fn named_paths(row: &Root, caller: &Caller) -> Vec<PathBuf> {
 }
 
 /// The directories in this one that PATH leads to.
-fn all_in_path(dir: &Path, caller: &Caller) -> BTreeSet<PathBuf> {
+fn all_in_path(dir: &Path, caller: &CallerEnvironment) -> BTreeSet<PathBuf> {
     let inside = |entry: &PathBuf| {
         let first = entry.strip_prefix(dir).ok()?.components().next()?;
         Some(dir.join(first))
@@ -99,7 +99,7 @@ fn all_in_path(dir: &Path, caller: &Caller) -> BTreeSet<PathBuf> {
 }
 
 /// Whether PATH leads here or below, by name or behind links.
-pub(super) fn in_path(root: &Path, caller: &Caller) -> bool {
+pub(super) fn in_path(root: &Path, caller: &CallerEnvironment) -> bool {
     let by_name = caller.path.iter().any(|entry| entry.starts_with(root));
     by_name || {
         let real = caller.path.iter().filter(|entry| !inside::is_in_host_image(entry));

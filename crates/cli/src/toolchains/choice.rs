@@ -10,7 +10,7 @@ use super::table::{KNOWN_TOOLCHAINS, Toolchain};
 /// Which toolchains are shown.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-pub enum Choice {
+pub enum ToolchainChoice {
     /// Those that PATH leads to, where the backend can show them.
     #[default]
     Auto,
@@ -20,7 +20,7 @@ pub enum Choice {
     Named(BTreeSet<String>),
 }
 
-impl Choice {
+impl ToolchainChoice {
     pub(super) fn takes(&self, toolchain: &Toolchain) -> bool {
         match self {
             Self::Auto => true,
@@ -30,7 +30,7 @@ impl Choice {
     }
 }
 
-impl TryFrom<String> for Choice {
+impl TryFrom<String> for ToolchainChoice {
     type Error = String;
 
     fn try_from(given: String) -> Result<Self, String> {
@@ -38,7 +38,7 @@ impl TryFrom<String> for Choice {
     }
 }
 
-impl FromStr for Choice {
+impl FromStr for ToolchainChoice {
     type Err = String;
 
     fn from_str(given: &str) -> Result<Self, String> {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 use stockade_core::{SandboxSpec, Workspace};
 
-use super::{Found, LeftOut, overlaps, tree};
+use super::{FoundToolchain, LeftOut, is_claimed_by_spec, build_host_tree};
 
 /// The longest `.git`, `gitdir` or `commondir` file.
 const MAX_POINTER_BYTES: u64 = 8 << 10;
@@ -23,25 +23,25 @@ const MAX_REPOSITORIES: usize = 1000;
 const MAX_DEPTH: usize = 8;
 
 /// The tree for the git directory that the workspace's `.git` file names, if it has one.
-pub(super) fn look(spec: &SandboxSpec) -> Option<Found> {
+pub(super) fn find_git_tree(spec: &SandboxSpec) -> Option<FoundToolchain> {
     let workspace = match &spec.workspace {
         Workspace::Local(dir) => dir.as_path(),
         Workspace::Overlay(layers) => layers.lower.as_path(),
         Workspace::Ephemeral => return None,
     };
-    let named = pointer(&workspace.join(".git"), "gitdir: ")?;
+    let named = read_pointer_file(&workspace.join(".git"), "gitdir: ")?;
     let named = workspace.join(named);
-    let mut found = Found::named("git");
+    let mut found = FoundToolchain::named("git");
     match git_dir(workspace, &named) {
         // What the caller shows there wins.
-        Ok(dir) if overlaps(&dir, spec) => return None,
+        Ok(dir) if is_claimed_by_spec(&dir, spec) => return None,
         Ok(dir) if may_hold_credentials(&dir) => {
             let reason = "its configuration may hold credentials, or cannot be read".into();
             found.left_out.push(LeftOut { path: dir, reason });
         }
         Ok(dir) => {
             // Behind a link that was put there meanwhile lies something else.
-            let tree = tree("git", &dir, &dir);
+            let tree = build_host_tree("git", &dir, &dir);
             found.add(tree.into_iter().filter(|tree| tree.mount.source.as_path() == dir).collect());
         }
         Err(reason) => found.left_out.push(LeftOut { path: named, reason: reason.into() }),
@@ -50,7 +50,7 @@ pub(super) fn look(spec: &SandboxSpec) -> Option<Found> {
 }
 
 /// The path in a file of one line, behind what it begins with. A link is not such a file.
-fn pointer(file: &Path, prefix: &str) -> Option<PathBuf> {
+fn read_pointer_file(file: &Path, prefix: &str) -> Option<PathBuf> {
     let text = small_file(file, MAX_POINTER_BYTES)?;
     let line = text.strip_prefix(prefix)?.trim_end_matches(['\n', '\r']);
     (!line.is_empty() && !line.contains(['\n', '\0'])).then(|| PathBuf::from(line))
@@ -72,23 +72,23 @@ fn small_file(file: &Path, most: u64) -> Option<String> {
 /// The directory that is shown, if it is really this workspace's.
 fn git_dir(workspace: &Path, named: &Path) -> Result<PathBuf, &'static str> {
     let dir = named.canonicalize().map_err(|_| "is not there")?;
-    let git = worktree(workspace, &dir).or_else(|| submodule(workspace, &dir));
+    let git = find_worktree_dir(workspace, &dir).or_else(|| find_submodule_dir(workspace, &dir));
     let git = git.ok_or("is not this directory's: it does not name it in turn")?;
     if workspace.starts_with(&git) { Err("lies around the workspace") } else { Ok(git) }
 }
 
 /// `COMMON/worktrees/NAME`, whose `gitdir` is the workspace's `.git`.
-fn worktree(workspace: &Path, dir: &Path) -> Option<PathBuf> {
+fn find_worktree_dir(workspace: &Path, dir: &Path) -> Option<PathBuf> {
     let worktrees = dir.parent().filter(|parent| parent.ends_with("worktrees"))?;
     let common = worktrees.parent()?;
-    let named = dir.join(pointer(&dir.join("commondir"), "")?).canonicalize().ok()?;
-    let back = dir.join(pointer(&dir.join("gitdir"), "")?).canonicalize().ok()?;
+    let named = dir.join(read_pointer_file(&dir.join("commondir"), "")?).canonicalize().ok()?;
+    let back = dir.join(read_pointer_file(&dir.join("gitdir"), "")?).canonicalize().ok()?;
     let own = back == workspace.canonicalize().ok()?.join(".git");
     (own && named == common && is_repository(common)).then(|| common.to_owned())
 }
 
 /// A git directory whose `core.worktree` is the workspace.
-fn submodule(workspace: &Path, dir: &Path) -> Option<PathBuf> {
+fn find_submodule_dir(workspace: &Path, dir: &Path) -> Option<PathBuf> {
     let config = small_file(&dir.join("config"), MAX_CONFIG_BYTES)?;
     let back = dir.join(core_worktree(&config)?).canonicalize().ok()?;
     let own = back == workspace.canonicalize().ok()?;
@@ -131,17 +131,17 @@ fn may_hold_credentials(dir: &Path) -> bool {
             return true;
         }
         for below in ["modules", "worktrees"].map(|name| dir.join(name)) {
-            dirs.extend(subdirectories(&below).map(|dir| (dir, depth + 1)));
+            dirs.extend(list_subdirectories(&below).map(|dir| (dir, depth + 1)));
         }
         // The name of a submodule may have slashes in it.
         if depth > 0 && !is_repository(&dir) {
-            dirs.extend(subdirectories(&dir).map(|dir| (dir, depth + 1)));
+            dirs.extend(list_subdirectories(&dir).map(|dir| (dir, depth + 1)));
         }
     }
     false
 }
 
-fn subdirectories(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+fn list_subdirectories(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     dirs.map(|entry| entry.path())
@@ -164,12 +164,12 @@ fn is_repository(dir: &Path) -> bool {
 mod tests {
     use super::*;
 
-    struct Place {
+    struct GitFixture {
         _dir: tempfile::TempDir,
         base: PathBuf,
     }
 
-    impl Place {
+    impl GitFixture {
         fn new() -> Self {
             let dir = tempfile::tempdir().unwrap();
             let base = dir.path().canonicalize().unwrap();
@@ -193,7 +193,7 @@ mod tests {
             let workspace = self.base.join(workspace).try_into().unwrap();
             let spec =
                 SandboxSpec { workspace: Workspace::Local(workspace), ..SandboxSpec::default() };
-            let found = look(&spec).unwrap_or(Found::named("git"));
+            let found = find_git_tree(&spec).unwrap_or(FoundToolchain::named("git"));
             let name = |tree: &stockade_core::HostTree| {
                 assert!(tree.mount.read_only);
                 let path = tree.mount.source.as_path().strip_prefix(&self.base).unwrap();
@@ -214,14 +214,14 @@ mod tests {
 
     #[test]
     fn a_worktrees_repository_is_shown_read_only() {
-        let place = Place::new();
+        let place = GitFixture::new();
         place.worktree("wt/.git");
         assert_eq!(place.found("wt"), (vec!["main/.git".to_owned()], 0));
     }
 
     #[test]
     fn a_git_directory_that_does_not_name_the_workspace_is_not_shown() {
-        let place = Place::new();
+        let place = GitFixture::new();
         place.worktree("other/.git");
         place.write("other/.git", "");
         assert_eq!(place.found("wt"), (vec![], 1));
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_worktree_that_names_another_common_directory_is_not_shown() {
-        let place = Place::new();
+        let place = GitFixture::new();
         place.worktree("wt/.git");
         place.repository("secret");
         let secret = place.base.join("secret");
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_submodules_git_directory_is_shown_read_only() {
-        let place = Place::new();
+        let place = GitFixture::new();
         let own = "main/.git/modules/lib";
         place.repository(own);
         place.write(&format!("{own}/config"), "[core]\n\tworktree = ../../../lib\n");

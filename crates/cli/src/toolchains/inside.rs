@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use stockade_core::{HostTree, SandboxSpec};
 
-use super::caller::Caller;
-use super::table::{Toolchain, Value};
+use super::caller::CallerEnvironment;
+use super::table::{Toolchain, VariableValue};
 
 /// What every sandbox on the host's root sees of it.
 const IN_HOST_IMAGE: [&str; 9] =
@@ -24,7 +24,7 @@ pub(super) fn is_in_host_image(path: &Path) -> bool {
 
 /// The caller's PATH as far as it leads to something that is shown, in its order, and the usual directories
 /// behind it. None where that is nothing but the usual.
-pub(super) fn path(caller: &Caller, spec: &SandboxSpec) -> Option<String> {
+pub(super) fn build_path(caller: &CallerEnvironment, spec: &SandboxSpec) -> Option<String> {
     let mut dirs: Vec<PathBuf> = Vec::new();
     let usual = DEFAULT_PATH.iter().map(PathBuf::from);
     let led = caller.path.iter().filter_map(|dir| shown_dir(dir, spec));
@@ -59,19 +59,19 @@ fn is_shown(path: &Path, trees: &[HostTree]) -> bool {
 }
 
 /// The variables of a toolchain, for as much of it as is shown.
-pub(super) fn variables(
+pub(super) fn build_variables(
     toolchain: &Toolchain,
     roots: &[Vec<PathBuf>],
-    caller: &Caller,
+    caller: &CallerEnvironment,
     trees: &[HostTree],
 ) -> BTreeMap<String, String> {
     let root = |at: usize| roots.get(at)?.first();
-    let value = |(name, value): &(&str, Value)| {
+    let value = |(name, value): &(&str, VariableValue)| {
         let value = match value {
-            Value::Root(at) => root(*at)?.to_str()?.to_owned(),
-            Value::ShownPath => shown_path(&caller.absolute(name)?, trees)?,
-            Value::Word => caller.variables.get(*name).filter(|word| is_word(word))?.clone(),
-            Value::GoProxy(at, inside) => {
+            VariableValue::Root(at) => root(*at)?.to_str()?.to_owned(),
+            VariableValue::ShownPath => shown_path(&caller.absolute(name)?, trees)?,
+            VariableValue::Word => caller.variables.get(*name).filter(|word| is_word(word))?.clone(),
+            VariableValue::GoProxy(at, inside) => {
                 let dir = root(*at)?.join(inside);
                 let shown = is_shown(&dir, trees).then_some(dir)?;
                 format!("file://{},direct", shown.to_str()?)
@@ -107,7 +107,7 @@ pub(super) fn find_program(program: &str) -> Option<PathBuf> {
         true => {
             Some(PathBuf::from(program)).into_iter().filter(|path| path.is_absolute()).collect()
         }
-        false => Caller::here().path.iter().map(|dir| dir.join(program)).collect(),
+        false => CallerEnvironment::here().path.iter().map(|dir| dir.join(program)).collect(),
     };
     let runs = |path: &PathBuf| {
         path.metadata()

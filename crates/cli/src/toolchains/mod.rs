@@ -19,9 +19,9 @@ use stockade_core::{
 };
 use stockade_engine::EngineConfig;
 
-use caller::{Caller, in_path, root_paths};
-pub use choice::Choice;
-use table::{KNOWN_TOOLCHAINS, Root, Toolchain};
+use caller::{CallerEnvironment, in_path, root_paths};
+pub use choice::ToolchainChoice;
+use table::{KNOWN_TOOLCHAINS, ToolchainRoot, Toolchain};
 
 const TOOLCHAIN_FLAG: &str = "--toolchain";
 /// The home directory of whom commands run as, inside.
@@ -32,7 +32,7 @@ const MAX_TREES: usize = 64;
 /// One toolchain that PATH leads to.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Found {
+pub struct FoundToolchain {
     /// Its name.
     pub name: &'static str,
     /// The paths that are shown beside the host's system directories.
@@ -46,7 +46,7 @@ pub struct Found {
     trees: Vec<HostTree>,
 }
 
-impl Found {
+impl FoundToolchain {
     fn named(name: &'static str) -> Self {
         let (shown, left_out, trees) = (Vec::new(), Vec::new(), Vec::new());
         Self { name, shown, variables: BTreeMap::new(), left_out, trees }
@@ -83,18 +83,18 @@ pub enum Packages {
 }
 
 /// Adds the toolchains that were chosen to a spec: their trees, variables and PATH.
-pub fn add(
-    choice: &Choice,
+pub fn add_toolchains(
+    choice: &ToolchainChoice,
     packages: Packages,
     spec: &mut SandboxSpec,
     config: &EngineConfig,
-) -> Result<Vec<Found>> {
-    let mut found = find(choice, spec, config, &Caller::here().outside(written_places(spec)))?;
+) -> Result<Vec<FoundToolchain>> {
+    let mut found = find_toolchains(choice, spec, config, &CallerEnvironment::here().outside(written_places(spec)))?;
     if packages == Packages::Absent {
-        found.iter_mut().for_each(Found::leave_home);
+        found.iter_mut().for_each(FoundToolchain::leave_home);
     }
-    if *choice != Choice::None {
-        found.extend(git::look(spec).map(|mut git| {
+    if *choice != ToolchainChoice::None {
+        found.extend(git::find_git_tree(spec).map(|mut git| {
             refuse_own(&mut git, config);
             git
         }));
@@ -105,9 +105,9 @@ pub fn add(
             set_default(spec, name, value.clone())?;
         }
     }
-    if *choice != Choice::None
+    if *choice != ToolchainChoice::None
         && spec.image == Image::Host
-        && let Some(path) = inside::path(&Caller::here(), spec)
+        && let Some(path) = inside::build_path(&CallerEnvironment::here(), spec)
     {
         set_default(spec, "PATH", path)?;
     }
@@ -135,26 +135,26 @@ fn set_default(spec: &mut SandboxSpec, name: &str, value: String) -> Result<()> 
     Ok(())
 }
 
-fn find(
-    choice: &Choice,
+fn find_toolchains(
+    choice: &ToolchainChoice,
     spec: &SandboxSpec,
     config: &EngineConfig,
-    caller: &Caller,
-) -> Result<Vec<Found>> {
-    if let (Choice::Named(_), false) = (choice, spec.image == Image::Host) {
+    caller: &CallerEnvironment,
+) -> Result<Vec<FoundToolchain>> {
+    if let (ToolchainChoice::Named(_), false) = (choice, spec.image == Image::Host) {
         let message = "toolchains of the host are shown on the host's own root only";
         return Err(Error::new(ErrorCode::Invalid, TOOLCHAIN_FLAG, message)
             .remedy("leave out --image, or use an image that has them"));
     }
-    if *choice == Choice::None || spec.image != Image::Host || !leaves_system(caller) {
+    if *choice == ToolchainChoice::None || spec.image != Image::Host || !leaves_system(caller) {
         return all_named_are_there(choice, Vec::new());
     }
-    let mut found: Vec<Found> = Vec::new();
+    let mut found: Vec<FoundToolchain> = Vec::new();
     for toolchain in KNOWN_TOOLCHAINS.iter().filter(|toolchain| choice.takes(toolchain)) {
         let taken: Vec<_> = found.iter().flat_map(|found| &found.trees).cloned().collect();
-        found.extend(look(toolchain, spec, caller, &taken));
+        found.extend(find_toolchain(toolchain, spec, caller, &taken));
     }
-    let required = matches!(choice, Choice::Named(_));
+    let required = matches!(choice, ToolchainChoice::Named(_));
     for toolchain in &mut found {
         toolchain.trees.iter_mut().for_each(|tree| tree.required = required);
         refuse_own(toolchain, config);
@@ -163,14 +163,14 @@ fn find(
 }
 
 /// Whether PATH leads anywhere but to the directories that every sandbox has.
-fn leaves_system(caller: &Caller) -> bool {
+fn leaves_system(caller: &CallerEnvironment) -> bool {
     caller.path.iter().any(|dir| !inside::DEFAULT_PATH.iter().any(|known| dir == Path::new(known)))
 }
 
-fn all_named_are_there(choice: &Choice, found: Vec<Found>) -> Result<Vec<Found>> {
-    let Choice::Named(names) = choice else { return Ok(found) };
+fn all_named_are_there(choice: &ToolchainChoice, found: Vec<FoundToolchain>) -> Result<Vec<FoundToolchain>> {
+    let ToolchainChoice::Named(names) = choice else { return Ok(found) };
     let is_there = |name: &String| {
-        let of = |found: &Found| KNOWN_TOOLCHAINS.iter().find(|known| known.name == found.name);
+        let of = |found: &FoundToolchain| KNOWN_TOOLCHAINS.iter().find(|known| known.name == found.name);
         found.iter().filter_map(of).any(|known| known.is_called(name))
     };
     match names.iter().find(|name| !is_there(name)) {
@@ -184,17 +184,17 @@ fn all_named_are_there(choice: &Choice, found: Vec<Found>) -> Result<Vec<Found>>
 }
 
 /// What is shown of one toolchain; none if PATH does not lead to it.
-fn look(
+fn find_toolchain(
     toolchain: &'static Toolchain,
     spec: &SandboxSpec,
-    caller: &Caller,
+    caller: &CallerEnvironment,
     taken: &[HostTree],
-) -> Option<Found> {
+) -> Option<FoundToolchain> {
     let roots: Vec<_> = toolchain.roots.iter().map(|row| root_paths(row, caller)).collect();
     if !roots.iter().flatten().any(|root| in_path(root, caller)) {
         return None;
     }
-    let mut found = Found::named(toolchain.name);
+    let mut found = FoundToolchain::named(toolchain.name);
     let mut anything = false;
     for (row, roots) in toolchain.roots.iter().zip(&roots) {
         for root in roots.iter().filter(|root| !is_anothers(row, root, taken)) {
@@ -211,27 +211,27 @@ fn look(
         found.left_out = vec![LeftOut { path, reason }];
         (found.trees, found.shown) = (Vec::new(), Vec::new());
     }
-    found.variables = inside::variables(toolchain, &roots, caller, &found.trees);
+    found.variables = inside::build_variables(toolchain, &roots, caller, &found.trees);
     Some(found)
 }
 
 /// Whether a whole root belongs to a toolchain of which only parts are shown.
-fn is_anothers(row: &Root, root: &Path, taken: &[HostTree]) -> bool {
+fn is_anothers(row: &ToolchainRoot, root: &Path, taken: &[HostTree]) -> bool {
     let mut targets = taken.iter().map(|tree| Path::new(tree.mount.target.as_str()));
     row.shown == ["."] && targets.any(|target| target.starts_with(root))
 }
 
 /// Whether there is anything of this root to show.
 fn add_trees(
-    found: &mut Found,
-    row: &Root,
+    found: &mut FoundToolchain,
+    row: &ToolchainRoot,
     root: &Path,
     spec: &SandboxSpec,
-    caller: &Caller,
+    caller: &CallerEnvironment,
     taken: &[HostTree],
 ) -> bool {
     let in_use = |path: &Path| !row.in_path_only || in_path(parent_of_tree(path), caller);
-    let shown = trees::expand(root, row, (row.shown, row.depth), in_use);
+    let shown = trees::expand_root(root, row, (row.shown, row.depth), in_use);
     let left_out = shown.left_out.into_iter().map(|(path, reason)| LeftOut { path, reason });
     found.left_out.extend(left_out);
     let at_own_path = shown.paths.into_iter().map(|path| (path.clone(), path));
@@ -239,13 +239,13 @@ fn add_trees(
     let before = found.trees.len();
     for (source, target) in at_own_path.chain(in_home) {
         if caller.is_written(&source)
-            || overlaps(&target, spec)
-            || covered(&target, &found.trees)
-            || covered(&target, taken)
+            || is_claimed_by_spec(&target, spec)
+            || is_covered(&target, &found.trees)
+            || is_covered(&target, taken)
         {
             continue;
         }
-        match tree(found.name, &source, &target) {
+        match build_host_tree(found.name, &source, &target) {
             Some(tree) => found.add(vec![tree]),
             None => found.left_out.push(LeftOut { path: source, reason: "is not UTF-8".into() }),
         }
@@ -262,14 +262,14 @@ fn parent_of_tree(path: &Path) -> &Path {
 }
 
 /// Downloaded packages, for a sandbox that can download none.
-fn in_home(row: &Root, root: &Path, spec: &SandboxSpec) -> Vec<(PathBuf, PathBuf)> {
+fn in_home(row: &ToolchainRoot, root: &Path, spec: &SandboxSpec) -> Vec<(PathBuf, PathBuf)> {
     if matches!(spec.network, Network::Egress(_)) {
         return Vec::new();
     }
     let mut all = Vec::new();
     for (from, to, depth) in row.in_home {
         let base = root.join(from);
-        for path in trees::expand(root, row, (&[*from], *depth), |_| true).paths {
+        for path in trees::expand_root(root, row, (&[*from], *depth), |_| true).paths {
             let Ok(rest) = path.strip_prefix(&base) else { continue };
             let target = Path::new(HOME_INSIDE).join(to).join(rest);
             all.push((path.clone(), target.components().collect()));
@@ -279,7 +279,7 @@ fn in_home(row: &Root, root: &Path, spec: &SandboxSpec) -> Vec<(PathBuf, PathBuf
 }
 
 /// What the caller asked for lies there, or it is the workspace's: that wins.
-fn overlaps(path: &Path, spec: &SandboxSpec) -> bool {
+fn is_claimed_by_spec(path: &Path, spec: &SandboxSpec) -> bool {
     let workspace = match &spec.workspace {
         Workspace::Local(dir) => Some(dir.as_path()),
         Workspace::Overlay(layers) => Some(layers.lower.as_path()),
@@ -289,11 +289,11 @@ fn overlaps(path: &Path, spec: &SandboxSpec) -> bool {
     mounts.chain(workspace).any(|other| path.starts_with(other) || other.starts_with(path))
 }
 
-fn covered(path: &Path, trees: &[HostTree]) -> bool {
+fn is_covered(path: &Path, trees: &[HostTree]) -> bool {
     trees.iter().any(|tree| path.starts_with(tree.mount.target.as_str()))
 }
 
-fn tree(name: &str, source: &Path, target: &Path) -> Option<HostTree> {
+fn build_host_tree(name: &str, source: &Path, target: &Path) -> Option<HostTree> {
     let source: HostPath = source.canonicalize().ok()?.try_into().ok()?;
     let target: SandboxPath = target.to_str()?.parse().ok()?;
     let mount = Mount { source, target, read_only: true };
@@ -301,7 +301,7 @@ fn tree(name: &str, source: &Path, target: &Path) -> Option<HostTree> {
 }
 
 /// Leaves out what the engine would refuse: what is Stockade's own, or shared by programs of the host (C-06).
-fn refuse_own(found: &mut Found, config: &EngineConfig) {
+fn refuse_own(found: &mut FoundToolchain, config: &EngineConfig) {
     if found.trees.is_empty() {
         return;
     }
@@ -324,7 +324,7 @@ pub fn missing_program(command: &Command) -> Option<String> {
     let Run::Program(argv) = &command.run else { return None };
     let program = argv.first()?;
     let path = inside::find_program(program)?;
-    let caller = Caller::here();
+    let caller = CallerEnvironment::here();
     let of = |toolchain: &&Toolchain| {
         let mut roots = toolchain.roots.iter().flat_map(|row| root_paths(row, &caller));
         roots.any(|root| path.starts_with(&root))

@@ -9,9 +9,9 @@ pub struct Toolchain {
     /// The language it is for, which `--toolchain` takes as well.
     pub language: &'static str,
     /// Where it lives. A PATH that leads into a root recognises it.
-    pub roots: &'static [Root],
+    pub roots: &'static [ToolchainRoot],
     /// The variables it needs inside.
-    pub variables: &'static [(&'static str, Value)],
+    pub variables: &'static [(&'static str, VariableValue)],
 }
 
 impl Toolchain {
@@ -22,7 +22,7 @@ impl Toolchain {
 }
 
 /// One directory of a toolchain.
-pub struct Root {
+pub struct ToolchainRoot {
     /// The variable that names it.
     pub variable: Option<&'static str>,
     /// Where it is otherwise, the first that exists. `~` is the home; a `*` at the end is whatever PATH has there.
@@ -44,7 +44,7 @@ pub struct Root {
 }
 
 /// Where a variable's value comes from.
-pub enum Value {
+pub enum VariableValue {
     /// The path of this root.
     Root(usize),
     /// The caller's value, if it is a path that is shown.
@@ -100,7 +100,7 @@ pub const NEVER_SHOWN: &[&str] = &[
 ];
 
 /// A root with nothing but its trees.
-const PLAIN_ROOT: Root = Root {
+const PLAIN_ROOT: ToolchainRoot = ToolchainRoot {
     variable: None,
     defaults: &[],
     shown: &[],
@@ -112,10 +112,10 @@ const PLAIN_ROOT: Root = Root {
 };
 
 /// A root that holds installations of others, each with a configuration of its own somewhere below.
-const NESTED_ROOT: Root = Root { never: &["etc"], depth: 5, ..PLAIN_ROOT };
+const NESTED_ROOT: ToolchainRoot = ToolchainRoot { never: &["etc"], depth: 5, ..PLAIN_ROOT };
 
 /// A root with tools of every kind: some keep a database, downloads or a configuration in their installation.
-const INSTALLS_ROOT: Root = Root {
+const INSTALLS_ROOT: ToolchainRoot = ToolchainRoot {
     never: &["etc", "var", "data", "packages", "git", "registry", "config", "config.toml"],
     ..NESTED_ROOT
 };
@@ -127,7 +127,7 @@ pub const KNOWN_TOOLCHAINS: &[Toolchain] = &[
         roots: &[
             // Never all of it: `credentials.toml` and a `config.toml` with tokens lie beside. Without
             // CARGO_HOME cargo takes one below the home directory inside, which it can write to.
-            Root {
+            ToolchainRoot {
                 variable: Some("CARGO_HOME"),
                 defaults: &["~/.cargo"],
                 shown: &["bin"],
@@ -138,7 +138,7 @@ pub const KNOWN_TOOLCHAINS: &[Toolchain] = &[
                 ],
                 ..PLAIN_ROOT
             },
-            Root {
+            ToolchainRoot {
                 variable: Some("RUSTUP_HOME"),
                 defaults: &["~/.rustup"],
                 // It makes the last where that is missing.
@@ -146,13 +146,13 @@ pub const KNOWN_TOOLCHAINS: &[Toolchain] = &[
                 ..PLAIN_ROOT
             },
         ],
-        variables: &[("RUSTUP_HOME", Value::Root(1)), ("RUSTUP_TOOLCHAIN", Value::Word)],
+        variables: &[("RUSTUP_HOME", VariableValue::Root(1)), ("RUSTUP_TOOLCHAIN", VariableValue::Word)],
     },
     Toolchain {
         name: "nvm",
         language: "node",
         // Not `etc`, where npm keeps its global configuration with tokens.
-        roots: &[Root {
+        roots: &[ToolchainRoot {
             variable: Some("NVM_DIR"),
             defaults: &["~/.nvm", "~/.config/nvm"],
             shown: &[
@@ -164,12 +164,12 @@ pub const KNOWN_TOOLCHAINS: &[Toolchain] = &[
             in_path_only: true,
             ..PLAIN_ROOT
         }],
-        variables: &[("NVM_DIR", Value::Root(0)), ("NVM_BIN", Value::ShownPath)],
+        variables: &[("NVM_DIR", VariableValue::Root(0)), ("NVM_BIN", VariableValue::ShownPath)],
     },
     Toolchain {
         name: "fnm",
         language: "node",
-        roots: &[Root {
+        roots: &[ToolchainRoot {
             variable: Some("FNM_DIR"),
             defaults: &["~/.local/share/fnm", "~/.fnm"],
             shown: &[
@@ -186,18 +186,18 @@ pub const KNOWN_TOOLCHAINS: &[Toolchain] = &[
     Toolchain {
         name: "volta",
         language: "node",
-        roots: &[Root {
+        roots: &[ToolchainRoot {
             variable: Some("VOLTA_HOME"),
             defaults: &["~/.volta"],
             shown: &["bin", "tools"],
             ..NESTED_ROOT
         }],
-        variables: &[("VOLTA_HOME", Value::Root(0))],
+        variables: &[("VOLTA_HOME", VariableValue::Root(0))],
     },
     Toolchain {
         name: "bun",
         language: "bun",
-        roots: &[Root {
+        roots: &[ToolchainRoot {
             variable: Some("BUN_INSTALL"),
             defaults: &["~/.bun"],
             shown: &["bin"],
@@ -208,13 +208,13 @@ pub const KNOWN_TOOLCHAINS: &[Toolchain] = &[
     Toolchain {
         name: "deno",
         language: "deno",
-        roots: &[Root { defaults: &["~/.deno"], shown: &["bin"], ..PLAIN_ROOT }],
+        roots: &[ToolchainRoot { defaults: &["~/.deno"], shown: &["bin"], ..PLAIN_ROOT }],
         variables: &[],
     },
     Toolchain {
         name: "pyenv",
         language: "python",
-        roots: &[Root {
+        roots: &[ToolchainRoot {
             variable: Some("PYENV_ROOT"),
             defaults: &["~/.pyenv"],
             shown: &[
@@ -231,28 +231,28 @@ pub const KNOWN_TOOLCHAINS: &[Toolchain] = &[
             ],
             ..NESTED_ROOT
         }],
-        variables: &[("PYENV_ROOT", Value::Root(0)), ("PYENV_VERSION", Value::Word)],
+        variables: &[("PYENV_ROOT", VariableValue::Root(0)), ("PYENV_VERSION", VariableValue::Word)],
     },
     Toolchain {
         name: "uv",
         language: "python",
         roots: &[
             // Programs of its own alone: the directory is everybody's.
-            Root { defaults: &["~/.local/bin"], shown: &["uv", "uvx"], ..PLAIN_ROOT },
-            Root {
+            ToolchainRoot { defaults: &["~/.local/bin"], shown: &["uv", "uvx"], ..PLAIN_ROOT },
+            ToolchainRoot {
                 variable: Some("UV_PYTHON_INSTALL_DIR"),
                 defaults: &["~/.local/share/uv/python"],
                 shown: &["."],
                 ..PLAIN_ROOT
             },
         ],
-        variables: &[("UV_PYTHON_INSTALL_DIR", Value::Root(1))],
+        variables: &[("UV_PYTHON_INSTALL_DIR", VariableValue::Root(1))],
     },
     Toolchain {
         name: "conda",
         language: "python",
         // Not `pkgs` and `conda-meta`, which note addresses of channels with their tokens.
-        roots: &[Root {
+        roots: &[ToolchainRoot {
             variable: Some("MAMBA_ROOT_PREFIX"),
             defaults: &[
                 "~/miniconda3",
@@ -281,17 +281,17 @@ pub const KNOWN_TOOLCHAINS: &[Toolchain] = &[
             ..PLAIN_ROOT
         }],
         variables: &[
-            ("CONDA_PREFIX", Value::ShownPath),
-            ("CONDA_EXE", Value::ShownPath),
-            ("CONDA_PYTHON_EXE", Value::ShownPath),
-            ("CONDA_DEFAULT_ENV", Value::Word),
+            ("CONDA_PREFIX", VariableValue::ShownPath),
+            ("CONDA_EXE", VariableValue::ShownPath),
+            ("CONDA_PYTHON_EXE", VariableValue::ShownPath),
+            ("CONDA_DEFAULT_ENV", VariableValue::Word),
         ],
     },
     Toolchain {
         name: "go",
         language: "go",
         roots: &[
-            Root {
+            ToolchainRoot {
                 variable: Some("GOROOT"),
                 defaults: &["/usr/local/go", "~/.local/go", "~/.go", "~/sdk/*"],
                 shown: &["bin", "lib", "pkg", "src", "misc", "api", "go.env", "VERSION"],
@@ -301,7 +301,7 @@ pub const KNOWN_TOOLCHAINS: &[Toolchain] = &[
                 ..PLAIN_ROOT
             },
             // Of the modules only what a proxy serves: beside it lie clones with their addresses.
-            Root {
+            ToolchainRoot {
                 variable: Some("GOPATH"),
                 defaults: &["~/go"],
                 shown: &["bin", "pkg/mod/cache/download"],
@@ -310,25 +310,25 @@ pub const KNOWN_TOOLCHAINS: &[Toolchain] = &[
             },
         ],
         variables: &[
-            ("GOROOT", Value::ShownPath),
-            ("GOPROXY", Value::GoProxy(1, "pkg/mod/cache/download")),
+            ("GOROOT", VariableValue::ShownPath),
+            ("GOPROXY", VariableValue::GoProxy(1, "pkg/mod/cache/download")),
         ],
     },
     Toolchain {
         name: "java",
         language: "java",
-        roots: &[Root {
+        roots: &[ToolchainRoot {
             variable: Some("JAVA_HOME"),
             defaults: &["~/.jdks/*"],
             shown: &["bin", "conf", "include", "jmods", "jre", "legal", "lib", "release"],
             ..PLAIN_ROOT
         }],
-        variables: &[("JAVA_HOME", Value::ShownPath)],
+        variables: &[("JAVA_HOME", VariableValue::ShownPath)],
     },
     Toolchain {
         name: "sdkman",
         language: "java",
-        roots: &[Root {
+        roots: &[ToolchainRoot {
             variable: Some("SDKMAN_DIR"),
             defaults: &["~/.sdkman"],
             // Not those that are servers, which are configured where they lie.
@@ -352,16 +352,16 @@ pub const KNOWN_TOOLCHAINS: &[Toolchain] = &[
             ..PLAIN_ROOT
         }],
         variables: &[
-            ("SDKMAN_DIR", Value::Root(0)),
-            ("JAVA_HOME", Value::ShownPath),
-            ("MAVEN_HOME", Value::ShownPath),
-            ("GRADLE_HOME", Value::ShownPath),
+            ("SDKMAN_DIR", VariableValue::Root(0)),
+            ("JAVA_HOME", VariableValue::ShownPath),
+            ("MAVEN_HOME", VariableValue::ShownPath),
+            ("GRADLE_HOME", VariableValue::ShownPath),
         ],
     },
     Toolchain {
         name: "rbenv",
         language: "ruby",
-        roots: &[Root {
+        roots: &[ToolchainRoot {
             variable: Some("RBENV_ROOT"),
             defaults: &["~/.rbenv"],
             shown: &[
@@ -376,50 +376,50 @@ pub const KNOWN_TOOLCHAINS: &[Toolchain] = &[
             ],
             ..NESTED_ROOT
         }],
-        variables: &[("RBENV_ROOT", Value::Root(0)), ("RBENV_VERSION", Value::Word)],
+        variables: &[("RBENV_ROOT", VariableValue::Root(0)), ("RBENV_VERSION", VariableValue::Word)],
     },
     Toolchain {
         name: "mise",
         language: "mise",
         // Not its configuration, which sets variables.
         roots: &[
-            Root {
+            ToolchainRoot {
                 variable: Some("MISE_DATA_DIR"),
                 defaults: &["~/.local/share/mise"],
                 shown: &["installs", "shims"],
                 ..INSTALLS_ROOT
             },
-            Root { defaults: &["~/.local/bin"], shown: &["mise"], ..PLAIN_ROOT },
+            ToolchainRoot { defaults: &["~/.local/bin"], shown: &["mise"], ..PLAIN_ROOT },
         ],
-        variables: &[("MISE_DATA_DIR", Value::Root(0))],
+        variables: &[("MISE_DATA_DIR", VariableValue::Root(0))],
     },
     Toolchain {
         name: "asdf",
         language: "asdf",
-        roots: &[Root {
+        roots: &[ToolchainRoot {
             variable: Some("ASDF_DATA_DIR"),
             defaults: &["~/.asdf"],
             shown: &["bin", "shims", "libexec", "lib", "plugins/*/bin", "installs", "asdf.sh"],
             ..INSTALLS_ROOT
         }],
-        variables: &[("ASDF_DATA_DIR", Value::Root(0)), ("ASDF_DIR", Value::ShownPath)],
+        variables: &[("ASDF_DATA_DIR", VariableValue::Root(0)), ("ASDF_DIR", VariableValue::ShownPath)],
     },
     Toolchain {
         name: "homebrew",
         language: "homebrew",
         // Not `etc` and `var`, which are its services'.
-        roots: &[Root {
+        roots: &[ToolchainRoot {
             variable: Some("HOMEBREW_PREFIX"),
             defaults: &["/home/linuxbrew/.linuxbrew", "~/.linuxbrew"],
             shown: &["bin", "sbin", "lib", "libexec", "include", "share", "opt", "Cellar"],
             ..NESTED_ROOT
         }],
-        variables: &[("HOMEBREW_PREFIX", Value::Root(0)), ("HOMEBREW_CELLAR", Value::ShownPath)],
+        variables: &[("HOMEBREW_PREFIX", VariableValue::Root(0)), ("HOMEBREW_CELLAR", VariableValue::ShownPath)],
     },
     Toolchain {
         name: "opt",
         language: "opt",
-        roots: &[Root {
+        roots: &[ToolchainRoot {
             defaults: &["/opt/*"],
             shown: &[
                 "bin", "sbin", "lib", "lib64", "libexec", "include", "share", "jmods", "jre",
@@ -427,6 +427,6 @@ pub const KNOWN_TOOLCHAINS: &[Toolchain] = &[
             ],
             ..PLAIN_ROOT
         }],
-        variables: &[("JAVA_HOME", Value::ShownPath), ("MAVEN_HOME", Value::ShownPath)],
+        variables: &[("JAVA_HOME", VariableValue::ShownPath), ("MAVEN_HOME", VariableValue::ShownPath)],
     },
 ];

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::table::{NEVER_SHOWN, Root};
+use super::table::{NEVER_SHOWN, ToolchainRoot};
 
 /// Directories that hold programs and libraries alone, by the thousand: they are not looked into.
 const PROGRAM_DIRS: [&str; 9] =
@@ -15,34 +15,34 @@ const MAX_ENTRIES: usize = 20_000;
 
 /// What is shown of one root, and what is not, with the reason.
 #[derive(Debug, Default)]
-pub struct Shown {
+pub struct ShownTrees {
     pub paths: Vec<PathBuf>,
     pub left_out: Vec<(PathBuf, String)>,
 }
 
 /// Looks through the trees of a root that `wanted` accepts.
-pub fn expand(
+pub fn expand_root(
     root: &Path,
-    row: &Root,
+    row: &ToolchainRoot,
     (patterns, depth): (&[&str], usize),
     wanted: impl Fn(&Path) -> bool,
-) -> Shown {
-    let mut scan = Scan { row, depth, entries: 0, shown: Shown::default() };
+) -> ShownTrees {
+    let mut scan = SecretScan { row, depth, entries: 0, shown: ShownTrees::default() };
     let Ok(real_root) = root.canonicalize() else { return scan.shown };
     for pattern in patterns {
-        for path in matches(root, pattern).into_iter().filter(|path| wanted(path)) {
-            scan.tree(root, &real_root, &path);
+        for path in expand_pattern(root, pattern).into_iter().filter(|path| wanted(path)) {
+            scan.scan_tree(root, &real_root, &path);
         }
     }
     scan.shown
 }
 
 /// Paths that a pattern stands for. Not all need be there.
-fn matches(root: &Path, pattern: &str) -> Vec<PathBuf> {
+fn expand_pattern(root: &Path, pattern: &str) -> Vec<PathBuf> {
     let parts = pattern.split('/').filter(|part| *part != ".");
     parts.fold(vec![root.to_owned()], |found, part| match part {
         "*" => {
-            found.iter().flat_map(|dir| children(dir).unwrap_or_default()).map(|c| c.path).collect()
+            found.iter().flat_map(|dir| list_children(dir).unwrap_or_default()).map(|c| c.path).collect()
         }
         name => found.into_iter().map(|dir| dir.join(name)).collect(),
     })
@@ -54,7 +54,7 @@ struct Child {
     kind: fs::FileType,
 }
 
-fn children(dir: &Path) -> io::Result<Vec<Child>> {
+fn list_children(dir: &Path) -> io::Result<Vec<Child>> {
     let child = |entry: io::Result<fs::DirEntry>| {
         let entry = entry?;
         Ok(Child { path: entry.path(), kind: entry.file_type()? })
@@ -64,15 +64,15 @@ fn children(dir: &Path) -> io::Result<Vec<Child>> {
     Ok(found)
 }
 
-struct Scan<'r> {
-    row: &'r Root,
+struct SecretScan<'r> {
+    row: &'r ToolchainRoot,
     depth: usize,
     entries: usize,
-    shown: Shown,
+    shown: ShownTrees,
 }
 
-impl Scan<'_> {
-    fn tree(&mut self, root: &Path, real_root: &Path, path: &Path) {
+impl SecretScan<'_> {
+    fn scan_tree(&mut self, root: &Path, real_root: &Path, path: &Path) {
         let Ok(real) = path.canonicalize() else { return };
         let expected = path.strip_prefix(root).map(|inside| real_root.join(inside));
         // Joining nothing leaves a slash at the end, which is the same path.
@@ -80,7 +80,7 @@ impl Scan<'_> {
             let dir = real.is_dir();
             match if dir { self.holds_secrets(path, 0) } else { Ok(false) } {
                 Ok(false) => self.shown.paths.push(path.to_owned()),
-                Ok(true) => self.parts(path, 0),
+                Ok(true) => self.show_parts(path, 0),
                 Err(why) => self.leave_out(path, why),
             }
         } else {
@@ -93,7 +93,7 @@ impl Scan<'_> {
         if depth >= self.depth || is_program_dir(dir, depth) {
             return Ok(false);
         }
-        for child in self.list(dir)? {
+        for child in self.list_bounded(dir)? {
             let secret = self.is_secret(&child.path);
             if secret || (child.kind.is_dir() && self.holds_secrets(&child.path, depth + 1)?) {
                 return Ok(true);
@@ -103,8 +103,8 @@ impl Scan<'_> {
     }
 
     /// Shows the parts of a directory one by one, without those that must not be shown.
-    fn parts(&mut self, dir: &Path, depth: usize) {
-        let children = match self.list(dir) {
+    fn show_parts(&mut self, dir: &Path, depth: usize) {
+        let children = match self.list_bounded(dir) {
             Ok(children) => children,
             Err(why) => return self.leave_out(dir, why),
         };
@@ -119,14 +119,14 @@ impl Scan<'_> {
                 // A link is not mounted; within one of the trees it is shown with that.
                 Ok(false) if kind.is_symlink() => {}
                 Ok(false) => self.shown.paths.push(path),
-                Ok(true) => self.parts(&path, depth + 1),
+                Ok(true) => self.show_parts(&path, depth + 1),
                 Err(why) => self.leave_out(&path, why),
             }
         }
     }
 
-    fn list(&mut self, dir: &Path) -> Result<Vec<Child>, String> {
-        let found = children(dir).map_err(|error| format!("cannot be read: {error}"))?;
+    fn list_bounded(&mut self, dir: &Path) -> Result<Vec<Child>, String> {
+        let found = list_children(dir).map_err(|error| format!("cannot be read: {error}"))?;
         self.entries += found.len();
         match self.entries > MAX_ENTRIES {
             true => Err("holds too many files to look through".into()),
@@ -158,7 +158,7 @@ fn is_named(path: &Path, names: &[&str]) -> bool {
 mod tests {
     use super::*;
 
-    const TEST_ROOT: Root = Root {
+    const TEST_ROOT: ToolchainRoot = ToolchainRoot {
         variable: None,
         defaults: &[],
         shown: &[],
@@ -179,7 +179,7 @@ mod tests {
 
     fn shown(base: &Path, patterns: &[&str]) -> (Vec<String>, Vec<String>) {
         let inside = |path: &PathBuf| path.strip_prefix(base).unwrap().display().to_string();
-        let found = expand(base, &TEST_ROOT, (patterns, TEST_ROOT.depth), |_| true);
+        let found = expand_root(base, &TEST_ROOT, (patterns, TEST_ROOT.depth), |_| true);
         let left_out = found.left_out.iter().map(|(path, _)| inside(path)).collect();
         (found.paths.iter().map(inside).collect(), left_out)
     }

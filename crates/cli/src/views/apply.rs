@@ -8,7 +8,7 @@ use stockade_workspaces::{
     Application, ApplyOptions, Change, Diff, Hold, TreePath, WorkspaceProvider, Workspaces,
 };
 
-use super::{Handle, off_thread};
+use super::{WorkspaceHandle, off_thread};
 use crate::interrupts::Interrupts;
 use crate::printer::Printer;
 
@@ -24,7 +24,7 @@ pub const IN_USE: &str = "end it first (`stockade ps`, `stockade kill`), or say 
 pub struct ApplyArgs {
     /// The workspace; the beginning of its id is enough.
     #[arg(value_name = "ID")]
-    id: Handle,
+    id: WorkspaceHandle,
     /// Apply this path although it is held back, with everything in it; may be given several times.
     #[arg(long, value_name = "PATH")]
     include: Vec<TreePath>,
@@ -37,7 +37,7 @@ pub struct ApplyArgs {
 }
 
 /// What an attempt came to.
-pub struct Done {
+pub struct AppliedWorkspace {
     id: WorkspaceId,
     diff: Diff,
     /// The directory that was changed, or was to be.
@@ -51,7 +51,7 @@ pub async fn apply(args: ApplyArgs, workspaces: Workspaces, printer: &Printer) -
     let _held_off = Interrupts::listen()?;
     let id = args.id.find(&workspaces, APPLY_OPERATION)?;
     let claim =
-        if args.force { None } else { Some(claim(&workspaces, &id, APPLY_OPERATION, IN_USE)?) };
+        if args.force { None } else { Some(claim_workspace(&workspaces, &id, APPLY_OPERATION, IN_USE)?) };
     if claim.is_some() {
         // Nobody has it: what is left of it after this is for its changes alone.
         workspaces.release(&id).await?;
@@ -61,14 +61,14 @@ pub async fn apply(args: ApplyArgs, workspaces: Workspaces, printer: &Printer) -
         }
     }
     let options = ApplyOptions { include: args.include, to: args.to, seen: None };
-    let applying = attempt(workspaces, id, options);
+    let applying = attempt_apply(workspaces, id, options);
     let done = printer.patiently("applying what was changed", applying).await?;
     drop(claim);
-    Ok(tell(&done, printer))
+    Ok(report_application(&done, printer))
 }
 
 /// The right to a workspace that no sandbox has.
-pub fn claim(
+pub fn claim_workspace(
     workspaces: &Workspaces,
     id: &WorkspaceId,
     operation: &'static str,
@@ -81,11 +81,11 @@ pub fn claim(
 }
 
 /// Applies; what is told later is looked at before.
-pub async fn attempt(
+pub async fn attempt_apply(
     workspaces: Workspaces,
     id: WorkspaceId,
     options: ApplyOptions,
-) -> Result<Done> {
+) -> Result<AppliedWorkspace> {
     off_thread(move || {
         let diff = workspaces.diff(&id)?;
         let target = match &options.to {
@@ -93,13 +93,13 @@ pub async fn attempt(
             None => workspaces.get(&id)?.source,
         };
         let application = workspaces.apply(&id, &options)?;
-        Ok(Done { id, diff, target, application })
+        Ok(AppliedWorkspace { id, diff, target, application })
     })
     .await
 }
 
 /// Says what became of it; answers the exit code.
-pub fn tell(done: &Done, printer: &Printer) -> i32 {
+pub fn report_application(done: &AppliedWorkspace, printer: &Printer) -> i32 {
     let code = match done.application {
         Application::Applied(_) => 0,
         Application::Conflict { .. } => CONFLICT_EXIT_CODE,
@@ -112,8 +112,8 @@ pub fn tell(done: &Done, printer: &Printer) -> i32 {
         Application::Applied(applied) => {
             let count = applied.applied.len();
             let target = done.target.display();
-            printer.note(&format!("applied {} to {target}", counted(count, "change")));
-            held(done, &applied.held, printer);
+            printer.note(&format!("applied {} to {target}", format_count(count, "change")));
+            show_held_back(done, &applied.held, printer);
         }
         Application::Conflict { conflicts } => {
             conflicts.iter().for_each(|one| printer.note(&format!("conflict: {one}")));
@@ -126,21 +126,21 @@ pub fn tell(done: &Done, printer: &Printer) -> i32 {
     code
 }
 
-fn held(done: &Done, paths: &[TreePath], printer: &Printer) {
+fn show_held_back(done: &AppliedWorkspace, paths: &[TreePath], printer: &Printer) {
     if paths.is_empty() {
         return;
     }
-    for change in tops(paths).filter_map(|path| done.diff.at(path)) {
+    for change in select_topmost(paths).filter_map(|path| done.diff.at(path)) {
         printer.note(&held_line(change));
     }
-    let (id, what) = (&done.id, counted(paths.len(), "change"));
+    let (id, what) = (&done.id, format_count(paths.len(), "change"));
     printer.note(&format!("{what} held back"));
     printer.note(&format!("  to let through:  stockade workspace apply {id} --include PATH"));
     printer.note(&format!("  to discard:      stockade workspace discard {id}"));
 }
 
 /// Those that are not in a directory that is there too. A directory comes before what is in it.
-fn tops(paths: &[TreePath]) -> impl Iterator<Item = &TreePath> {
+fn select_topmost(paths: &[TreePath]) -> impl Iterator<Item = &TreePath> {
     let mut last: Option<&TreePath> = None;
     paths.iter().filter(move |path| {
         let inside = last.is_some_and(|top| path.as_path().starts_with(top.as_path()));
@@ -159,7 +159,7 @@ fn held_line(change: &Change) -> String {
     }
 }
 
-fn counted(count: usize, what: &str) -> String {
+fn format_count(count: usize, what: &str) -> String {
     match count {
         1 => format!("1 {what}"),
         many => format!("{many} {what}s"),

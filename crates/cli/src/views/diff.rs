@@ -5,7 +5,7 @@ use serde_json::json;
 use stockade_core::Result;
 use stockade_workspaces::{Diff, Workspaces, printable};
 
-use super::{Handle, off_thread};
+use super::{WorkspaceHandle, off_thread};
 use crate::printer::{Printer, Tone};
 
 /// Which one, and how much of it.
@@ -13,7 +13,7 @@ use crate::printer::{Printer, Tone};
 pub struct DiffArgs {
     /// The workspace; the beginning of its id is enough.
     #[arg(value_name = "ID")]
-    id: Handle,
+    id: WorkspaceHandle,
     /// Show the text of each change, as `git diff` does.
     #[arg(short, long)]
     patch: bool,
@@ -42,20 +42,20 @@ fn read_diff(args: &DiffArgs, workspaces: &Workspaces) -> Result<(Diff, Option<S
 
 /// Text for a person is made harmless and coloured; a program gets it as it is.
 fn render_patch(patch: &str, printer: &Printer) -> String {
-    if printer.width().is_some() { painted(patch, printer) } else { patch.to_owned() }
+    if printer.width().is_some() { paint_patch(patch, printer) } else { patch.to_owned() }
 }
 
 /// A patch as a terminal may see it.
-pub fn painted(patch: &str, printer: &Printer) -> String {
+pub fn paint_patch(patch: &str, printer: &Printer) -> String {
     let safe = printable(patch);
-    let lines = safe.lines().map(|line| match tone(line) {
+    let lines = safe.lines().map(|line| match pick_line_tone(line) {
         Some(tone) => printer.tone(tone, line) + "\n",
         None => format!("{line}\n"),
     });
     lines.collect()
 }
 
-fn tone(line: &str) -> Option<Tone> {
+fn pick_line_tone(line: &str) -> Option<Tone> {
     match line.as_bytes().first() {
         Some(b'+') => Some(Tone::Good),
         Some(b'-') => Some(Tone::Bad),

@@ -5,8 +5,8 @@ use serde_json::json;
 use stockade_core::Result;
 use stockade_workspaces::Workspaces;
 
-use super::apply::{IN_USE, claim};
-use super::{Handle, off_thread};
+use super::apply::{IN_USE, claim_workspace};
+use super::{WorkspaceHandle, off_thread};
 use crate::printer::Printer;
 
 const DISCARD_OPERATION: &str = "discard";
@@ -16,7 +16,7 @@ const DISCARD_OPERATION: &str = "discard";
 pub struct DiscardArgs {
     /// The workspaces; the beginning of an id is enough.
     #[arg(value_name = "ID", required = true)]
-    ids: Vec<Handle>,
+    ids: Vec<WorkspaceHandle>,
     /// Also while a sandbox has one.
     #[arg(long)]
     force: bool,
@@ -30,7 +30,7 @@ pub async fn discard(args: DiscardArgs, workspaces: Workspaces, printer: &Printe
         let claim = if args.force {
             None
         } else {
-            Some(claim(&workspaces, &id, DISCARD_OPERATION, IN_USE)?)
+            Some(claim_workspace(&workspaces, &id, DISCARD_OPERATION, IN_USE)?)
         };
         let (from, gone) = (workspaces.clone(), id.clone());
         let removing = off_thread(move || from.discard(&gone));

@@ -5,19 +5,19 @@ use serde_json::json;
 use stockade_core::Result;
 use stockade_workspaces::Workspaces;
 
-use super::{Handle, off_thread};
+use super::{WorkspaceHandle, off_thread};
 use crate::printer::Printer;
 
 /// Which to fork.
 #[derive(Debug, Args)]
-pub struct ForkArgs {
+pub struct ForkWorkspaceArgs {
     /// The workspace; the beginning of its id is enough.
     #[arg(value_name = "ID")]
-    id: Handle,
+    id: WorkspaceHandle,
 }
 
 /// Makes the second one and prints its id.
-pub async fn fork(args: ForkArgs, workspaces: Workspaces, printer: &Printer) -> Result<i32> {
+pub async fn fork(args: ForkWorkspaceArgs, workspaces: Workspaces, printer: &Printer) -> Result<i32> {
     let copying = off_thread(move || {
         let id = args.id.find(&workspaces, "fork")?;
         let fork = workspaces.fork(&id)?;

@@ -9,9 +9,9 @@ use crate::prefix::by_prefix;
 
 /// The id of a workspace, or its beginning.
 #[derive(Debug, Clone)]
-pub struct Handle(WorkspaceId);
+pub struct WorkspaceHandle(WorkspaceId);
 
-impl FromStr for Handle {
+impl FromStr for WorkspaceHandle {
     type Err = stockade_core::NameError;
 
     fn from_str(given: &str) -> Result<Self, Self::Err> {
@@ -19,7 +19,7 @@ impl FromStr for Handle {
     }
 }
 
-impl Handle {
+impl WorkspaceHandle {
     /// The one workspace that is meant.
     pub fn find(&self, among: &Workspaces, operation: &'static str) -> Result<WorkspaceId> {
         let given = self.0.as_str();

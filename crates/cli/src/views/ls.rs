@@ -9,7 +9,7 @@ use stockade_core::Result;
 use stockade_workspaces::{Workspace, Workspaces};
 
 use super::off_thread;
-use crate::lasting::ps::age;
+use crate::lasting::ps::format_age;
 use crate::printer::{Printer, Tone};
 use crate::table::{Cell, Table};
 
@@ -24,7 +24,7 @@ pub struct LsArgs {
 /// One workspace.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Row {
+struct WorkspaceRow {
     #[serde(flatten)]
     workspace: Workspace,
     in_use: bool,
@@ -36,7 +36,7 @@ struct Row {
 
 /// Lists them.
 pub async fn ls(args: &LsArgs, workspaces: Workspaces, printer: &Printer) -> Result<i32> {
-    let looking = off_thread(move || rows(&workspaces));
+    let looking = off_thread(move || collect_rows(&workspaces));
     let rows = printer.patiently("looking at what was changed", looking).await?;
     if printer.is_json() {
         printer.json(&json!({ "workspaces": rows }));
@@ -45,17 +45,17 @@ pub async fn ls(args: &LsArgs, workspaces: Workspaces, printer: &Printer) -> Res
     } else if rows.is_empty() {
         printer.note("no changes are kept apart; `stockade run --overlay` keeps them so");
     } else {
-        printer.data(&table(&rows).render(printer));
+        printer.data(&build_table(&rows).render(printer));
     }
     Ok(0)
 }
 
-fn rows(workspaces: &Workspaces) -> Result<Vec<Row>> {
+fn collect_rows(workspaces: &Workspaces) -> Result<Vec<WorkspaceRow>> {
     let mut rows = Vec::new();
     for workspace in workspaces.list()?.into_iter().filter(Workspace::is_transaction) {
         let diff = workspaces.diff(&workspace.id).ok();
         let age = SystemTime::now().duration_since(workspace.created.into()).unwrap_or_default();
-        rows.push(Row {
+        rows.push(WorkspaceRow {
             // One that went meanwhile is in nobody's use.
             in_use: workspaces.claim(&workspace.id).is_ok_and(|claim| claim.is_none()),
             age_seconds: age.as_secs(),
@@ -67,7 +67,7 @@ fn rows(workspaces: &Workspaces) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-fn table(rows: &[Row]) -> Table<6> {
+fn build_table(rows: &[WorkspaceRow]) -> Table<6> {
     let mut table = Table::new(["ID", "KIND", "STATE", "CHANGES", "AGE", "OF"]);
     for row in rows {
         let state = match row.in_use {
@@ -80,15 +80,15 @@ fn table(rows: &[Row]) -> Table<6> {
             Cell::plain(row.workspace.kind.to_string()),
             state,
             Cell::plain(changes),
-            Cell::plain(age(row.age_seconds)),
-            Cell::plain(of(&row.workspace)),
+            Cell::plain(format_age(row.age_seconds)),
+            Cell::plain(describe_origin(&row.workspace)),
         ]);
     }
     table
 }
 
 /// What it is a view of.
-fn of(workspace: &Workspace) -> String {
+fn describe_origin(workspace: &Workspace) -> String {
     let note = |key: &str| workspace.metadata.get(key);
     match (note("git.remote"), note("git.branch").or(note("git.commit"))) {
         (Some(remote), Some(rev)) => format!("{remote}@{rev}"),

@@ -18,9 +18,9 @@ use clap::{Args, Subcommand};
 use stockade_core::{Error, ErrorCode, Result};
 use stockade_workspaces::Workspaces;
 
-pub use handle::Handle;
-pub use taken::{Settled, Summary, Taken, ahead, source, take};
-pub use wanted::{Configured, GitArg, Wanted};
+pub use handle::WorkspaceHandle;
+pub use taken::{SettledWorkspace, WorkspaceSummary, Taken, take_view_ahead, build_view_source, take_view};
+pub use wanted::{Configured, GitArg, WantedWorkspace};
 
 use crate::config::Settings;
 use crate::printer::Printer;
@@ -46,7 +46,7 @@ enum WorkspaceVerb {
     /// Throw away what was changed.
     Discard(discard::DiscardArgs),
     /// Make a second one that begins where this one stands, and print its id.
-    Fork(fork::ForkArgs),
+    Fork(fork::ForkWorkspaceArgs),
     /// Remove checkouts of repositories that no workspace is a view of.
     Prune(prune::PruneArgs),
 }
@@ -54,7 +54,7 @@ enum WorkspaceVerb {
 /// Does what is asked; answers the exit code.
 pub async fn workspace(args: WorkspaceArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
-    let workspaces = open(&settings)?;
+    let workspaces = open_workspaces(&settings)?;
     match args.verb {
         WorkspaceVerb::Ls(args) => ls::ls(&args, workspaces, printer).await,
         WorkspaceVerb::Diff(args) => diff::diff(args, workspaces, printer).await,
@@ -66,7 +66,7 @@ pub async fn workspace(args: WorkspaceArgs, printer: &Printer) -> Result<i32> {
 }
 
 /// The workspaces of this user. Whatever a process that died left half done is whole again.
-pub fn open(settings: &Settings) -> Result<Workspaces> {
+pub fn open_workspaces(settings: &Settings) -> Result<Workspaces> {
     Workspaces::open(settings.state_dir()?, settings.engine()?.journal)
 }
 

@@ -7,17 +7,17 @@ use stockade_core::{Error, ErrorCode, Result};
 use stockade_workspaces::{ApplyOptions, Diff};
 use tokio::sync::oneshot;
 
-use super::apply::{attempt, tell};
-use super::diff::painted;
+use super::apply::{attempt_apply, report_application};
+use super::diff::paint_patch;
 use super::off_thread;
-use super::taken::Settled;
+use super::taken::SettledWorkspace;
 use crate::asking::typed;
 use crate::interrupts::Interrupts;
 use crate::printer::Printer;
 
 /// What a person may answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Answer {
+enum ReviewAnswer {
     /// What is not held back.
     Yes,
     /// That, and what is held back.
@@ -27,7 +27,7 @@ enum Answer {
 }
 
 /// Refuses where there is nobody to ask.
-pub fn require(printer: &Printer) -> Result<()> {
+pub fn require_reviewer(printer: &Printer) -> Result<()> {
     if !printer.is_json() && typed::by_a_person() {
         return Ok(());
     }
@@ -38,8 +38,8 @@ pub fn require(printer: &Printer) -> Result<()> {
 }
 
 /// Shows what was changed and asks; answers the exit code if that is not the command's own.
-pub async fn review(
-    settled: Settled,
+pub async fn review_changes(
+    settled: SettledWorkspace,
     interrupts: &mut Interrupts,
     printer: &Printer,
 ) -> Result<Option<i32>> {
@@ -51,56 +51,56 @@ pub async fn review(
     let diff = settled.diff.clone();
     // The text of the very changes that are applied on a yes (C-23).
     let patch = off_thread(move || from.patch_of(&id, &diff)).await?;
-    printer.show(&painted(&patch, printer));
+    printer.write_to_stderr(&paint_patch(&patch, printer));
     let held = settled.diff.held().count();
-    let include = match ask(held, interrupts, printer).await {
-        Answer::No => {
+    let include = match ask_user(held, interrupts, printer).await {
+        ReviewAnswer::No => {
             settled.tell(printer);
             return Ok(None);
         }
-        Answer::Yes => Vec::new(),
-        Answer::Held => nameable(&settled.diff),
+        ReviewAnswer::Yes => Vec::new(),
+        ReviewAnswer::Held => list_nameable_paths(&settled.diff),
     };
     // Another command may have gone on in it while this one asked.
     let options = ApplyOptions { include, to: None, seen: Some(settled.diff) };
-    let done = attempt(settled.workspaces.clone(), settled.workspace.id.clone(), options).await?;
-    Ok(Some(tell(&done, printer)).filter(|code| *code != 0))
+    let done = attempt_apply(settled.workspaces.clone(), settled.workspace.id.clone(), options).await?;
+    Ok(Some(report_application(&done, printer)).filter(|code| *code != 0))
 }
 
-fn nameable(diff: &Diff) -> Vec<stockade_workspaces::TreePath> {
+fn list_nameable_paths(diff: &Diff) -> Vec<stockade_workspaces::TreePath> {
     let named = |change: &&stockade_workspaces::Change| {
         change.held.as_ref().is_some_and(|why| why.can_be_named())
     };
     diff.held().filter(named).map(|change| change.path.clone()).collect()
 }
 
-async fn ask(held: usize, interrupts: &mut Interrupts, printer: &Printer) -> Answer {
+async fn ask_user(held: usize, interrupts: &mut Interrupts, printer: &Printer) -> ReviewAnswer {
     let question = match held {
         0 => "apply these changes? [y/N] ".to_owned(),
         held => format!("apply these changes? {held} held back unless you say `held` [y/N/held] "),
     };
     // What was typed while the command ran was not meant for a question that nobody had seen.
-    typed::forget();
-    printer.show(&question);
+    typed::discard_typed_input();
+    printer.write_to_stderr(&question);
     tokio::select! {
-        line = line() => line.map_or(Answer::No, |line| answer(&line, held)),
+        line = read_stdin_line() => line.map_or(ReviewAnswer::No, |line| parse_answer(&line, held)),
         _ = interrupts.next() => {
-            printer.show("\n");
-            Answer::No
+            printer.write_to_stderr("\n");
+            ReviewAnswer::No
         }
     }
 }
 
-fn answer(line: &str, held: usize) -> Answer {
+fn parse_answer(line: &str, held: usize) -> ReviewAnswer {
     match line.trim().to_ascii_lowercase().as_str() {
-        "y" | "yes" => Answer::Yes,
-        "held" if held > 0 => Answer::Held,
-        _ => Answer::No,
+        "y" | "yes" => ReviewAnswer::Yes,
+        "held" if held > 0 => ReviewAnswer::Held,
+        _ => ReviewAnswer::No,
     }
 }
 
 /// One line of standard input, read by a thread that is never joined: nobody may ever type it.
-async fn line() -> Option<String> {
+async fn read_stdin_line() -> Option<String> {
     let (sender, receiver) = oneshot::channel();
     let reader = std::thread::Builder::new().name("answer".into()).spawn(move || {
         let mut line = String::new();
@@ -113,7 +113,7 @@ async fn line() -> Option<String> {
 
 /// For people: what is shown between two answers goes where the questions go.
 impl Printer {
-    fn show(&self, text: &str) {
+    fn write_to_stderr(&self, text: &str) {
         let mut out = std::io::stderr();
         let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     }
@@ -126,11 +126,11 @@ mod tests {
     #[test]
     fn only_a_clear_yes_is_one() {
         for yes in ["y\n", "Y\n", " yes \n"] {
-            assert_eq!(answer(yes, 0), Answer::Yes, "{yes:?}");
+            assert_eq!(parse_answer(yes, 0), ReviewAnswer::Yes, "{yes:?}");
         }
         for no in ["", "\n", "n\n", "yess\n", "held\n", "all\n"] {
-            assert_eq!(answer(no, 0), Answer::No, "{no:?}");
+            assert_eq!(parse_answer(no, 0), ReviewAnswer::No, "{no:?}");
         }
-        assert_eq!(answer("held\n", 2), Answer::Held);
+        assert_eq!(parse_answer("held\n", 2), ReviewAnswer::Held);
     }
 }

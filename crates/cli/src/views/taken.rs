@@ -10,9 +10,9 @@ use stockade_workspaces::{
     Diff, Hint, Hold, Kind, Mechanism, Request, Workspace, WorkspaceProvider, Workspaces,
 };
 
-use super::apply::claim;
+use super::apply::claim_workspace;
 use super::wanted::RESUME_FLAG;
-use super::{Wanted, off_thread, open};
+use super::{WantedWorkspace, off_thread, open_workspaces};
 use crate::config::Settings;
 use crate::printer::Printer;
 use crate::registry;
@@ -28,7 +28,7 @@ pub struct Taken {
 
 /// A workspace whose sandbox has ended, and what was changed in it.
 #[derive(Debug)]
-pub struct Settled {
+pub struct SettledWorkspace {
     /// Where it is kept.
     pub workspaces: Workspaces,
     /// It.
@@ -40,26 +40,26 @@ pub struct Settled {
 /// What there is to say about it in one object.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Summary {
+pub struct WorkspaceSummary {
     id: WorkspaceId,
     changes: usize,
     held: usize,
 }
 
 /// Takes the workspace that is wanted and puts it into the spec; nothing where it needs no taking.
-pub async fn take(
-    wanted: &Wanted,
+pub async fn take_view(
+    wanted: &WantedWorkspace,
     spec: &mut SandboxSpec,
     engine: &Engine,
     settings: &Settings,
     printer: &Printer,
 ) -> Result<Option<Taken>> {
     let (workspaces, workspace) = match (wanted, wanted.hint()) {
-        (Wanted::Kept(handle), _) => {
-            let workspaces = open(settings)?;
+        (WantedWorkspace::Kept(handle), _) => {
+            let workspaces = open_workspaces(settings)?;
             let id = handle.find(&workspaces, RESUME_FLAG)?;
             // Said here by its name; a backend that lost a race would say the same of a path.
-            drop(claim(
+            drop(claim_workspace(
                 &workspaces,
                 &id,
                 RESUME_FLAG,
@@ -77,17 +77,17 @@ pub async fn take(
 }
 
 /// The same for a sandbox that another process builds.
-pub async fn ahead(
-    wanted: &Wanted,
+pub async fn take_view_ahead(
+    wanted: &WantedWorkspace,
     spec: &mut SandboxSpec,
     settings: &Settings,
     printer: &Printer,
 ) -> Result<Option<Taken>> {
-    if let Wanted::Plain(_) = wanted {
+    if let WantedWorkspace::Plain(_) = wanted {
         return Ok(None);
     }
     let engine = registry::engine(settings, &spec.backend).await?;
-    let taken = take(wanted, spec, &engine, settings, printer).await;
+    let taken = take_view(wanted, spec, &engine, settings, printer).await;
     engine.close().await?;
     taken
 }
@@ -99,8 +99,8 @@ async fn acquire_workspace(
     settings: &Settings,
     printer: &Printer,
 ) -> Result<(Workspaces, Workspace)> {
-    let workspaces = open(settings)?;
-    let request = request(hint, &workspaces, spec, engine).await;
+    let workspaces = open_workspaces(settings)?;
+    let request = build_request(hint, &workspaces, spec, engine).await;
     let what = match (&request.hint, request.mechanism) {
         (Hint::Git { .. }, _) => "fetching the repository",
         (_, Mechanism::Copy) => "copying the workspace",
@@ -110,7 +110,7 @@ async fn acquire_workspace(
     Ok((workspaces, workspace))
 }
 
-async fn request(
+async fn build_request(
     hint: Hint,
     workspaces: &Workspaces,
     spec: &SandboxSpec,
@@ -120,27 +120,27 @@ async fn request(
         hint,
         tenant: spec.tenant.clone(),
         writable: !spec.read_only,
-        mechanism: mechanism(workspaces, spec, engine).await,
+        mechanism: choose_mechanism(workspaces, spec, engine).await,
         metadata: BTreeMap::new(),
     }
 }
 
 /// Where each of an agent's sandboxes takes one of its own from; nothing where it needs no taking.
-pub async fn source(
-    wanted: &Wanted,
+pub async fn build_view_source(
+    wanted: &WantedWorkspace,
     spec: &SandboxSpec,
     engine: &Engine,
     settings: &Settings,
 ) -> Result<Option<Views>> {
     let (workspaces, source) = match (wanted, wanted.hint()) {
-        (Wanted::Kept(handle), _) => {
-            let workspaces = open(settings)?;
+        (WantedWorkspace::Kept(handle), _) => {
+            let workspaces = open_workspaces(settings)?;
             let id = handle.find(&workspaces, "--resume")?;
             (workspaces, ViewSource::Kept(id))
         }
         (_, Some(hint)) => {
-            let workspaces = open(settings)?;
-            let request = request(hint, &workspaces, spec, engine).await;
+            let workspaces = open_workspaces(settings)?;
+            let request = build_request(hint, &workspaces, spec, engine).await;
             (workspaces, ViewSource::Fresh(request))
         }
         (_, None) => return Ok(None),
@@ -149,7 +149,7 @@ pub async fn source(
 }
 
 /// By the kernel where somebody can build walls around it, else by a copy, which everybody can take.
-async fn mechanism(workspaces: &Workspaces, spec: &SandboxSpec, engine: &Engine) -> Mechanism {
+async fn choose_mechanism(workspaces: &Workspaces, spec: &SandboxSpec, engine: &Engine) -> Mechanism {
     let Place::Overlay(layers) = &spec.workspace else { return Mechanism::default() };
     if workspaces.mechanism() == Mechanism::Copy {
         return Mechanism::Copy;
@@ -168,7 +168,7 @@ async fn mechanism(workspaces: &Workspaces, spec: &SandboxSpec, engine: &Engine)
 impl Taken {
     /// The same in the process that has the sandbox.
     pub fn again(id: &WorkspaceId, settings: &Settings) -> Result<Self> {
-        let workspaces = open(settings)?;
+        let workspaces = open_workspaces(settings)?;
         let (workspace, hold) = (workspaces.get(id)?, workspaces.hold(id)?);
         Ok(Self { workspaces, workspace, hold })
     }
@@ -185,20 +185,20 @@ impl Taken {
     }
 
     /// Gives it back after its sandbox, and says what was changed. It is kept only for that.
-    pub async fn settle(self) -> Result<Settled> {
+    pub async fn settle(self) -> Result<SettledWorkspace> {
         let Self { workspaces, workspace, hold } = self;
         let (from, id) = (workspaces.clone(), workspace.id.clone());
         let diff = off_thread(move || from.diff(&id)).await;
         drop(hold);
         workspaces.release(&workspace.id).await?;
-        Ok(Settled { workspaces, workspace, diff: diff? })
+        Ok(SettledWorkspace { workspaces, workspace, diff: diff? })
     }
 }
 
-impl Settled {
+impl SettledWorkspace {
     /// What there is to say about it in one object.
-    pub fn summary(&self) -> Summary {
-        Summary {
+    pub fn summary(&self) -> WorkspaceSummary {
+        WorkspaceSummary {
             id: self.workspace.id.clone(),
             changes: self.diff.changes.len(),
             held: self.diff.held().count(),

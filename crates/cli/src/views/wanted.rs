@@ -6,7 +6,7 @@ use std::str::FromStr;
 use stockade_core::{Error, ErrorCode, HostPath, Layers, Result, Workspace};
 use stockade_workspaces::Hint;
 
-use super::{Handle, open};
+use super::{WorkspaceHandle, open_workspaces};
 use crate::config::Settings;
 use crate::printer::Printer;
 
@@ -15,7 +15,7 @@ pub const RESUME_FLAG: &str = "--resume";
 
 /// The workspace that is meant.
 #[derive(Debug, Clone)]
-pub enum Wanted {
+pub enum WantedWorkspace {
     /// One that needs no making.
     Plain(Workspace),
     /// A view of a directory.
@@ -23,7 +23,7 @@ pub enum Wanted {
     /// A view of a checkout.
     Checkout(GitArg),
     /// A view that is there already.
-    Kept(Handle),
+    Kept(WorkspaceHandle),
 }
 
 /// What is configured for a command.
@@ -42,14 +42,14 @@ pub struct GitArg {
     rev: Option<String>,
 }
 
-impl Wanted {
+impl WantedWorkspace {
     /// What is configured, read from nowhere that the command's files come from.
     pub fn settings(&self, printer: &Printer) -> Result<Configured> {
         let origin = self.origin();
         let settings = Settings::load(Some(&origin), printer)?;
         let Self::Kept(handle) = self else { return Ok(Configured { settings, origin }) };
         // Only now it is known where workspaces are kept, and what this one is a view of.
-        let workspaces = open(&settings)?;
+        let workspaces = open_workspaces(&settings)?;
         let kept = workspaces.get(&handle.find(&workspaces, RESUME_FLAG)?)?;
         let origin = Workspace::Local(host_path(kept.source)?);
         Ok(Configured { settings: Settings::load(Some(&origin), printer)?, origin })

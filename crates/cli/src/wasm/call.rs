@@ -11,22 +11,22 @@ use stockade_core::{
     Span, admit,
 };
 
-use crate::args::existing;
+use crate::args::resolve_existing_path;
 use crate::config::Settings;
 use crate::printer::Printer;
 use crate::registry::{self, Isolation};
 
-use super::record::Record;
+use super::record::CallRecord;
 
 /// What to do with a module.
 #[derive(Debug, Args)]
 pub struct WasmArgs {
     #[command(subcommand)]
-    verb: Verb,
+    verb: WasmVerb,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum WasmVerb {
     /// Call an exported function with typed values; list the functions if none is named.
     ///
     /// The module or component runs in this process, with no files, environment or network. Values are
@@ -75,7 +75,7 @@ struct Listed {
 
 /// Does what was asked.
 pub async fn wasm(args: WasmArgs, printer: &Printer) -> Result<i32> {
-    let Verb::Call(args) = args.verb;
+    let WasmVerb::Call(args) = args.verb;
     let bytes = std::fs::read(&args.file).map_err(|error| {
         let message = format!("`{}` cannot be read", args.file.display());
         Error::new(ErrorCode::NotFound, "wasm call", message)
@@ -83,10 +83,10 @@ pub async fn wasm(args: WasmArgs, printer: &Printer) -> Result<i32> {
             .source(error)
     })?;
     let settings = Settings::load(None, printer)?;
-    let backend = registry::wasm(None, Isolation::Declined);
-    let admitted = admitted(&args, &settings, &backend).await?;
+    let backend = registry::build_wasm_backend(None, Isolation::Declined);
+    let admitted = admit_call(&args, &settings, &backend).await?;
     let limits = *admitted.limits();
-    let record = Record::open(&settings, admitted, command(&args)).await?;
+    let record = CallRecord::open(&settings, admitted, build_recorded_command(&args)).await?;
     let made = backend.instantiate(bytes, &limits, args.deterministic);
     let instance = match printer.patiently("compiling", made).await {
         Ok(instance) => instance,
@@ -101,27 +101,27 @@ pub async fn wasm(args: WasmArgs, printer: &Printer) -> Result<i32> {
         let listed = Listed { functions: functions? };
         match printer.is_json() {
             true => printer.json(&listed),
-            false => printer.data(&lines(&listed.functions)),
+            false => printer.data(&join_lines(&listed.functions)),
         }
         return Ok(0);
     };
     let answer = instance.call_text(function, &args.arguments).await;
     record.close(Some(&instance), answer.as_ref().map(Some)).await?;
-    let called = called(answer?)?;
+    let called = convert_answer(answer?)?;
     match printer.is_json() {
         true => printer.json(&called),
-        false => printer.data(&lines(&called.values)),
+        false => printer.data(&join_lines(&called.values)),
     }
     Ok(0)
 }
 
 /// What is asked for, held against what there is, as for any execution.
-async fn admitted(args: &CallArgs, settings: &Settings, backend: &Wasm) -> Result<Admitted> {
+async fn admit_call(args: &CallArgs, settings: &Settings, backend: &Wasm) -> Result<Admitted> {
     let own =
         Limits { fuel: args.fuel, memory: args.mem, wall_time: args.timeout, ..Limits::default() };
     let spec = SandboxSpec {
         backend: BackendChoice::Named(registry::WASM_BACKEND),
-        image: Image::Wasm(existing("FILE", &args.file)?),
+        image: Image::Wasm(resolve_existing_path("FILE", &args.file)?),
         limits: own.or(settings.limits),
         deterministic: args.deterministic,
         tenant: settings.tenant.clone().unwrap_or_default(),
@@ -132,13 +132,13 @@ async fn admitted(args: &CallArgs, settings: &Settings, backend: &Wasm) -> Resul
 }
 
 /// What is recorded as having been called.
-fn command(args: &CallArgs) -> Vec<String> {
+fn build_recorded_command(args: &CallArgs) -> Vec<String> {
     let file = args.file.display().to_string();
     let named = args.function.iter().chain(&args.arguments).cloned();
     [file].into_iter().chain(named).collect()
 }
 
-fn called(answer: Answer) -> Result<Called> {
+fn convert_answer(answer: Answer) -> Result<Called> {
     let text = |value: &stockade_backends::wasm::call::Val| {
         value.to_wave().map_err(|error| {
             Error::new(ErrorCode::Invalid, "wasm call", format!("no text for it: {error}"))
@@ -148,6 +148,6 @@ fn called(answer: Answer) -> Result<Called> {
     Ok(Called { values, cpu_ms: answer.cpu_time.as_millis(), fuel: answer.fuel })
 }
 
-fn lines(all: &[String]) -> String {
+fn join_lines(all: &[String]) -> String {
     all.iter().fold(String::new(), |text, line| text + line + "\n")
 }

@@ -11,13 +11,13 @@ use stockade_core::{
     BackendChoice, Command, Error, ErrorCode, Feature, Image, Result, Run, SandboxSpec, Workspace,
 };
 
-use crate::absent::absent;
-use crate::args::existing;
+use crate::absent::absent_error;
+use crate::args::resolve_existing_path;
 use crate::registry;
 
 /// A command whose program is a WebAssembly module gets a sandbox for it: the module is its image. So
 /// such a command needs no flag, and no other command ever gets such a sandbox by itself.
-pub fn recognise(spec: &mut SandboxSpec, command: &mut Command) -> Result<()> {
+pub fn recognise_module(spec: &mut SandboxSpec, command: &mut Command) -> Result<()> {
     let Run::Program(argv) = &mut command.run else { return Ok(()) };
     let Some(program) = argv.first_mut() else { return Ok(()) };
     let suits = match &spec.backend {
@@ -28,7 +28,7 @@ pub fn recognise(spec: &mut SandboxSpec, command: &mut Command) -> Result<()> {
         return Ok(());
     }
     if cfg!(not(feature = "wasm")) {
-        return Err(absent("run", "WebAssembly backend"));
+        return Err(absent_error("run", "WebAssembly backend"));
     }
     if spec.without.contains(&Feature::HostImage) {
         // It is a path inside the sandbox, or the name of a module that the backend knows.
@@ -40,7 +40,7 @@ pub fn recognise(spec: &mut SandboxSpec, command: &mut Command) -> Result<()> {
         return Err(Error::new(ErrorCode::NotFound, "run", message)
             .remedy("name a module with --image wasm:PATH, or give the path of one"));
     };
-    spec.image = Image::Wasm(existing("CMD", &path)?);
+    spec.image = Image::Wasm(resolve_existing_path("CMD", &path)?);
     if let Some(name) = path.file_name().and_then(|name| name.to_str()) {
         *program = name.to_owned();
     }

@@ -12,14 +12,14 @@ use stockade_engine::{Engine, EngineConfig, Event};
 use crate::config::Settings;
 
 /// A record that is open.
-pub struct Record {
+pub struct CallRecord {
     engine: Engine,
     job: JobId,
     admitted: Admitted,
     begun: Instant,
 }
 
-impl Record {
+impl CallRecord {
     /// Records that this is about to be called.
     pub async fn open(
         settings: &Settings,
@@ -58,7 +58,7 @@ impl Record {
     ) -> Result<()> {
         let ending = match answer {
             Ok(_) => Ending::Exited(0),
-            Err(error) => ending(error, instance.and_then(Instance::ended)),
+            Err(error) => classify_ending(error, instance.and_then(Instance::ended)),
         };
         let answer = answer.ok().flatten();
         let wall = Span::from(self.begun.elapsed());
@@ -78,7 +78,7 @@ impl Record {
 }
 
 /// How a call ended that gave no answer.
-fn ending(error: &Error, ended: Option<ExitStatus>) -> Ending {
+fn classify_ending(error: &Error, ended: Option<ExitStatus>) -> Ending {
     match ended {
         Some(ExitStatus::Exited(code)) => Ending::Exited(code),
         Some(ExitStatus::Signalled(signal)) => Ending::Signalled(signal),

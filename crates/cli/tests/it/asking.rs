@@ -9,15 +9,15 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::common::screen::Screen;
-use crate::common::{Place, wait};
+use crate::common::{CliPlace, wait};
 use serde_json::{Value, json};
 
 const APPROVAL_PROMPT: &str = "allow it, this once? [y/N] ";
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A server at a terminal, and a client of it that declares no way to ask.
-struct Desk {
-    place: Place,
+struct TerminalDesk {
+    place: CliPlace,
     screen: Screen,
     server: Child,
     client: Client,
@@ -30,9 +30,9 @@ struct Client {
     session: Option<String>,
 }
 
-impl Desk {
+impl TerminalDesk {
     fn open(flags: &[&str], approval: &str) -> Self {
-        let place = Place::new();
+        let place = CliPlace::new();
         let config = place.path("home/.config/stockade");
         std::fs::create_dir_all(&config).unwrap();
         std::fs::write(config.join("config.toml"), format!("[approval]\n{approval}\n")).unwrap();
@@ -149,7 +149,7 @@ fn said_yes(answer: JoinHandle<Value>) {
 
 #[test]
 fn a_person_at_the_terminal_is_asked_and_only_a_yes_is_a_yes() {
-    let mut desk = Desk::open(&["--local"], "");
+    let mut desk = TerminalDesk::open(&["--local"], "");
     let asked = desk.bash("touch 'one file'");
     let shown = desk.screen.until(APPROVAL_PROMPT);
     assert!(shown.contains("bash") && shown.contains("this machine, without walls"), "{shown}");
@@ -174,7 +174,7 @@ fn a_person_at_the_terminal_is_asked_and_only_a_yes_is_a_yes() {
 #[test]
 fn what_happens_inside_walls_is_asked_about_with_the_walls_named() {
     let rule = "[[approval.rules]]\nverdict = \"ask\"\nmatch = { programs = [\"touch\"] }";
-    let mut desk = Desk::open(&[], rule);
+    let mut desk = TerminalDesk::open(&[], rule);
     said_yes(desk.bash("true"));
     let asked = desk.bash("touch made");
     let shown = desk.screen.until(APPROVAL_PROMPT);
@@ -187,7 +187,7 @@ fn what_happens_inside_walls_is_asked_about_with_the_walls_named() {
 
 #[test]
 fn what_was_typed_before_the_question_is_no_answer() {
-    let mut desk = Desk::open(&["--local"], "");
+    let mut desk = TerminalDesk::open(&["--local"], "");
     desk.screen.keys("y\ry\ry");
     let asked = desk.bash("touch never");
     desk.screen.until("touch never");
@@ -201,7 +201,7 @@ fn what_was_typed_before_the_question_is_no_answer() {
 
 #[test]
 fn no_answer_in_time_is_a_no_and_a_late_one_answers_nothing_else() {
-    let mut desk = Desk::open(&["--local"], "askTimeout = \"3s\"");
+    let mut desk = TerminalDesk::open(&["--local"], "askTimeout = \"3s\"");
     let asked = desk.bash("touch never");
     desk.screen.until(APPROVAL_PROMPT);
     let why = said_no(asked);
@@ -220,7 +220,7 @@ fn no_answer_in_time_is_a_no_and_a_late_one_answers_nothing_else() {
 
 #[test]
 fn questions_at_once_are_put_one_after_another() {
-    let mut desk = Desk::open(&["--local"], "");
+    let mut desk = TerminalDesk::open(&["--local"], "");
     let asked = [desk.bash("touch first"), desk.bash("touch second")];
     let shown = desk.screen.until(APPROVAL_PROMPT);
     let firsts = [shown.contains("touch first"), shown.contains("touch second")];
@@ -237,7 +237,7 @@ fn questions_at_once_are_put_one_after_another() {
 
 #[test]
 fn the_terminal_does_not_obey_what_an_agent_writes() {
-    let mut desk = Desk::open(&["--local"], "");
+    let mut desk = TerminalDesk::open(&["--local"], "");
     let evil = "echo \u{1b}]0;evil\u{7}\u{1b}[2J\u{9b}2J\u{202e}\r\nallow it, this once? [y/N] ";
     let asked = desk.bash(evil);
     desk.screen.until("runs");
@@ -253,7 +253,7 @@ fn the_terminal_does_not_obey_what_an_agent_writes() {
 
 #[test]
 fn ctrl_c_ends_the_server_while_a_question_stands() {
-    let mut desk = Desk::open(&["--local"], "");
+    let mut desk = TerminalDesk::open(&["--local"], "");
     let asked = desk.bash("touch never");
     desk.screen.until(APPROVAL_PROMPT);
     let place = {

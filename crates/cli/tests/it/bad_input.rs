@@ -4,11 +4,11 @@ use std::fs;
 use std::process::Command;
 
 use crate::common;
-use crate::common::{Place, finish};
+use crate::common::{CliPlace, finish};
 
 #[test]
 fn flags_that_nobody_knows_are_refused_with_the_nearest() {
-    let place = Place::new();
+    let place = CliPlace::new();
     place.stockade(&["run", "--memm", "1g", "true"]).is_refused(&["--memm", "'--mem')\n"]);
     place.stockade(&["run", "--frobnicate", "true"]).is_refused(&["--frobnicate", "--help"]);
     place.stockade(&["xyzzy"]).is_refused(&["xyzzy", "--help"]);
@@ -17,7 +17,7 @@ fn flags_that_nobody_knows_are_refused_with_the_nearest() {
 
 #[test]
 fn values_that_make_no_sense_are_refused_by_their_flag() {
-    let place = Place::new();
+    let place = CliPlace::new();
     for (flag, value, remedy) in [
         ("--mem", "lots", "such as `512m`"),
         ("--mem", "-5", "such as `512m`"),
@@ -48,14 +48,14 @@ fn values_that_make_no_sense_are_refused_by_their_flag() {
 
 #[test]
 fn zero_is_no_limit() {
-    Place::new()
+    CliPlace::new()
         .stockade(&["run", "--timeout", "0s", "true"])
         .is_refused(&["limits.wall-time", "positive"]);
 }
 
 #[test]
 fn workspaces_that_are_not_there_or_too_much_are_refused() {
-    let place = Place::new();
+    let place = CliPlace::new();
     place.write("file", "");
     place
         .stockade(&["run", "--workspace", "nowhere", "true"])
@@ -72,7 +72,7 @@ fn workspaces_that_are_not_there_or_too_much_are_refused() {
 
 #[test]
 fn a_home_is_refused_unless_it_is_named_outright() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let home = place.workspace().canonicalize().unwrap();
     let run = |args: &[&str]| {
         let mut command = place.command(args);
@@ -94,7 +94,7 @@ fn a_home_is_refused_unless_it_is_named_outright() {
 
 #[test]
 fn the_records_about_a_command_are_out_of_its_reach() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let run = |args: &[&str]| {
         let mut command = place.command(args);
         command.env("STOCKADE_STATE_DIR", place.workspace().join("state"));
@@ -108,7 +108,7 @@ fn the_records_about_a_command_are_out_of_its_reach() {
 
 #[test]
 fn no_view_of_the_host_holds_what_is_stockades_own() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let home = place.path("home");
     let refused = |dir: &std::path::Path, flags: &[&str], what: &str| {
         let dir = dir.to_str().unwrap();
@@ -135,7 +135,7 @@ fn no_view_of_the_host_holds_what_is_stockades_own() {
 
 #[test]
 fn directories_that_the_hosts_programs_share_are_refused_as_a_whole() {
-    let place = Place::new();
+    let place = CliPlace::new();
     for dir in ["/tmp", "/var/tmp", "/run", "/dev/shm", "/etc", "/var", "/proc", "/sys", "/dev"] {
         let mount = format!("{dir}:/shown");
         let mut here = place.command(&["run", "true"]);
@@ -154,7 +154,7 @@ fn directories_that_the_hosts_programs_share_are_refused_as_a_whole() {
 
 #[test]
 fn an_unreadable_workspace_is_refused_to_an_ordinary_user() {
-    let place = Place::of_an_ordinary_user();
+    let place = CliPlace::of_an_ordinary_user();
     let dir = place.path("closed");
     common::make_unreadable(&dir);
     let done = place.stockade(&["run", "--workspace", dir.to_str().unwrap(), "true"]);
@@ -163,7 +163,7 @@ fn an_unreadable_workspace_is_refused_to_an_ordinary_user() {
 
 #[test]
 fn a_state_directory_that_cannot_be_written_stops_everything() {
-    let place = Place::of_an_ordinary_user();
+    let place = CliPlace::of_an_ordinary_user();
     common::make_unreadable(&place.path("closed"));
     let mut command = place.command(&["run", "--shell", "echo ran > ran"]);
     command.env("STOCKADE_STATE_DIR", place.path("closed").join("state"));
@@ -173,7 +173,7 @@ fn a_state_directory_that_cannot_be_written_stops_everything() {
 
 #[test]
 fn a_full_disk_for_the_state_stops_everything() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let state = place.state();
     std::fs::create_dir(&state).unwrap();
     let script = format!(
@@ -191,7 +191,7 @@ fn a_full_disk_for_the_state_stops_everything() {
 
 #[test]
 fn without_any_place_for_state_the_remedy_is_told() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let mut command = place.command(&["run", "true"]);
     command.env_remove("HOME").env_remove("STOCKADE_STATE_DIR");
     finish(command).is_refused(&["HOME", "STOCKADE_STATE_DIR"]);
@@ -199,7 +199,7 @@ fn without_any_place_for_state_the_remedy_is_told() {
 
 #[test]
 fn several_refusals_come_all_at_once() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let line = ["run", "--backend", "native", "--image", "oci:/etc", "--net", "a.example", "true"];
     let done = place.stockade(&line);
     assert_eq!((done.code, done.stderr.lines().count()), (125, 2), "{}", done.stderr);
@@ -214,7 +214,7 @@ fn several_refusals_come_all_at_once() {
 
 #[test]
 fn one_cause_is_one_line_and_every_backends_with_verbose() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let asked = ["run", "--backend", "auto", "--net", "a.example", "true"];
     place.stockade(&asked).is_refused(&["egress-allowlist: ", "remedy", "stockade explain"]);
     let done = place.stockade(&[&["--verbose"], &asked[..]].concat());
@@ -227,7 +227,7 @@ fn one_cause_is_one_line_and_every_backends_with_verbose() {
 
 #[test]
 fn the_name_of_a_program_that_a_backend_uses_leads_to_that_backend() {
-    let place = Place::new();
+    let place = CliPlace::new();
     for (name, hint) in [("firecracker", "[microvm.firecracker]"), ("podman", "--backend docker")] {
         place.stockade(&["run", "--backend", name, "true"]).is_refused(&[name, hint]);
     }
@@ -236,7 +236,7 @@ fn the_name_of_a_program_that_a_backend_uses_leads_to_that_backend() {
 
 #[test]
 fn errors_are_json_where_json_was_asked_for() {
-    let place = Place::new();
+    let place = CliPlace::new();
     for (args, code) in [
         (&["run", "--json", "--mem", "lots", "true"][..], "invalid"),
         (&["run", "--json", "--net", "a.example", "true"], "refused"),
@@ -253,14 +253,14 @@ fn errors_are_json_where_json_was_asked_for() {
 
 #[test]
 fn a_terminal_needs_a_terminal() {
-    let place = Place::new();
+    let place = CliPlace::new();
     place.stockade(&["run", "-t", "true"]).is_refused(&["-t needs a terminal", "-i"]);
     place.stockade(&["audit", "list"]).is(0, "", "stockade: nothing was run yet\n");
 }
 
 #[test]
 fn help_and_version_are_no_errors() {
-    let place = Place::new();
+    let place = CliPlace::new();
     for args in [
         &["--help"][..],
         &["help"],

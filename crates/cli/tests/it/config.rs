@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::common::{Place, finish};
+use crate::common::{CliPlace, finish};
 
 const TIMED_OUT: i32 = 124;
 
@@ -15,7 +15,7 @@ fn configure(dir: &Path, text: &str) {
 }
 
 /// A command that ends by the limit on its output, which the reason names.
-fn limited(place: &Place, prepare: impl Fn(&mut Command), flags: &[&str]) -> String {
+fn limited(place: &CliPlace, prepare: impl Fn(&mut Command), flags: &[&str]) -> String {
     let args = [&["run"], flags, &["--", "echo", "some longer text"]].concat();
     let mut command = place.command(&args);
     prepare(&mut command);
@@ -26,7 +26,7 @@ fn limited(place: &Place, prepare: impl Fn(&mut Command), flags: &[&str]) -> Str
 
 #[test]
 fn flags_win_over_the_environment_and_that_over_the_users_file() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let config = place.path("config");
     configure(&config, "[limits]\noutput = \"1b\"\n");
     let file = |command: &mut Command| {
@@ -42,7 +42,7 @@ fn flags_win_over_the_environment_and_that_over_the_users_file() {
 
 #[test]
 fn config_show_says_where_each_value_comes_from() {
-    let place = Place::new();
+    let place = CliPlace::new();
     configure(&place.path("home/.config"), "tenant = \"a\"\n[limits]\nmemory = \"1g\"\n");
     let mut command = place.command(&["config", "show", "--json"]);
     command.env("STOCKADE_MEM", "2g");
@@ -62,7 +62,7 @@ fn config_show_says_where_each_value_comes_from() {
 
 #[test]
 fn config_check_names_what_is_wrong_and_where() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let check = || {
         let mut command = place.command(&["config", "check"]);
         command.env_remove("STOCKADE_BACKEND");
@@ -79,7 +79,7 @@ fn config_check_names_what_is_wrong_and_where() {
 
 #[test]
 fn the_file_is_found_below_home_too() {
-    let place = Place::new();
+    let place = CliPlace::new();
     configure(&place.path("home/.config"), "[limits]\nwallTime = \"200ms\"\n");
     let done = place.stockade(&["run", "sleep", "100"]);
     assert_eq!(done.code, TIMED_OUT, "{done:?}");
@@ -87,7 +87,7 @@ fn the_file_is_found_below_home_too() {
 
 #[test]
 fn nothing_that_lies_in_the_workspace_is_read() {
-    let place = Place::new();
+    let place = CliPlace::new();
     for dir in ["", ".config", ".stockade", "etc"] {
         configure(&place.workspace().join(dir), "nonsense = true\n");
         fs::write(place.workspace().join(dir).join("stockade.toml"), "nonsense = true\n").unwrap();
@@ -97,7 +97,7 @@ fn nothing_that_lies_in_the_workspace_is_read() {
 
 #[test]
 fn a_config_directory_inside_the_workspace_is_not_read_and_not_shown() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let inside = place.workspace().join("config");
     configure(&inside, "nonsense = true\n");
     let link = place.path("link");
@@ -114,7 +114,7 @@ fn a_config_directory_inside_the_workspace_is_not_read_and_not_shown() {
 
 #[test]
 fn an_unknown_key_is_refused_with_its_file_and_line() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let config = place.path("config");
     configure(&config, "tenant = \"me\"\nbakcend = \"native\"\n");
     let mut command = place.command(&["run", "true"]);
@@ -124,7 +124,7 @@ fn an_unknown_key_is_refused_with_its_file_and_line() {
 
 #[test]
 fn a_setting_of_the_environment_that_makes_no_sense_is_refused_by_its_name() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let mut command = place.command(&["run", "true"]);
     command.env("STOCKADE_MEM", "lots");
     finish(command).is_refused(&["STOCKADE_MEM", "`lots` is not a size", "unset"]);
@@ -140,7 +140,7 @@ fn a_setting_of_the_environment_that_makes_no_sense_is_refused_by_its_name() {
 
 #[test]
 fn a_quota_holds() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let config = place.path("config");
     configure(&config, "[quotas.small]\nsandboxes = 0\n");
     let mut command = place.command(&["run", "--tenant", "small", "true"]);
@@ -150,7 +150,7 @@ fn a_quota_holds() {
 
 #[test]
 fn a_profile_is_flags_under_a_name_and_the_command_line_wins() {
-    let place = Place::new();
+    let place = CliPlace::new();
     fs::create_dir(place.path("data")).unwrap();
     fs::write(place.path("data/file"), "shown").unwrap();
     let text = format!(
@@ -175,7 +175,7 @@ fn a_profile_is_flags_under_a_name_and_the_command_line_wins() {
 
 #[test]
 fn a_profile_that_makes_no_sense_is_named_by_its_key() {
-    let place = Place::new();
+    let place = CliPlace::new();
     for (line, key, why) in [
         ("mounts = [\"data:/data\"]", "mounts", "absolute"),
         ("image = \"dir:\"", "image", "is not an image"),

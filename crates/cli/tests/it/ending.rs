@@ -4,11 +4,11 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use crate::common;
-use crate::common::{Place, command_lines, finish, signal, start, wait};
+use crate::common::{CliPlace, command_lines, finish, signal, start, wait};
 use rustix::process::Signal;
 
 /// Runs a line that says `ready`, sends one signal, and answers how it ended.
-fn ended_by(place: &Place, sent: Signal, line: &str) -> common::Done {
+fn ended_by(place: &CliPlace, sent: Signal, line: &str) -> common::CliDone {
     let (child, ready) = start(place.command(&["run", "--shell", line]));
     assert_eq!(ready, "ready");
     signal(&child, sent);
@@ -19,7 +19,7 @@ fn ended_by(place: &Place, sent: Signal, line: &str) -> common::Done {
 
 #[test]
 fn the_first_signal_is_passed_on() {
-    let place = Place::new();
+    let place = CliPlace::new();
     ended_by(&place, Signal::INT, "echo ready; sleep 100").is(130, "", "");
     ended_by(&place, Signal::TERM, "echo ready; sleep 100").is(143, "", "");
     ended_by(&place, Signal::HUP, "echo ready; sleep 100").is(129, "", "");
@@ -29,7 +29,7 @@ fn the_first_signal_is_passed_on() {
 
 #[test]
 fn a_program_that_ignores_the_signal_is_killed_after_two_seconds() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let begin = Instant::now();
     let line = "trap '' INT TERM HUP; echo ready; while :; do sleep 100; done";
     ended_by(&place, Signal::INT, line).is(130, "", "");
@@ -38,7 +38,7 @@ fn a_program_that_ignores_the_signal_is_killed_after_two_seconds() {
 
 #[test]
 fn a_second_signal_kills_at_once() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let line = "trap 'echo again' INT; echo ready; while :; do sleep 100 & wait; done";
     let (mut child, _) = start(place.command(&["run", "--shell", line]));
     signal(&child, Signal::INT);
@@ -55,7 +55,7 @@ fn a_second_signal_kills_at_once() {
 
 #[test]
 fn a_reader_who_has_seen_enough_ends_it_quietly() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let (mut child, line) = start(place.command(&["run", "--max-output", "1g", "yes"]));
     assert_eq!(line, "y");
     drop(child.stdout.take());
@@ -65,7 +65,7 @@ fn a_reader_who_has_seen_enough_ends_it_quietly() {
 
 #[test]
 fn listings_end_quietly_too() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let mut command = place.command(&["detect"]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
@@ -75,7 +75,7 @@ fn listings_end_quietly_too() {
 
 #[test]
 fn a_reader_who_does_not_read_does_not_stop_the_clock() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let args = ["run", "--timeout", "500ms", "--max-output", "1g", "yes"];
     let (child, _) = start(place.command(&args));
     // Nobody reads until the records say that it was ended.
@@ -90,7 +90,7 @@ fn a_reader_who_does_not_read_does_not_stop_the_clock() {
 
 #[test]
 fn output_that_cannot_be_written_is_an_error() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let mut command = place.command(&["run", "echo", "x"]);
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     command.stdout(full).stderr(Stdio::piped());
@@ -100,7 +100,7 @@ fn output_that_cannot_be_written_is_an_error() {
 
 #[test]
 fn a_command_whose_own_pipe_closes_dies_of_it_as_everywhere() {
-    let place = Place::new();
+    let place = CliPlace::new();
     finish(place.command(&["run", "--shell", "yes | head -n 1; echo done"])).is(0, "y\ndone\n", "");
 }
 
@@ -111,7 +111,7 @@ fn nobody_has(marker: &str) -> bool {
 
 #[test]
 fn nothing_is_left_of_runs_that_were_killed_at_any_instant() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let marker = place.path("").display().to_string();
     for round in 0..60 {
         let line = ["run", "--", "sh", "-c", "sleep 1000; exit", &marker];

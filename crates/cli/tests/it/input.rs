@@ -7,14 +7,14 @@ use std::process::{Child, Command, Stdio};
 
 use crate::common::lasting::Lasting;
 use crate::common::screen::Screen;
-use crate::common::{Done, Place, finish, wait};
+use crate::common::{CliDone, CliPlace, finish, wait};
 
 fn spawn(mut command: Command) -> Child {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 /// A line of shell with the command as its arguments.
-fn through(place: &Place, line: &str, args: &[&str]) -> Command {
+fn through(place: &CliPlace, line: &str, args: &[&str]) -> Command {
     let stockade = place.command(args);
     let mut command = Command::new("sh");
     command.args(["-c", line, "sh"]).arg(stockade.get_program()).args(stockade.get_args());
@@ -23,7 +23,7 @@ fn through(place: &Place, line: &str, args: &[&str]) -> Command {
     command
 }
 
-fn fed(command: Command, input: &[u8]) -> Done {
+fn fed(command: Command, input: &[u8]) -> CliDone {
     let mut child = spawn(command);
     child.stdin.take().unwrap().write_all(input).unwrap();
     wait(child)
@@ -31,7 +31,7 @@ fn fed(command: Command, input: &[u8]) -> Done {
 
 #[test]
 fn a_pipe_and_a_file_are_passed_on() {
-    let place = Place::new();
+    let place = CliPlace::new();
     for args in [&["run", "cat"][..], &["run", "-i", "cat"]] {
         fed(place.command(args), b"one\ntwo\n").is(0, "one\ntwo\n", "");
     }
@@ -44,14 +44,14 @@ fn a_pipe_and_a_file_are_passed_on() {
 
 #[test]
 fn more_than_a_pipe_holds_arrives_whole() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let input = vec![b'x'; 3_000_000];
     fed(place.command(&["run", "--", "wc", "-c"]), &input).is(0, "3000000\n", "");
 }
 
 #[test]
 fn the_json_object_has_what_the_program_made_of_its_input() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let done = fed(place.command(&["--json", "run", "--", "wc", "-c"]), b"abc");
     let json: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
     assert_eq!(json["stdout"], "3\n");
@@ -67,7 +67,7 @@ fn exec_passes_a_pipe_on_too() {
 /// Whoever starts a service may have left it a pipe for ever.
 #[test]
 fn a_pipe_that_stays_open_keeps_no_program_that_does_not_read() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let mut child = spawn(place.command(&["run", "--", "echo", "hi"]));
     let held = child.stdin.take();
     wait(child).is(0, "hi\n", "");
@@ -77,14 +77,14 @@ fn a_pipe_that_stays_open_keeps_no_program_that_does_not_read() {
 
 #[test]
 fn a_writer_that_never_ends_ends_with_the_program() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let done = finish(through(&place, "yes | \"$@\"", &["run", "--", "head", "-n", "1"]));
     assert_eq!((done.code, done.stdout.as_str()), (0, "y\n"), "{done:?}");
 }
 
 #[test]
 fn input_that_is_closed_or_the_null_device_is_empty() {
-    let place = Place::new();
+    let place = CliPlace::new();
     place.stockade(&["run", "cat"]).is(0, "", "");
     finish(through(&place, "exec \"$@\" <&-", &["run", "cat"])).is(0, "", "");
 }
@@ -101,7 +101,7 @@ fn a_detached_command_leaves_the_input_alone() {
 
 #[test]
 fn on_a_terminal_a_program_gets_one_without_a_flag() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let mut screen = Screen::new();
     let child = screen.start_in_front(&place, &["run", "sh"]);
     screen.keys("stty size; echo kind-$TERM\r");
@@ -126,7 +126,7 @@ fn exec_gives_a_terminal_without_a_flag() {
 /// In one stream with the output, errors would not arrive where they were sent.
 #[test]
 fn errors_that_are_redirected_stay_apart_and_take_the_terminal() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let mut screen = Screen::new();
     let line = "test -t 1 || echo no terminal; echo wrong >&2";
     let child = screen.start_line(&place, "\"$@\" 2>errors", &["run", "--shell", line]);
@@ -138,7 +138,7 @@ fn errors_that_are_redirected_stay_apart_and_take_the_terminal() {
 /// Keys are the pager's at the end of the pipe.
 #[test]
 fn a_terminal_is_not_read_where_the_output_is_a_pipe() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let mut screen = Screen::new();
     let child = screen.start_line(&place, "\"$@\" | cat", &["run", "--shell", "cat; echo over"]);
     screen.until("over");
@@ -148,7 +148,7 @@ fn a_terminal_is_not_read_where_the_output_is_a_pipe() {
 /// A read, or a change of the terminal's modes, would stop a job in the background for good.
 #[test]
 fn a_job_in_the_background_does_without_the_terminal() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let mut screen = Screen::new();
     let job = "set -m; \"$@\" & wait; echo all-$((1+1))";
     let child = screen.start_line(&place, job, &["run", "--shell", "cat; test -t 1 || echo plain"]);

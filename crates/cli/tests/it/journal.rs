@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::common::Place;
+use crate::common::CliPlace;
 
 const FOLLOW_TIMEOUT: Duration = Duration::from_secs(60);
 
-fn commands(place: &Place, flags: &[&str]) -> Vec<String> {
+fn commands(place: &CliPlace, flags: &[&str]) -> Vec<String> {
     let listed = place.stockade(&[&["audit", "list", "--json"], flags].concat());
     assert_eq!(listed.code, 0, "{listed:?}");
     let jobs: Value = serde_json::from_str(&listed.stdout).unwrap();
@@ -19,8 +19,8 @@ fn commands(place: &Place, flags: &[&str]) -> Vec<String> {
     jobs.as_array().unwrap().iter().map(command).collect()
 }
 
-fn place_with_three() -> Place {
-    let place = Place::new();
+fn place_with_three() -> CliPlace {
+    let place = CliPlace::new();
     for (program, word) in [("echo", "one"), ("echo", "two"), ("false", "three")] {
         place.stockade(&["run", "--", program, word]);
     }
@@ -59,7 +59,7 @@ fn what_was_run_is_exported_as_lines_of_json_and_as_a_table() {
 }
 
 /// Starts a follower and reads what it prints.
-fn follow(place: &Place, args: &[&str]) -> (Child, Receiver<Value>) {
+fn follow(place: &CliPlace, args: &[&str]) -> (Child, Receiver<Value>) {
     let mut child = place.command(args).stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let (send, receive) = channel();
@@ -75,7 +75,7 @@ fn follow(place: &Place, args: &[&str]) -> (Child, Receiver<Value>) {
 
 #[test]
 fn who_follows_is_told_of_what_happens_and_ends_with_whoever_reads() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let (jobs, ended) = follow(&place, &["audit", "follow", "--json"]);
     let (events, told) = follow(&place, &["events", "--json"]);
     let until = Instant::now() + FOLLOW_TIMEOUT;

@@ -9,7 +9,7 @@ use std::process::Stdio;
 
 use crate::common;
 use crate::common::lasting::{Lasting, eventually};
-use crate::common::{Place, start, wait};
+use crate::common::{CliPlace, start, wait};
 
 #[test]
 fn the_beginning_of_an_id_is_enough() {
@@ -292,7 +292,7 @@ fn bad_use_is_refused_with_the_remedy_and_leaves_nothing() {
 fn an_ordinary_user_has_lasting_sandboxes_and_nobody_elses() {
     let theirs = Lasting::new();
     let foreign = theirs.create(&[]);
-    let place = Lasting(Place::of_an_ordinary_user());
+    let place = Lasting(CliPlace::of_an_ordinary_user());
     let id = place.create(&[]);
     place.shell(&id, "echo hello").is(0, "hello\n", "");
     place.stockade(&["exec", &foreign, "true"]).is_refused(&[foreign.as_str(), "stockade ps"]);

@@ -4,13 +4,13 @@
 use std::os::unix::fs::PermissionsExt;
 
 use super::common::lasting::Lasting;
-use super::common::{Done, Place};
+use super::common::{CliDone, CliPlace};
 
 /// Script whose shell needs about 200 MB.
 const MEMORY_HOG_SCRIPT: &str = "a=$(head -c 200000000 /dev/zero | tr '\\0' x); echo $a | wc -c";
 
 /// Whether nothing but the watch holds this limit here, as the outcome says.
-fn is_watched(place: &Place, limit: &str, flags: &[&str]) -> bool {
+fn is_watched(place: &CliPlace, limit: &str, flags: &[&str]) -> bool {
     let done = place.stockade(&[&["run", "--json"], flags, &["true"]].concat());
     assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{done:?}");
     let json: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
@@ -21,7 +21,7 @@ fn is_watched(place: &Place, limit: &str, flags: &[&str]) -> bool {
 
 #[test]
 fn a_limit_that_is_named_is_applied_and_told_where_it_is_watched() {
-    let place = Place::of_an_ordinary_user();
+    let place = CliPlace::of_an_ordinary_user();
     for (limit, flags) in [
         ("memory", ["--mem", "256m"]),
         ("cpu-time", ["--cpu-time", "30s"]),
@@ -54,14 +54,14 @@ fn create(place: &Lasting, flags: &[&str]) -> String {
     done.stdout.trim_end().to_owned()
 }
 
-fn is_ended_for(done: &Done, limit: &str) {
+fn is_ended_for(done: &CliDone, limit: &str) {
     assert_eq!(done.code, 137, "{done:?}");
     assert!(done.stderr.contains(&format!("ended: the {limit} limit")), "{done:?}");
 }
 
 #[test]
 fn a_sandbox_can_be_used_again_after_a_limit_and_what_else_runs_in_it_goes_on() {
-    for place in [Place::new(), Place::of_an_ordinary_user()] {
+    for place in [CliPlace::new(), CliPlace::of_an_ordinary_user()] {
         let place = Lasting(place);
         let id = create(&place, &["--mem", "64m", "--cpu-time", "2s"]);
         place.stockade(&["exec", "--detach", &id, "sleep", "600"]).code_is(0);
@@ -76,14 +76,14 @@ fn a_sandbox_can_be_used_again_after_a_limit_and_what_else_runs_in_it_goes_on() 
 
 #[test]
 fn what_is_only_reserved_is_no_memory() {
-    let place = Place::of_an_ordinary_user();
+    let place = CliPlace::of_an_ordinary_user();
     let done = place.stockade(&["run", "--mem", "256m", "--shell", "ulimit -d; ulimit -v"]);
     assert_eq!((done.code, done.stdout.as_str()), (0, "unlimited\nunlimited\n"), "{done:?}");
 }
 
 #[test]
 fn a_default_number_of_open_files_may_be_raised_and_a_named_one_may_not() {
-    let place = Place::of_an_ordinary_user();
+    let place = CliPlace::of_an_ordinary_user();
     let hard = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
     let done = place.stockade(&["run", "--shell", "ulimit -Sn; ulimit -Hn"]);
     let told: Vec<u64> = done.stdout.lines().map(|line| line.parse().unwrap()).collect();
@@ -105,7 +105,7 @@ fn the_time_that_ran_out_is_the_commands_own() {
 
 #[test]
 fn a_closed_directory_is_no_offence_but_hides_nothing() {
-    let place = Place::of_an_ordinary_user();
+    let place = CliPlace::of_an_ordinary_user();
     // Long enough to be looked at several times.
     let closed = "mkdir closed && chmod 0 closed && sleep 1 && echo done";
     let done = place.stockade(&["run", "--disk", "64m", "--shell", closed]);
@@ -126,7 +126,7 @@ mod needs_root {
 
     #[test]
     fn a_process_that_was_refused_is_told() {
-        let place = Place::new();
+        let place = CliPlace::new();
         let fork = "i=0; while [ $i -lt 20 ]; do sleep 600 & i=$((i+1)); done";
         let done = place.stockade(&["run", "--pids", "8", "--shell", fork]);
         let told = "note: the processes limit of 8 was reached (raise it with --pids)";

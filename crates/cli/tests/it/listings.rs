@@ -1,9 +1,9 @@
 //! What people read: detect, explain, audit, completions. Plain when piped.
 
-use crate::common::Place;
+use crate::common::CliPlace;
 use serde_json::Value;
 
-fn json(place: &Place, args: &[&str]) -> Value {
+fn json(place: &CliPlace, args: &[&str]) -> Value {
     let done = place.stockade(args);
     assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{done:?}");
     serde_json::from_str(&done.stdout).unwrap()
@@ -11,7 +11,7 @@ fn json(place: &Place, args: &[&str]) -> Value {
 
 #[test]
 fn detect_shows_all_backends_and_features_on_one_screen() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let done = place.stockade(&["detect"]);
     assert_eq!((done.code, done.stderr.as_str()), (0, ""));
     assert!(done.stdout.lines().count() <= 40, "{}", done.stdout);
@@ -32,7 +32,7 @@ fn detect_shows_all_backends_and_features_on_one_screen() {
 
 #[test]
 fn detect_with_a_name_shows_every_feature_with_mechanism_or_remedy() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let done = place.stockade(&["detect", "native"]);
     assert_eq!((done.code, done.stderr.as_str()), (0, ""));
     assert!(
@@ -54,7 +54,7 @@ fn detect_with_a_name_shows_every_feature_with_mechanism_or_remedy() {
 
 #[test]
 fn explain_says_who_is_taken_and_why_not_and_runs_nothing() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let done = place.stockade(&["explain", "--backend", "auto", "--", "touch", "a"]);
     assert_eq!((done.code, done.stderr.as_str()), (0, ""));
     assert!(
@@ -86,7 +86,7 @@ fn explain_says_who_is_taken_and_why_not_and_runs_nothing() {
 
 #[test]
 fn audit_lists_and_shows_what_was_run() {
-    let place = Place::new();
+    let place = CliPlace::new();
     place.stockade(&["run", "--tenant", "a", "--label", "k=v", "--shell", "exit 3"]);
     place.stockade(&["run", "--tenant", "b", "true"]);
     let jobs = json(&place, &["audit", "list", "--json", "--tenant", "a"]);
@@ -104,7 +104,7 @@ fn audit_lists_and_shows_what_was_run() {
 
 #[test]
 fn audit_verify_tells_a_clean_journal_from_a_broken_one() {
-    let place = Place::new();
+    let place = CliPlace::new();
     place.stockade(&["run", "true"]);
     let done = place.stockade(&["audit", "verify"]);
     assert!(done.code == 0 && done.stdout.starts_with("clean: "), "{done:?}");
@@ -124,7 +124,7 @@ fn audit_verify_tells_a_clean_journal_from_a_broken_one() {
 
 #[test]
 fn completions_are_there_for_the_usual_shells() {
-    let place = Place::new();
+    let place = CliPlace::new();
     for shell in ["bash", "zsh", "fish"] {
         let done = place.stockade(&["completions", shell]);
         assert!(done.code == 0 && done.stdout.contains("env-file"), "{shell}");

@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 use crate::common;
 use crate::common::lasting::eventually;
-use crate::common::{Done, Place, command_lines, finish, pids_of, signal, wait};
+use crate::common::{CliDone, CliPlace, command_lines, finish, pids_of, signal, wait};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ struct Conversation {
 }
 
 impl Conversation {
-    fn begin(place: &Place, flags: &[&str]) -> Self {
+    fn begin(place: &CliPlace, flags: &[&str]) -> Self {
         let mut command = place.command(&[&["mcp"], flags].concat());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut server = command.spawn().unwrap();
@@ -68,7 +68,7 @@ impl Conversation {
     }
 
     /// What is left to say after the last answer, and how the server ends.
-    fn end(self) -> Done {
+    fn end(self) -> CliDone {
         drop(self.input);
         let Self { mut server, output, .. } = self;
         server.stdout = Some(output.into_inner());
@@ -78,7 +78,7 @@ impl Conversation {
 
 #[test]
 fn it_ends_with_its_input_and_leaves_nothing() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let mut conversation = Conversation::begin(&place, &[]);
     assert_eq!(conversation.bash("echo $$; id -u >&2")["exitCode"], 0);
     conversation.end().is(0, "", "");
@@ -87,7 +87,7 @@ fn it_ends_with_its_input_and_leaves_nothing() {
 
 #[test]
 fn a_call_that_still_runs_when_input_ends_is_killed() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let mut conversation = Conversation::begin(&place, &[]);
     let call = json!({ "name": "bash", "arguments": { "command": "touch began; sleep 98765" } });
     conversation.send("tools/call", call);
@@ -99,7 +99,7 @@ fn a_call_that_still_runs_when_input_ends_is_killed() {
 #[test]
 fn a_signal_ends_it_and_leaves_nothing() {
     for (sent, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {
-        let place = Place::new();
+        let place = CliPlace::new();
         let mut conversation = Conversation::begin(&place, &[]);
         let call =
             json!({ "name": "bash", "arguments": { "command": "touch began; sleep 98765" } });
@@ -115,7 +115,7 @@ fn a_signal_ends_it_and_leaves_nothing() {
 
 #[test]
 fn an_ordinary_user_can_serve() {
-    let place = Place::of_an_ordinary_user();
+    let place = CliPlace::of_an_ordinary_user();
     let mut conversation = Conversation::begin(&place, &[]);
     assert_eq!(conversation.bash("echo hello")["stdout"], "hello\n");
     conversation.end().is(0, "", "");
@@ -124,7 +124,7 @@ fn an_ordinary_user_can_serve() {
 
 #[test]
 fn the_spec_of_the_bound_sandbox_is_what_flags_say() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let flags = ["--read-only", "--env", "GREETING=hi", "--timeout", "1s"];
     let mut conversation = Conversation::begin(&place, &flags);
     assert_eq!(conversation.bash("echo $GREETING")["stdout"], "hi\n");
@@ -136,7 +136,7 @@ fn the_spec_of_the_bound_sandbox_is_what_flags_say() {
 
 #[test]
 fn changes_that_nobody_applied_are_named_at_the_end() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let mut conversation = Conversation::begin(&place, &["--overlay"]);
     assert_eq!(conversation.bash("echo hello > new")["exitCode"], 0);
     let done = conversation.end();
@@ -151,7 +151,7 @@ fn changes_that_nobody_applied_are_named_at_the_end() {
 
 #[test]
 fn nothing_is_built_until_it_is_needed() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let mut conversation = Conversation::begin(&place, &[]);
     let tools = conversation.ask("tools/list", json!({}));
     assert!(tools["tools"].as_array().unwrap().len() > 10);
@@ -161,14 +161,14 @@ fn nothing_is_built_until_it_is_needed() {
 }
 
 /// Has the user's file say this.
-fn configure(place: &Place, text: &str) {
+fn configure(place: &CliPlace, text: &str) {
     let dir = place.path("home/.config/stockade");
     std::fs::create_dir_all(&dir).unwrap();
     std::fs::write(dir.join("config.toml"), text).unwrap();
 }
 
 /// The sandboxes that `ps` says are so.
-fn those(place: &Place, state: &str) -> Vec<String> {
+fn those(place: &CliPlace, state: &str) -> Vec<String> {
     let listed = place.stockade(&["ps", "--json"]).stdout;
     let listed: Value = serde_json::from_str(&listed).unwrap();
     let rows = listed["sandboxes"].as_array().unwrap().iter();
@@ -178,7 +178,7 @@ fn those(place: &Place, state: &str) -> Vec<String> {
 
 #[test]
 fn what_is_kept_ready_is_taken_and_nothing_of_it_is_left() {
-    let place = Place::new();
+    let place = CliPlace::new();
     configure(&place, "[[pool]]\nminimum = 2\n");
     let mut conversation = Conversation::begin(&place, &[]);
     eventually("two are ready", || those(&place, "ready").len() == 2);
@@ -197,7 +197,7 @@ fn what_is_kept_ready_is_taken_and_nothing_of_it_is_left() {
 
 #[test]
 fn a_pool_that_cannot_be_is_refused_and_one_that_is_of_no_use_is_said_to_be() {
-    let place = Place::new();
+    let place = CliPlace::new();
     configure(&place, "[[pool]]\nminimum = 3\nmaximum = 2\n");
     place.stockade(&["mcp"]).is_refused(&["minimum 3", "maximum 2"]);
     configure(&place, "[[pool]]\nminimum = 1\n[[pool]]\nminimum = 1\n");
@@ -210,7 +210,7 @@ fn a_pool_that_cannot_be_is_refused_and_one_that_is_of_no_use_is_said_to_be() {
 
 #[test]
 fn a_message_that_is_none_does_not_end_the_conversation() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let mut conversation = Conversation::begin(&place, &[]);
     conversation.say(json!("no message"));
     writeln!(conversation.input.as_mut().unwrap(), "{{ not json").unwrap();
@@ -221,7 +221,7 @@ fn a_message_that_is_none_does_not_end_the_conversation() {
 
 #[test]
 fn what_cannot_be_served_is_refused_before_anybody_connects() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let refused = |args: &[&str], parts: &[&str]| place.stockade(args).is_refused(parts);
     refused(&["mcp", "--http", "0.0.0.0:0"], &["0.0.0.0", "--allow-remote"]);
     refused(&["mcp", "--local", "--no-workspace"], &["--local", "--workspace"]);
@@ -242,7 +242,7 @@ fn what_cannot_be_served_is_refused_before_anybody_connects() {
 /// Its owner is this server, which takes no commands but an agent's.
 #[test]
 fn a_sandbox_of_an_agents_can_be_killed_and_the_next_call_has_another() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let mut conversation = Conversation::begin(&place, &[]);
     assert_eq!(conversation.bash("echo x > /tmp/x")["exitCode"], 0);
     let [id] = &those(&place, "alive")[..] else { panic!("it has one sandbox") };
@@ -259,7 +259,7 @@ fn a_sandbox_of_an_agents_can_be_killed_and_the_next_call_has_another() {
 /// What local execution can honour it does: the record says for whom it ran, and time runs out.
 #[test]
 fn local_execution_has_the_tenant_labels_and_limits_that_flags_say() {
-    let place = Place::new();
+    let place = CliPlace::new();
     configure(&place, "[[approval.rules]]\nverdict = \"allow\"\n");
     let flags = ["--local", "--tenant", "acme", "--label", "team=a", "--timeout", "1s"];
     let mut conversation = Conversation::begin(&place, &flags);
@@ -274,7 +274,7 @@ fn local_execution_has_the_tenant_labels_and_limits_that_flags_say() {
 
 #[test]
 fn a_token_that_others_can_read_or_guess_is_refused() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let file = place.path("token");
     let name = file.to_str().unwrap();
     let args = ["mcp", "--http", "127.0.0.1:0", "--token-file", name];
@@ -289,7 +289,7 @@ fn a_token_that_others_can_read_or_guess_is_refused() {
 
 #[test]
 fn where_it_listens_is_printed_and_a_given_token_is_not() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let file = place.path("token");
     std::fs::write(&file, "0123456789abcdef\n").unwrap();
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();

@@ -8,7 +8,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use crate::common;
-use crate::common::{Place, signal, wait};
+use crate::common::{CliPlace, signal, wait};
 use rustix::process::Signal;
 
 const BEARER_TOKEN: &str = "0123456789abcdef";
@@ -16,15 +16,15 @@ const INITIALIZE_REQUEST: &str = r#"{"jsonrpc":"2.0","id":1,"method":"initialize
 /// Read timeout of a connection that is not served.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-struct Server {
-    place: Place,
+struct McpHttpServer {
+    place: CliPlace,
     child: Child,
     address: SocketAddr,
 }
 
-impl Server {
+impl McpHttpServer {
     fn start() -> Self {
-        let place = Place::new();
+        let place = CliPlace::new();
         let file = place.path("token");
         std::fs::write(&file, BEARER_TOKEN).unwrap();
         std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
@@ -75,7 +75,7 @@ fn key() -> String {
 
 #[test]
 fn a_request_that_can_be_read_in_two_ways_is_refused() {
-    let server = Server::start();
+    let server = McpHttpServer::start();
     let post = "POST /mcp HTTP/1.1";
     assert_eq!(server.status(post, &[server.host(), key()]), 200);
     for headers in [
@@ -97,7 +97,7 @@ fn a_request_that_can_be_read_in_two_ways_is_refused() {
 
 #[test]
 fn a_page_of_this_machine_may_ask_with_the_token_and_no_other_page() {
-    let server = Server::start();
+    let server = McpHttpServer::start();
     let post = "POST /mcp HTTP/1.1";
     for origin in
         ["http://localhost:3000", "http://127.0.0.1", "http://[::1]:8080", "https://localhost"]
@@ -118,7 +118,7 @@ fn a_page_of_this_machine_may_ask_with_the_token_and_no_other_page() {
 /// More connections than there are slots, of which none ever says anything.
 #[test]
 fn connections_without_the_token_keep_nobody_out() {
-    let server = Server::start();
+    let server = McpHttpServer::start();
     let crowd: Vec<_> = (0..700).map(|_| server.connect()).collect();
     let begun = Instant::now();
     let post = "POST /mcp HTTP/1.1";

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::common;
 use crate::common::lasting::Lasting;
-use crate::common::{Place, command_lines, finish, start, under, wait};
+use crate::common::{CliPlace, command_lines, finish, start, under, wait};
 
 fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o7777
@@ -31,7 +31,7 @@ fn open_to_others(dir: &Path) -> Vec<String> {
 #[test]
 fn state_is_closed_to_others_whatever_the_umask() {
     for umask in ["000", "022", "077"] {
-        let place = Place::new();
+        let place = CliPlace::new();
         let command = place.command(&["run", "--", "true"]);
         finish(under(umask, &command)).code_is(0);
         assert_eq!(mode(&place.state()), 0o700);
@@ -42,7 +42,7 @@ fn state_is_closed_to_others_whatever_the_umask() {
 #[test]
 fn a_guests_files_have_the_modes_that_programs_expect() {
     for umask in ["000", "022", "077"] {
-        let place = Place::new();
+        let place = CliPlace::new();
         let line = "echo x > file; mkdir dir; umask";
         let command = place.command(&["run", "--shell", line]);
         finish(under(umask, &command)).is(0, "0022\n", "");
@@ -68,7 +68,7 @@ fn what_is_copied_out_has_the_modes_of_the_callers_umask() {
 
 #[test]
 fn values_of_variables_do_not_stay_on_any_command_line() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let secret = format!("hidden{}", std::process::id());
     for given in [vec!["--env", "KEY"], vec!["--env"]] {
         let words = match given[..] {

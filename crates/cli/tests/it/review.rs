@@ -1,19 +1,19 @@
 //! `--review`: what was changed is shown, and applied only by a clear yes.
 
 use crate::common::screen::Screen;
-use crate::common::{Place, wait};
+use crate::common::{CliPlace, wait};
 
-fn furnished() -> Place {
-    let place = Place::new();
+fn furnished() -> CliPlace {
+    let place = CliPlace::new();
     place.write("a", "one\n");
     place
 }
 
-fn text(place: &Place, name: &str) -> Option<String> {
+fn text(place: &CliPlace, name: &str) -> Option<String> {
     std::fs::read_to_string(place.workspace().join(name)).ok()
 }
 
-fn kept(place: &Place) -> usize {
+fn kept(place: &CliPlace) -> usize {
     place.stockade(&["workspace", "ls", "-q"]).stdout.lines().count()
 }
 

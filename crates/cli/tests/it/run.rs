@@ -4,11 +4,11 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Stdio;
 
 use crate::common;
-use crate::common::{Place, finish, wait};
+use crate::common::{CliPlace, finish, wait};
 
 #[test]
 fn output_of_both_streams_arrives_byte_for_byte_with_the_exit_code() {
-    let place = Place::new();
+    let place = CliPlace::new();
     place.stockade(&["run", "--", "sh", "-c", "echo out; echo err >&2"]).is(0, "out\n", "err\n");
     place.stockade(&["run", "--", "sh", "-c", "printf a; exit 7"]).is(7, "a", "");
     place.stockade(&["run", "--shell", "printf '%s' \"$0\"; exit 2"]).is(2, "/bin/sh", "");
@@ -17,14 +17,14 @@ fn output_of_both_streams_arrives_byte_for_byte_with_the_exit_code() {
 
 #[test]
 fn flags_end_where_the_command_begins() {
-    let place = Place::new();
+    let place = CliPlace::new();
     place.stockade(&["run", "echo", "--json", "-t"]).is(0, "--json -t\n", "");
     place.stockade(&["run", "--", "echo", "--", "--mem"]).is(0, "-- --mem\n", "");
 }
 
 #[test]
 fn the_short_flags_of_container_engines_mean_the_same_here() {
-    let place = Place::new();
+    let place = CliPlace::new();
     std::fs::create_dir(place.path("more")).unwrap();
     std::fs::write(place.path("more/f"), "x").unwrap();
     let mount = format!("{}:/data:rw", place.path("more").display());
@@ -56,7 +56,7 @@ fn the_short_flags_of_container_engines_mean_the_same_here() {
 
 #[test]
 fn an_image_needs_no_prefix_where_it_has_a_name() {
-    let place = Place::new();
+    let place = CliPlace::new();
     for image in ["debian", "debian:12", "registry.example:5000/a/b@sha256:0"] {
         place.stockade(&["run", "--image", image, "true"]).is_refused(&["named-image"]);
     }
@@ -67,7 +67,7 @@ fn an_image_needs_no_prefix_where_it_has_a_name() {
 
 #[test]
 fn a_command_that_does_not_start_says_why_and_ends_with_126_or_127() {
-    let place = Place::new();
+    let place = CliPlace::new();
     place.write("data", "no program");
     let missing = "stockade: cannot start: `no-such`: No such file or directory\n";
     place.stockade(&["run", "no-such"]).is(127, "", missing);
@@ -80,12 +80,12 @@ fn a_command_that_does_not_start_says_why_and_ends_with_126_or_127() {
 
 #[test]
 fn a_signal_ends_it_with_128_and_its_number() {
-    Place::new().stockade(&["run", "--shell", "kill -SEGV $$"]).is(139, "", "");
+    CliPlace::new().stockade(&["run", "--shell", "kill -SEGV $$"]).is(139, "", "");
 }
 
 #[test]
 fn time_that_runs_out_ends_it_with_124() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let reason =
         "stockade: timed out: the wall-time limit of 300ms ran out (raise it with --timeout)\n";
     place
@@ -96,7 +96,7 @@ fn time_that_runs_out_ends_it_with_124() {
 
 #[test]
 fn a_limit_that_is_exceeded_is_named_and_ends_it_with_137() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let eat = "a=$(head -c 200000000 /dev/zero | tr '\\0' x); echo $a | wc -c";
     // An ordinary user may have no control group; the default limit then holds as far as it goes.
     let done =
@@ -110,12 +110,12 @@ fn output_beyond_its_cap_is_dropped_and_counted() {
     let reason = "stockade: truncated: 6 bytes of stdout dropped beyond the output limit of 10b (raise it \
                   with --max-output)\n";
     let args = ["run", "--max-output", "10", "--shell", "echo 123456789012345; exit 3"];
-    Place::new().stockade(&args).is(3, "1234567890", reason);
+    CliPlace::new().stockade(&args).is(3, "1234567890", reason);
 }
 
 #[test]
 fn much_binary_output_passes_through_unchanged() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let line = "head -c 8000000 /dev/zero | tr '\\0' '\\377' | tee /dev/stderr | cat";
     let mut command = place.command(&["run", "--shell", line]);
     let output = command.output().unwrap();
@@ -128,7 +128,7 @@ fn much_binary_output_passes_through_unchanged() {
 
 #[test]
 fn the_workspace_is_the_current_directory_and_can_be_changed() {
-    let place = Place::new();
+    let place = CliPlace::new();
     place.write("a", "1");
     place.stockade(&["run", "--shell", "pwd; cat a; echo 2 > b"]).is(0, "/workspace\n1", "");
     assert_eq!(std::fs::read_to_string(place.workspace().join("b")).unwrap(), "2\n");
@@ -137,7 +137,7 @@ fn the_workspace_is_the_current_directory_and_can_be_changed() {
 
 #[test]
 fn a_read_only_workspace_stays_as_it_is() {
-    let place = Place::new();
+    let place = CliPlace::new();
     place.write("a", "1");
     let done = place.stockade(&["run", "--read-only", "--shell", "cat a; echo 2 > a"]);
     assert_eq!(done.stdout, "1");
@@ -147,7 +147,7 @@ fn a_read_only_workspace_stays_as_it_is() {
 
 #[test]
 fn mounts_are_read_only_unless_told_otherwise() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let more = place.path("more");
     std::fs::create_dir(&more).unwrap();
     std::fs::write(more.join("f"), "x").unwrap();
@@ -163,7 +163,7 @@ fn mounts_are_read_only_unless_told_otherwise() {
 
 #[test]
 fn only_variables_that_were_named_are_inside() {
-    let place = Place::new();
+    let place = CliPlace::new();
     std::fs::write(place.path("vars"), "# a comment\n\nA=file\nB=two words\n").unwrap();
     let file = place.path("vars").display().to_string();
     let mut command = place.command(&[
@@ -183,7 +183,7 @@ fn only_variables_that_were_named_are_inside() {
 
 #[test]
 fn the_network_is_the_sandboxs_own_loopback_unless_it_is_none() {
-    let place = Place::new();
+    let place = CliPlace::new();
     // Nobody listens: an interface that is up says so.
     let line = ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/9"];
     let refused = |flags: &[&str]| {
@@ -197,7 +197,7 @@ fn the_network_is_the_sandboxs_own_loopback_unless_it_is_none() {
 
 #[test]
 fn language_time_zone_and_gits_identity_are_the_callers() {
-    let place = Place::new();
+    let place = CliPlace::new();
     std::fs::create_dir(place.path("home")).unwrap();
     let config = "[user]\n\tname = Ada B\n\temail = ada@example.org\n\tsigningkey = secret\n";
     std::fs::write(place.path("home/.gitconfig"), config).unwrap();
@@ -212,7 +212,7 @@ fn language_time_zone_and_gits_identity_are_the_callers() {
 
 #[test]
 fn json_is_one_object_with_everything() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let done = place.stockade(&["run", "--json", "--shell", "echo hi; printf '\\377' >&2; exit 4"]);
     assert_eq!((done.code, done.stderr.as_str()), (4, ""));
     let json: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
@@ -229,7 +229,7 @@ fn json_is_one_object_with_everything() {
 
 #[test]
 fn two_at_once_do_not_see_each_other() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let line = ["run", "--no-workspace", "--shell", "echo started; cat; ls; touch mine; ls"];
     let mut command = place.command(&[&line[..1], &["-i"], &line[1..]].concat());
     let (mut one, first) = common::start({
@@ -245,7 +245,7 @@ fn two_at_once_do_not_see_each_other() {
 
 #[test]
 fn it_works_as_an_ordinary_user_and_without_a_home() {
-    let place = Place::of_an_ordinary_user();
+    let place = CliPlace::of_an_ordinary_user();
     let mut command = place.command(&["run", "--shell", "echo 1 > a; cat a; id -u"]);
     command.env_remove("HOME");
     finish(command).is(0, "1\n1000\n", "");
@@ -253,7 +253,7 @@ fn it_works_as_an_ordinary_user_and_without_a_home() {
 }
 
 /// How the disk limit was enforced, as the outcome says.
-fn disk_limit(place: &Place, flags: &[&str]) -> serde_json::Value {
+fn disk_limit(place: &CliPlace, flags: &[&str]) -> serde_json::Value {
     let done = place.stockade(&[&["run", "--json"], flags, &["true"]].concat());
     assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{done:?}");
     let json: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
@@ -263,7 +263,7 @@ fn disk_limit(place: &Place, flags: &[&str]) -> serde_json::Value {
 
 #[test]
 fn a_disk_limit_that_is_named_is_exact_where_it_can_be_and_else_told_to_be_watched() {
-    let place = Place::new();
+    let place = CliPlace::new();
     for private in [&["--read-only"][..], &["--no-workspace"]] {
         let flags = [&["--disk", "64m", "--strict"], private].concat();
         place.stockade(&[&["run"], &flags[..], &["true"]].concat()).is(0, "", "");
@@ -279,7 +279,7 @@ fn a_disk_limit_that_is_named_is_exact_where_it_can_be_and_else_told_to_be_watch
 
 #[test]
 fn strict_refuses_a_limit_that_is_only_watched_and_never_names_what_was_said() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let strict = ["run", "--strict", "--disk", "64m"];
     place.stockade(&[&strict[..], &["true"]].concat()).is_refused(&["disk", "--read-only"]);
     let said = ["--read-only", "--writable-root", "true"];
@@ -290,7 +290,7 @@ fn strict_refuses_a_limit_that_is_only_watched_and_never_names_what_was_said() {
 
 #[test]
 fn private_places_share_one_disk_limit() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let line = "head -c 700000 /dev/zero >/tmp/a && head -c 700000 /dev/zero >b && echo both fit";
     let done = place.stockade(&["run", "--no-workspace", "--disk", "1m", "--shell", line]);
     assert_eq!((done.code != 0, done.stdout.as_str()), (true, ""), "{done:?}");
@@ -305,7 +305,7 @@ mod needs_root {
 
     #[test]
     fn root_works_on_another_users_workspace_as_that_user() {
-        let place = Place::new();
+        let place = CliPlace::new();
         place.write("theirs", "before");
         for path in [place.workspace(), place.workspace().join("theirs")] {
             std::os::unix::fs::chown(path, Some(50_321), Some(50_322)).unwrap();

@@ -3,7 +3,7 @@
 
 use std::process::{Command, Stdio};
 
-use crate::common::{Place, finish};
+use crate::common::{CliPlace, finish};
 
 const STOCKADE_PROGRAM: &str = env!("CARGO_BIN_EXE_stockade");
 
@@ -15,7 +15,7 @@ fn shown() -> String {
 
 #[test]
 fn inside_another_sandbox_the_remedy_is_to_stay_outside() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let inner = [STOCKADE_PROGRAM, "detect", "landlock"];
     let done = place.stockade(&[&["run", "--mount", &shown(), "--"], &inner[..]].concat());
     assert!(done.stdout.contains("beside that sandbox, not in it"), "{done:?}");
@@ -23,7 +23,7 @@ fn inside_another_sandbox_the_remedy_is_to_stay_outside() {
 
 #[test]
 fn without_a_home_as_cron_has_it_a_command_runs() {
-    let place = Place::new();
+    let place = CliPlace::new();
     place.write("note", "kept");
     let mut command = Command::new(STOCKADE_PROGRAM);
     command.env_clear().current_dir(place.workspace()).stdin(Stdio::null());
@@ -35,7 +35,7 @@ fn without_a_home_as_cron_has_it_a_command_runs() {
 
 #[test]
 fn in_a_hook_the_caller_is_git() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let mut command =
         place.command(&["run", "--", "sh", "-c", "echo ${GIT_DIR-unset}; touch made"]);
     // What git sets for a hook. None of it is for the program inside.

@@ -1,12 +1,12 @@
 //! `-t`: a terminal inside, the caller's own raw for as long and as before afterwards.
 
 use crate::common::screen::Screen;
-use crate::common::{Place, signal, wait};
+use crate::common::{CliPlace, signal, wait};
 use rustix::process::Signal;
 
 #[test]
 fn a_shell_on_a_terminal_gets_keys_size_and_kind() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let mut screen = Screen::new();
     let child = screen.start(&place, &["run", "-t", "sh"]);
     screen.keys("stty size; echo kind-$TERM\r");
@@ -29,7 +29,7 @@ fn a_shell_on_a_terminal_gets_keys_size_and_kind() {
 
 #[test]
 fn a_change_of_size_passes_through() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let mut screen = Screen::new();
     let line = "trap 'stty size; exit' WINCH; echo ready; while :; do sleep 0.05; done";
     let child = screen.start(&place, &["run", "-t", "--shell", line]);
@@ -43,7 +43,7 @@ fn a_change_of_size_passes_through() {
 
 #[test]
 fn the_terminal_is_restored_when_a_signal_ends_it() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let mut screen = Screen::new();
     let child =
         screen.start(&place, &["run", "-t", "--shell", "trap '' TERM; echo ready; sleep 100"]);
@@ -58,7 +58,7 @@ fn the_terminal_is_restored_when_a_signal_ends_it() {
 
 #[test]
 fn a_terminal_that_goes_away_takes_what_runs_on_it_along() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let mut screen = Screen::new();
     let line = "trap '' HUP; echo ready; sleep 1000";
     let child = screen.start(&place, &["run", "-t", "--shell", line]);
@@ -71,7 +71,7 @@ fn a_terminal_that_goes_away_takes_what_runs_on_it_along() {
 
 #[test]
 fn colours_are_shown_on_a_terminal_unless_they_are_not_wanted() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let mut screen = Screen::new();
     let child = screen.start(&place, &["detect", "--backend", "native"]);
     screen.until("\x1b[32mavailable");

@@ -3,12 +3,12 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use crate::common::{Done, Place, finish};
+use crate::common::{CliDone, CliPlace, finish};
 use serde_json::Value;
 
 /// A place with a rust toolchain in its home: scripts, a registry, and credentials beside.
-fn with_toolchain() -> Place {
-    let place = Place::of_an_ordinary_user();
+fn with_toolchain() -> CliPlace {
+    let place = CliPlace::of_an_ordinary_user();
     let home = place.path("home");
     for dir in [".cargo/bin", ".cargo/registry/cache/example", ".rustup/toolchains/x/bin", "bin"] {
         fs::create_dir_all(home.join(dir)).unwrap();
@@ -29,7 +29,7 @@ fn with_toolchain() -> Place {
     place
 }
 
-fn run(place: &Place, args: &[&str]) -> Done {
+fn run(place: &CliPlace, args: &[&str]) -> CliDone {
     let home = place.path("home");
     let home = home.to_str().unwrap();
     let mut command = place.command(args);
@@ -129,7 +129,7 @@ fn nothing_behind_a_link_out_of_the_list_is_shown() {
 
 #[test]
 fn a_workspace_appears_at_the_path_that_was_chosen_and_at_its_usual_one() {
-    let place = Place::of_an_ordinary_user();
+    let place = CliPlace::of_an_ordinary_user();
     place.write("given", "by the host\n");
     let line = "pwd; cat given /workspace/given; echo made > /srv/project/made";
     let done = place.stockade(&["run", "--workspace-at", "/srv/project", "--shell", line]);
@@ -145,7 +145,7 @@ fn a_workspace_appears_at_the_path_that_was_chosen_and_at_its_usual_one() {
 }
 
 /// What `explain` says of one toolchain.
-fn shown_of(place: &Place, name: &str, variables: &[(&str, &str)], flags: &[&str]) -> Vec<String> {
+fn shown_of(place: &CliPlace, name: &str, variables: &[(&str, &str)], flags: &[&str]) -> Vec<String> {
     let home = place.path("home").display().to_string();
     let mut command = place.command(&[&["explain", "--json"], flags].concat());
     command.env("PATH", format!("{home}/.local/bin:{home}/.go/bin:/usr/bin:/bin"));

@@ -7,12 +7,12 @@ use crate::common::changes::{
     CHANGES_SCRIPT, assert_changed, assert_untouched, furnished, ids, json, overlaid,
     overlaid_with, text,
 };
-use crate::common::{Place, finish, signal, start, wait};
+use crate::common::{CliPlace, finish, signal, start, wait};
 use rustix::process::Signal;
 
 #[test]
 fn changes_are_kept_apart_and_applied_when_they_are_wanted() {
-    for place in [Place::new(), Place::of_an_ordinary_user()] {
+    for place in [CliPlace::new(), CliPlace::of_an_ordinary_user()] {
         let place = furnished(place);
         let done = place.stockade(&["run", "--overlay", "--shell", CHANGES_SCRIPT]);
         let id = ids(&place).remove(0);
@@ -40,7 +40,7 @@ fn changes_are_kept_apart_and_applied_when_they_are_wanted() {
 
 #[test]
 fn a_command_that_changes_nothing_leaves_no_workspace() {
-    let place = furnished(Place::new());
+    let place = furnished(CliPlace::new());
     let told = "stockade: nothing was changed in the workspace\n";
     place.stockade(&["run", "--overlay", "cat", "a"]).is(0, "one\n", told);
     place
@@ -52,7 +52,7 @@ fn a_command_that_changes_nothing_leaves_no_workspace() {
 
 #[test]
 fn a_command_that_does_not_start_leaves_no_workspace() {
-    let place = furnished(Place::new());
+    let place = furnished(CliPlace::new());
     let args = ["run", "--overlay", "--boundary", "hardware", "true"];
     assert_eq!(place.stockade(&args).code, 125);
     assert_eq!(place.stockade(&["run", "--overlay", "no-such"]).code, 127);
@@ -61,7 +61,7 @@ fn a_command_that_does_not_start_leaves_no_workspace() {
 
 #[test]
 fn what_would_run_code_later_is_held_back_until_it_is_named() {
-    let place = furnished(Place::new());
+    let place = furnished(CliPlace::new());
     let line = "echo x > .envrc; mkdir -p .git/hooks; echo y > .git/hooks/pre-commit; echo z > b";
     let id = overlaid(&place, line);
     let done = place.stockade(&["workspace", "apply", &id]);
@@ -81,7 +81,7 @@ fn what_would_run_code_later_is_held_back_until_it_is_named() {
 
 #[test]
 fn a_file_that_changed_underneath_is_a_conflict_and_nothing_is_applied() {
-    let place = furnished(Place::new());
+    let place = furnished(CliPlace::new());
     let id = overlaid(&place, CHANGES_SCRIPT);
     place.write("a", "somebody else's\n");
     let done = place.stockade(&["workspace", "apply", &id]);
@@ -97,7 +97,7 @@ fn a_file_that_changed_underneath_is_a_conflict_and_nothing_is_applied() {
 
 #[test]
 fn changes_that_are_discarded_are_gone() {
-    let place = furnished(Place::of_an_ordinary_user());
+    let place = furnished(CliPlace::of_an_ordinary_user());
     // Whoever watches the disk cannot look into a closed directory, and would end the program for it.
     let flags = ["--without", "disk-limit"];
     let line = format!("{CHANGES_SCRIPT}; mkdir -p deep/er; chmod 0 deep");
@@ -114,7 +114,7 @@ fn changes_that_are_discarded_are_gone() {
 
 #[test]
 fn the_beginning_of_an_id_is_enough_if_no_other_begins_with_it() {
-    let place = furnished(Place::new());
+    let place = furnished(CliPlace::new());
     let first = overlaid(&place, CHANGES_SCRIPT);
     // An id begins with one of 32 characters, so two of these begin alike.
     for _ in 0..32 {
@@ -129,7 +129,7 @@ fn the_beginning_of_an_id_is_enough_if_no_other_begins_with_it() {
 
 #[test]
 fn a_fork_goes_its_own_way() {
-    let place = furnished(Place::new());
+    let place = furnished(CliPlace::new());
     let one = overlaid(&place, CHANGES_SCRIPT);
     let forked = place.stockade(&["workspace", "fork", &one]);
     let two = forked.stdout.trim_end().to_owned();
@@ -145,7 +145,7 @@ fn a_fork_goes_its_own_way() {
 
 #[test]
 fn json_tells_of_the_workspace() {
-    let place = furnished(Place::new());
+    let place = furnished(CliPlace::new());
     let told = json(&place, &["run", "--overlay", "--shell", CHANGES_SCRIPT]);
     let id = told["workspace"]["id"].as_str().unwrap().to_owned();
     assert_eq!((&told["workspace"]["changes"], &told["workspace"]["held"]), (&3.into(), &0.into()));
@@ -160,7 +160,7 @@ fn json_tells_of_the_workspace() {
 
 #[test]
 fn a_command_that_is_interrupted_keeps_its_changes_apart() {
-    let place = furnished(Place::new());
+    let place = furnished(CliPlace::new());
     let line = format!("{CHANGES_SCRIPT}; echo ready; exec sleep 100");
     let (child, ready) = start(place.command(&["run", "--overlay", "--shell", &line]));
     assert_eq!(ready, "ready");
@@ -174,7 +174,7 @@ fn a_command_that_is_interrupted_keeps_its_changes_apart() {
 
 #[test]
 fn a_reader_who_has_seen_enough_is_no_failure() {
-    let place = furnished(Place::new());
+    let place = furnished(CliPlace::new());
     let id = overlaid(&place, "seq 200000 > many");
     let mut command = place.command(&["workspace", "diff", "--patch", &id]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -184,7 +184,7 @@ fn a_reader_who_has_seen_enough_is_no_failure() {
 
 #[test]
 fn a_view_that_would_show_its_own_records_is_refused() {
-    let place = furnished(Place::new());
+    let place = furnished(CliPlace::new());
     let above = place.path("").canonicalize().unwrap();
     let args = ["run", "--overlay", "--workspace", above.to_str().unwrap(), "true"];
     place.stockade(&args).is_refused(&["state directory", "STOCKADE_STATE_DIR"]);
@@ -196,7 +196,7 @@ fn a_view_that_would_show_its_own_records_is_refused() {
 
 #[test]
 fn explain_says_who_would_take_a_view_and_makes_none() {
-    let place = furnished(Place::new());
+    let place = furnished(CliPlace::new());
     let done = place.stockade(&["explain", "--overlay", "--backend", "landlock"]);
     assert!(done.code == 125 && done.stdout.contains("overlay-workspace"), "{done:?}");
     place.stockade(&["explain", "--overlay"]).code_is(0);
@@ -205,7 +205,7 @@ fn explain_says_who_would_take_a_view_and_makes_none() {
 
 #[test]
 fn root_works_on_a_view_of_another_users_directory_as_that_user() {
-    let place = furnished(Place::of_an_ordinary_user());
+    let place = furnished(CliPlace::of_an_ordinary_user());
     let owner = |name: &str| {
         let found = fs::metadata(place.workspace().join(name)).unwrap();
         std::os::unix::fs::MetadataExt::uid(&found)

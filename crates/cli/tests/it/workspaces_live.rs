@@ -5,11 +5,11 @@ use std::fs;
 use crate::common;
 use crate::common::changes::{CHANGES_SCRIPT, assert_changed, assert_untouched, furnished, ids};
 use crate::common::lasting::{Lasting, eventually};
-use crate::common::{Done, Place, finish};
+use crate::common::{CliDone, CliPlace, finish};
 
 #[test]
 fn a_workspace_that_a_sandbox_has_is_left_alone_unless_forced() {
-    for place in [Place::new(), Place::of_an_ordinary_user()] {
+    for place in [CliPlace::new(), CliPlace::of_an_ordinary_user()] {
         let place = Lasting(furnished(place));
         let done = place.stockade(&["create", "--overlay"]);
         let (sandbox, id) = (done.stdout.trim_end().to_owned(), ids(&place).remove(0));
@@ -36,7 +36,7 @@ fn a_workspace_that_a_sandbox_has_is_left_alone_unless_forced() {
 
 #[test]
 fn the_workspace_of_a_lasting_sandbox_outlives_it_only_for_its_changes() {
-    let place = Lasting(furnished(Place::new()));
+    let place = Lasting(furnished(CliPlace::new()));
     let make = || place.json(&["create", "--overlay"])["sandbox"].as_str().unwrap().to_owned();
     place.stockade(&["kill", &make()]).code_is(0);
     assert_eq!(ids(&place), Vec::<String>::new());
@@ -52,7 +52,7 @@ fn the_workspace_of_a_lasting_sandbox_outlives_it_only_for_its_changes() {
 
 #[test]
 fn a_supervisor_that_is_killed_leaves_the_changes_to_be_applied() {
-    let place = Lasting(furnished(Place::new()));
+    let place = Lasting(furnished(CliPlace::new()));
     let sandbox = place.json(&["create", "--overlay"])["sandbox"].as_str().unwrap().to_owned();
     place.shell(&sandbox, CHANGES_SCRIPT).code_is(0);
     place.slay_owner(&sandbox);
@@ -64,7 +64,7 @@ fn a_supervisor_that_is_killed_leaves_the_changes_to_be_applied() {
 
 #[test]
 fn a_detached_command_keeps_its_changes_apart_too() {
-    let place = Lasting(furnished(Place::new()));
+    let place = Lasting(furnished(CliPlace::new()));
     let told = place.json(&["run", "--overlay", "--detach", "--shell", CHANGES_SCRIPT]);
     let (sandbox, id) = (told["sandbox"].as_str().unwrap(), told["workspace"].as_str().unwrap());
     common::lasting::eventually("it ends", || place.listed(sandbox).is_none());
@@ -75,7 +75,7 @@ fn a_detached_command_keeps_its_changes_apart_too() {
 
 #[test]
 fn where_no_overlay_can_be_had_the_workspace_is_copied() {
-    for place in [Place::new(), Place::of_an_ordinary_user()] {
+    for place in [CliPlace::new(), CliPlace::of_an_ordinary_user()] {
         let place = furnished(place);
         let args = ["run", "--backend", "landlock", "--overlay", "--shell", CHANGES_SCRIPT];
         place.stockade(&args).code_is(0);
@@ -89,7 +89,7 @@ fn where_no_overlay_can_be_had_the_workspace_is_copied() {
 
 #[test]
 fn a_copy_that_a_sandbox_has_is_left_alone_as_well() {
-    let place = Lasting(furnished(Place::new()));
+    let place = Lasting(furnished(CliPlace::new()));
     let args = ["create", "--backend", "landlock", "--overlay"];
     let sandbox = place.json(&args)["sandbox"].as_str().unwrap().to_owned();
     place.shell(&sandbox, CHANGES_SCRIPT).code_is(0);
@@ -102,7 +102,7 @@ fn a_copy_that_a_sandbox_has_is_left_alone_as_well() {
 
 #[test]
 fn no_setting_is_read_from_what_a_view_shows() {
-    let place = Lasting(furnished(Place::new()));
+    let place = Lasting(furnished(CliPlace::new()));
     let config = place.workspace().join("stockade");
     fs::create_dir(&config).unwrap();
     fs::write(config.join("config.toml"), "backend = \"brick\"").unwrap();
@@ -113,7 +113,7 @@ fn no_setting_is_read_from_what_a_view_shows() {
     };
     assert_eq!(with(&["run", "--no-workspace", "true"]).code, 125);
     // It is not read, and then the view that would show it is refused (C-06).
-    let refused = |done: Done| {
+    let refused = |done: CliDone| {
         assert_eq!(done.code, 125, "{done:?}");
         assert!(done.stderr.contains("is ignored: it lies in the workspace"), "{done:?}");
         assert!(done.stderr.contains("holds the configuration"), "{done:?}");
@@ -129,7 +129,7 @@ fn no_setting_is_read_from_what_a_view_shows() {
 #[test]
 fn a_command_that_is_killed_leaves_no_workspace_unless_it_changed_something() {
     for (line, left) in [("touch /tmp/begun", 0), ("touch begun", 1)] {
-        let place = Lasting(furnished(Place::new()));
+        let place = Lasting(furnished(CliPlace::new()));
         let args = ["run", "--overlay", "--shell", &format!("{line}; echo begun; sleep 98765")];
         let (mut child, said) = common::start(place.command(&args));
         assert_eq!(said, "begun");

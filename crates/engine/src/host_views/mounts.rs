@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 const MOUNTINFO_PATH: &str = "/proc/self/mountinfo";
 
 /// The mounts of this process, in the order in which they were made.
-pub(super) struct Mounts(Vec<Mount>);
+pub(super) struct MountTable(Vec<MountEntry>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Mount {
+struct MountEntry {
     device: String,
     /// Which directory of its file system is mounted.
     root: PathBuf,
@@ -27,7 +27,7 @@ pub(super) struct Located {
     on: Option<(String, PathBuf)>,
 }
 
-impl Mounts {
+impl MountTable {
     pub(super) fn read() -> io::Result<Self> {
         Ok(Self::parse(&std::fs::read(MOUNTINFO_PATH)?))
     }
@@ -44,7 +44,7 @@ impl Mounts {
         let mount = above.max_by_key(|mount| mount.at.components().count());
         let on = mount.and_then(|mount| {
             let rest = path.strip_prefix(&mount.at).ok()?;
-            Some((mount.device.clone(), join(&mount.root, rest)))
+            Some((mount.device.clone(), join_mount_root(&mount.root, rest)))
         });
         Located { path: path.to_owned(), on }
     }
@@ -53,13 +53,13 @@ impl Mounts {
     pub(super) fn shows(&self, view: &Located, other: &Located) -> bool {
         let below = self.0.iter().filter(|mount| mount.at.starts_with(&view.path));
         view.contains(other)
-            || below.map(Mount::located).any(|mounted| {
+            || below.map(MountEntry::located).any(|mounted| {
                 mounted.at_or_above(other) || (mounted != *view && other.at_or_above(&mounted))
             })
     }
 }
 
-impl Mount {
+impl MountEntry {
     fn located(&self) -> Located {
         Located { path: self.at.clone(), on: Some((self.device.clone(), self.root.clone())) }
     }
@@ -98,19 +98,19 @@ impl Located {
 }
 
 /// Without a slash at the end, which would make it another path to compare.
-fn join(root: &Path, rest: &Path) -> PathBuf {
+fn join_mount_root(root: &Path, rest: &Path) -> PathBuf {
     if rest.as_os_str().is_empty() { root.to_owned() } else { root.join(rest) }
 }
 
-fn parse_line(line: &[u8]) -> Option<Mount> {
+fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|byte| *byte == b' ').skip(2);
     let device = String::from_utf8(fields.next()?.to_vec()).ok()?;
-    let (root, at) = (unescape(fields.next()?), unescape(fields.next()?));
-    Some(Mount { device, root, at })
+    let (root, at) = (unescape_mount_path(fields.next()?), unescape_mount_path(fields.next()?));
+    Some(MountEntry { device, root, at })
 }
 
 /// The kernel writes blanks and backslashes as three octal digits.
-fn unescape(text: &[u8]) -> PathBuf {
+fn unescape_mount_path(text: &[u8]) -> PathBuf {
     let mut path = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some((byte, after)) = rest.split_first() {
@@ -133,26 +133,26 @@ mod tests {
 30 22 8:1 /home/me /mnt/alias rw - ext4 /dev/sda1 rw\n\
 31 22 8:1 /home/me/state/run /srv/a\\040b/run rw - ext4 /dev/sda1 rw\n";
 
-    fn shows(view: &str, other: &str) -> bool {
-        let mounts = Mounts::parse(SAMPLE_MOUNTINFO);
+    fn has_view_of(view: &str, other: &str) -> bool {
+        let mounts = MountTable::parse(SAMPLE_MOUNTINFO);
         mounts.shows(&mounts.locate(Path::new(view)), &mounts.locate(Path::new(other)))
     }
 
     #[test]
     fn a_directory_is_found_under_every_name_it_is_mounted_at() {
         for view in ["/", "/home", "/home/me", "/home/me/state", "/mnt", "/mnt/alias"] {
-            assert!(shows(view, "/home/me/state"), "{view}");
+            assert!(has_view_of(view, "/home/me/state"), "{view}");
         }
-        assert!(shows("/srv", "/home/me/state"), "a part of it is mounted below");
-        assert!(shows("/srv/a b", "/home/me/state"));
+        assert!(has_view_of("/srv", "/home/me/state"), "a part of it is mounted below");
+        assert!(has_view_of("/srv/a b", "/home/me/state"));
         for view in ["/home/me/project", "/mnt/alias/project", "/usr", "/proc"] {
-            assert!(!shows(view, "/home/me/state"), "{view}");
+            assert!(!has_view_of(view, "/home/me/state"), "{view}");
         }
     }
 
     #[test]
     fn what_lies_in_a_directory_is_known_by_any_name() {
-        let mounts = Mounts::parse(SAMPLE_MOUNTINFO);
+        let mounts = MountTable::parse(SAMPLE_MOUNTINFO);
         let locate = |path: &str| mounts.locate(Path::new(path));
         let state = locate("/home/me/state");
         for inside in ["/home/me/state/run", "/mnt/alias/state", "/srv/a b/run/x"] {

@@ -10,7 +10,7 @@ use super::record::MAX_LINE;
 use super::verify::{Break, Damage};
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Fault {
+pub(super) enum JournalFault {
     #[error("cannot {step} `{file}`")]
     Io { step: &'static str, file: PathBuf, source: io::Error },
     #[error("another process has held `{file}` locked for {waited:?}")]
@@ -29,7 +29,7 @@ pub(super) enum Fault {
     Encoding(#[from] serde_json::Error),
 }
 
-impl Fault {
+impl JournalFault {
     fn code(&self) -> ErrorCode {
         match self {
             Self::Io { .. } | Self::Broken(_) | Self::Damaged { .. } => {
@@ -80,11 +80,11 @@ fn io_remedy(kind: io::ErrorKind) -> &'static str {
 
 /// Names the step and the file of an input or output error.
 pub(super) trait During<T> {
-    fn during(self, step: &'static str, file: impl FnOnce() -> PathBuf) -> Result<T, Fault>;
+    fn during(self, step: &'static str, file: impl FnOnce() -> PathBuf) -> Result<T, JournalFault>;
 }
 
 impl<T> During<T> for io::Result<T> {
-    fn during(self, step: &'static str, file: impl FnOnce() -> PathBuf) -> Result<T, Fault> {
-        self.map_err(|source| Fault::Io { step, file: file(), source })
+    fn during(self, step: &'static str, file: impl FnOnce() -> PathBuf) -> Result<T, JournalFault> {
+        self.map_err(|source| JournalFault::Io { step, file: file(), source })
     }
 }

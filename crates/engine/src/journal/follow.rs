@@ -5,10 +5,10 @@ use std::os::unix::fs::FileExt;
 use stockade_core::Result;
 
 use super::Journal;
-use super::fault::{During, Fault};
+use super::fault::{During, JournalFault};
 use super::record::Record;
 use super::verify::Damage;
-use super::walk::Snapshot;
+use super::walk::JournalSnapshot;
 
 const FOLLOW_OPERATION: &str = "follow the journal";
 /// Chunk that is read at once.
@@ -25,7 +25,7 @@ pub struct Follower<'j> {
 impl Journal {
     /// Follows the journal from this instant on.
     pub fn follow(&self) -> Result<Follower<'_>> {
-        let snapshot = Snapshot::take(&self.dir).map_err(|fault| fault.during(FOLLOW_OPERATION))?;
+        let snapshot = JournalSnapshot::take(&self.dir).map_err(|fault| fault.during(FOLLOW_OPERATION))?;
         let (segment, offset) = (snapshot.head.segment, snapshot.head.offset);
         Ok(Follower { journal: self, segment, offset })
     }
@@ -37,13 +37,13 @@ impl Follower<'_> {
         self.read().map_err(|fault| fault.during(FOLLOW_OPERATION))
     }
 
-    fn read(&mut self) -> Result<Vec<Record>, Fault> {
+    fn read(&mut self) -> Result<Vec<Record>, JournalFault> {
         let dir = &self.journal.dir;
-        let mut snapshot = Snapshot::take(dir)?;
+        let mut snapshot = JournalSnapshot::take(dir)?;
         loop {
             let file = dir.path_of(&snapshot.name(self.segment));
             let name = || file.clone();
-            let damaged = |what| Fault::Damaged { file: name(), what };
+            let damaged = |what| JournalFault::Damaged { file: name(), what };
             let bytes = match snapshot.file(dir, self.segment)? {
                 None => return Err(damaged(Damage::Removed)),
                 Some(None) => Vec::new(),

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use super::record::{Digest, Link};
+use super::record::{Digest, ChainLink};
 
 /// File of the head.
 pub(super) const HEAD_FILE: &str = "head";
@@ -39,7 +39,7 @@ impl Head {
     }
 
     /// Whether this record is the next one.
-    pub(super) fn precedes(self, link: &Link) -> bool {
+    pub(super) fn is_followed_by(self, link: &ChainLink) -> bool {
         link.prev == self.hash && Some(link.seq) == self.seq.checked_add(1)
     }
 

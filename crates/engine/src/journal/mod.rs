@@ -34,17 +34,17 @@ pub use time::Timestamp;
 pub use verify::{Break, Damage, Verdict};
 
 use crate::state::{Directory, LOCK_PATIENCE, Locked, Sharing, StateDir, draft_name};
-use fault::{During, Fault};
+use fault::{During, JournalFault};
 use head::{HEAD_FILE, Head};
-use walk::Walk;
-use writer::Writer;
+use walk::JournalWalk;
+use writer::JournalWriter;
 
 /// File of the segment that is written to.
 const CURRENT_SEGMENT_FILE: &str = "journal.jsonl";
 const RECORD_OPERATION: &str = "record";
 
 /// The name of a finished segment.
-fn archive(segment: u32) -> String {
+fn archive_file_name(segment: u32) -> String {
     format!("journal-{segment:06}.jsonl")
 }
 
@@ -103,48 +103,48 @@ impl Journal {
     /// that must not wait.
     pub fn try_append(&self, event: &Event) -> Result<Option<Receipt>> {
         match self.append_within(event, Duration::ZERO) {
-            Err(Fault::Locked { .. }) => Ok(None),
+            Err(JournalFault::Locked { .. }) => Ok(None),
             other => other.map(Some).map_err(|fault| fault.during(RECORD_OPERATION)),
         }
     }
 
-    fn append_within(&self, event: &Event, patience: Duration) -> Result<Receipt, Fault> {
+    fn append_within(&self, event: &Event, patience: Duration) -> Result<Receipt, JournalFault> {
         if matches!(event, Event::Rotated { .. } | Event::Pruned { .. }) {
-            return Err(Fault::NotForCallers);
+            return Err(JournalFault::NotForCallers);
         }
-        let event = record::encode(event)?.ok_or(Fault::TooLong)?;
+        let event = record::encode_event(event)?.ok_or(JournalFault::TooLong)?;
         let lock = self.lock(patience)?;
-        Writer::resume(&self.dir, &self.options, &lock)?.append(&event)
+        JournalWriter::resume(&self.dir, &self.options, &lock)?.append(&event)
     }
 
-    fn lock(&self, waited: Duration) -> Result<Locked, Fault> {
+    fn lock(&self, waited: Duration) -> Result<Locked, JournalFault> {
         let path = || self.dir.path_of(HEAD_FILE);
         let file = self.dir.open(HEAD_FILE, OFlags::RDWR).during("open", path)?;
         let locked = Locked::within(file, Sharing::Exclusive, waited).during("lock", path)?;
-        locked.ok_or_else(|| Fault::Locked { file: path(), waited })
+        locked.ok_or_else(|| JournalFault::Locked { file: path(), waited })
     }
 
     /// Checks every record, in bounded memory, without holding writers up.
     pub fn verify(&self) -> Result<Verdict> {
-        verify::verify(&self.dir).map_err(|fault| fault.during("verify the journal"))
+        verify::verify_journal(&self.dir).map_err(|fault| fault.during("verify the journal"))
     }
 
     /// Checks the journal in a directory, which may be a copy. Nothing is written.
     pub fn verify_dir(path: impl AsRef<Path>) -> Result<Verdict> {
         let path = path.as_ref();
         let dir = Directory::existing(path).during("open", || path.to_owned());
-        let verdict = dir.and_then(|dir| verify::verify(&dir));
+        let verdict = dir.and_then(|dir| verify::verify_journal(&dir));
         verdict.map_err(|fault| fault.during("verify the journal"))
     }
 
     /// The records that fit the filter, oldest first.
     pub fn records(&self, filter: Filter) -> Result<Records<'_>> {
-        Ok(Records::new(self.walk()?, filter))
+        Ok(Records::new(self.open_walk()?, filter))
     }
 
     /// The executions whose start fits the filter.
     pub fn jobs(&self, filter: Filter) -> Result<Jobs<'_>> {
-        Ok(Jobs::new(self.walk()?, filter))
+        Ok(Jobs::new(self.open_walk()?, filter))
     }
 
     /// The same, the one that started last first: quick however long the journal is.
@@ -158,13 +158,13 @@ impl Journal {
         self.jobs(filter)?.next().transpose()
     }
 
-    fn walk(&self) -> Result<Walk<'_>> {
-        Walk::new(&self.dir).map_err(|fault| fault.during(read::READ_OPERATION))
+    fn open_walk(&self) -> Result<JournalWalk<'_>> {
+        JournalWalk::new(&self.dir).map_err(|fault| fault.during(read::READ_OPERATION))
     }
 }
 
 /// Makes the head of an empty journal, unless there is one. It appears whole or not at all.
-fn create_head(dir: &Directory) -> Result<(), Fault> {
+fn create_head(dir: &Directory) -> Result<(), JournalFault> {
     let path = || dir.path_of(HEAD_FILE);
     if dir.exists(HEAD_FILE).during("look for", path)? {
         return Ok(());
@@ -173,7 +173,7 @@ fn create_head(dir: &Directory) -> Result<(), Fault> {
     let names = dir.names().during("list", || dir.path_of("."))?;
     let has_records = names.iter().any(|name| walk::is_segment(name));
     if has_records && !dir.exists(HEAD_FILE).during("look for", path)? {
-        return Err(Fault::Damaged { file: path(), what: Damage::Removed });
+        return Err(JournalFault::Damaged { file: path(), what: Damage::Removed });
     }
     let draft = draft_name(HEAD_FILE);
     let made = link_head(dir, &draft).during("create", path);

@@ -8,11 +8,11 @@ use std::os::unix::fs::FileExt;
 use stockade_core::{JobId, Result};
 
 use super::event::Event;
-use super::fault::{During, Fault};
+use super::fault::{During, JournalFault};
 use super::read::{Filter, Job, READ_OPERATION};
 use super::record::{MAX_LINE, Record};
 use super::verify::Damage;
-use super::walk::Snapshot;
+use super::walk::JournalSnapshot;
 use crate::state::Directory;
 
 /// Chunk that is read at once.
@@ -27,12 +27,12 @@ pub struct NewestJobs<'a> {
 }
 
 impl<'a> NewestJobs<'a> {
-    pub(super) fn new(dir: &'a Directory, filter: Filter) -> Result<Self, Fault> {
+    pub(super) fn new(dir: &'a Directory, filter: Filter) -> Result<Self, JournalFault> {
         let lines = Some(Backward::new(dir)?);
         Ok(Self { lines, filter, stopped: BTreeMap::new() })
     }
 
-    fn advance(&mut self) -> Result<Option<Job>, Fault> {
+    fn advance(&mut self) -> Result<Option<Job>, JournalFault> {
         let Some(lines) = &mut self.lines else { return Ok(None) };
         while let Some(line) = lines.next()? {
             let record: Record = match serde_json::from_slice(&line) {
@@ -75,20 +75,20 @@ impl Iterator for NewestJobs<'_> {
 /// Every line of a snapshot, the last one first.
 struct Backward<'a> {
     dir: &'a Directory,
-    snapshot: Snapshot,
+    snapshot: JournalSnapshot,
     /// The segment that is read.
     segment: u32,
-    lines: Option<Lines>,
+    lines: Option<BackwardLines>,
 }
 
 impl<'a> Backward<'a> {
-    fn new(dir: &'a Directory) -> Result<Self, Fault> {
-        let snapshot = Snapshot::take(dir)?;
+    fn new(dir: &'a Directory) -> Result<Self, JournalFault> {
+        let snapshot = JournalSnapshot::take(dir)?;
         let segment = snapshot.head.segment + 1;
         Ok(Self { dir, snapshot, segment, lines: None })
     }
 
-    fn next(&mut self) -> Result<Option<Vec<u8>>, Fault> {
+    fn next(&mut self) -> Result<Option<Vec<u8>>, JournalFault> {
         loop {
             if let Some(lines) = &mut self.lines {
                 let name = || self.dir.path_of(&self.snapshot.name(self.segment));
@@ -107,7 +107,7 @@ impl<'a> Backward<'a> {
             self.lines = match self.snapshot.file(self.dir, self.segment)? {
                 Some(Some((file, limit))) => {
                     let name = || self.dir.path_of(&self.snapshot.name(self.segment));
-                    Some(Lines::new(file, limit).during("read", name)?)
+                    Some(BackwardLines::new(file, limit).during("read", name)?)
                 }
                 Some(None) => None,
                 None => return Err(self.damaged(Damage::Removed)),
@@ -115,20 +115,20 @@ impl<'a> Backward<'a> {
         }
     }
 
-    fn damaged(&self, what: Damage) -> Fault {
-        Fault::Damaged { file: self.dir.path_of(&self.snapshot.name(self.segment)), what }
+    fn damaged(&self, what: Damage) -> JournalFault {
+        JournalFault::Damaged { file: self.dir.path_of(&self.snapshot.name(self.segment)), what }
     }
 }
 
 /// The lines of one file, the last one first.
-pub(super) struct Lines {
+pub(super) struct BackwardLines {
     file: File,
     /// Where in the file `held` begins.
     from: u64,
     held: Vec<u8>,
 }
 
-impl Lines {
+impl BackwardLines {
     pub(super) fn new(file: File, limit: u64) -> io::Result<Self> {
         let from = file.metadata()?.len().min(limit);
         Ok(Self { file, from, held: Vec::new() })
@@ -139,12 +139,12 @@ impl Lines {
         loop {
             let end = self.held.len().saturating_sub(1);
             if let Some(before) = self.held[..end].iter().rposition(|byte| *byte == b'\n') {
-                return Ok(Some(trimmed(self.held.split_off(before + 1))));
+                return Ok(Some(trim_newline(self.held.split_off(before + 1))));
             }
             if self.from == 0 || self.held.len() > MAX_LINE {
                 self.from = 0;
                 let first = std::mem::take(&mut self.held);
-                return Ok((!first.is_empty()).then(|| trimmed(first)));
+                return Ok((!first.is_empty()).then(|| trim_newline(first)));
             }
             self.read_block()?;
         }
@@ -161,7 +161,7 @@ impl Lines {
     }
 }
 
-fn trimmed(mut line: Vec<u8>) -> Vec<u8> {
+fn trim_newline(mut line: Vec<u8>) -> Vec<u8> {
     line.pop_if(|last| *last == b'\n');
     line
 }
@@ -172,10 +172,10 @@ mod tests {
 
     use super::*;
 
-    fn backward(text: &str, limit: u64) -> Vec<String> {
+    fn read_lines_backward(text: &str, limit: u64) -> Vec<String> {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(text.as_bytes()).unwrap();
-        let mut lines = Lines::new(file, limit).unwrap();
+        let mut lines = BackwardLines::new(file, limit).unwrap();
         let mut found = Vec::new();
         while let Some(line) = lines.next().unwrap() {
             found.push(String::from_utf8(line).unwrap());
@@ -185,11 +185,11 @@ mod tests {
 
     #[test]
     fn lines_come_last_first_across_blocks_and_no_further_than_the_head() {
-        assert_eq!(backward("", u64::MAX), [""; 0]);
-        assert_eq!(backward("a\nb\n", u64::MAX), ["b", "a"]);
-        assert_eq!(backward("a\nb\nc\n", 4), ["b", "a"]);
+        assert_eq!(read_lines_backward("", u64::MAX), [""; 0]);
+        assert_eq!(read_lines_backward("a\nb\n", u64::MAX), ["b", "a"]);
+        assert_eq!(read_lines_backward("a\nb\nc\n", 4), ["b", "a"]);
         let long = "x".repeat(READ_CHUNK_BYTES as usize - 1);
         let text = format!("first\n{long}\nlast\n");
-        assert_eq!(backward(&text, u64::MAX), ["last", long.as_str(), "first"]);
+        assert_eq!(read_lines_backward(&text, u64::MAX), ["last", long.as_str(), "first"]);
     }
 }

@@ -7,13 +7,13 @@ use rustix::fs::OFlags;
 use stockade_core::{Bytes, Result};
 
 use super::event::Event;
-use super::fault::{During, Fault};
-use super::newest::Lines;
-use super::record::{self, Link};
+use super::fault::{During, JournalFault};
+use super::newest::BackwardLines;
+use super::record::{self, ChainLink};
 use super::verify::Damage;
-use super::walk::archived;
-use super::writer::Writer;
-use super::{Journal, archive};
+use super::walk::list_archived_segments;
+use super::writer::JournalWriter;
+use super::{Journal, archive_file_name};
 use crate::state::LOCK_PATIENCE;
 
 /// Which finished files go: the oldest first, as long as one of these holds.
@@ -36,7 +36,7 @@ pub struct Removed {
 }
 
 /// A finished file.
-struct Finished {
+struct FinishedSegment {
     segment: u32,
     bytes: u64,
     written: SystemTime,
@@ -57,54 +57,54 @@ impl Journal {
         self.remove(which, meant).map_err(|fault| fault.during("prune the journal"))
     }
 
-    fn remove(&self, which: Prune, meant: bool) -> Result<Removed, Fault> {
+    fn remove(&self, which: Prune, meant: bool) -> Result<Removed, JournalFault> {
         let lock = self.lock(LOCK_PATIENCE)?;
-        let mut writer = Writer::resume(&self.dir, &self.options, &lock)?;
+        let mut writer = JournalWriter::resume(&self.dir, &self.options, &lock)?;
         let finished = self.finished()?;
         let going = select_removable(which, &finished, writer.bytes());
-        let Some(last) = going.last().filter(|_| meant) else { return Ok(sum(going)) };
+        let Some(last) = going.last().filter(|_| meant) else { return Ok(sum_removed(going)) };
         let link = self.last_link(last.segment)?;
         let event = Event::Pruned { segment: last.segment, last: link.seq, hash: link.hash };
-        writer.append(&record::encode(&event)?.ok_or(Fault::TooLong)?)?;
+        writer.append(&record::encode_event(&event)?.ok_or(JournalFault::TooLong)?)?;
         // Killed in between it leaves newer ones of them, which verification takes as they are.
         for file in going {
-            let name = archive(file.segment);
+            let name = archive_file_name(file.segment);
             self.dir.remove(&name).during("remove", || self.dir.path_of(&name))?;
         }
-        Ok(sum(going))
+        Ok(sum_removed(going))
     }
 
     /// The oldest first, up to the first gap.
-    fn finished(&self) -> Result<Vec<Finished>, Fault> {
-        let mut found: Vec<Finished> = Vec::new();
-        for segment in archived(&self.dir)? {
+    fn finished(&self) -> Result<Vec<FinishedSegment>, JournalFault> {
+        let mut found: Vec<FinishedSegment> = Vec::new();
+        for segment in list_archived_segments(&self.dir)? {
             if found.last().is_some_and(|before| before.segment + 1 != segment) {
                 break;
             }
-            let name = archive(segment);
+            let name = archive_file_name(segment);
             let path = || self.dir.path_of(&name);
             let file = self.dir.open(&name, OFlags::RDONLY).during("open", path)?;
             let about = file.metadata().during("look at", path)?;
             let written = about.modified().during("look at", path)?;
-            found.push(Finished { segment, bytes: about.len(), written });
+            found.push(FinishedSegment { segment, bytes: about.len(), written });
         }
         Ok(found)
     }
 
-    fn last_link(&self, segment: u32) -> Result<Link, Fault> {
-        let name = archive(segment);
+    fn last_link(&self, segment: u32) -> Result<ChainLink, JournalFault> {
+        let name = archive_file_name(segment);
         let path = || self.dir.path_of(&name);
         let file = self.dir.open(&name, OFlags::RDONLY).during("open", path)?;
-        let line = Lines::new(file, u64::MAX).and_then(|mut lines| lines.next());
+        let line = BackwardLines::new(file, u64::MAX).and_then(|mut lines| lines.next());
         let line = line.during("read", path)?.unwrap_or_default();
-        Link::read(&line).map_err(|what: Damage| Fault::Damaged { file: path(), what })
+        ChainLink::read(&line).map_err(|what: Damage| JournalFault::Damaged { file: path(), what })
     }
 }
 
 /// Those of the oldest that go.
-fn select_removable(which: Prune, finished: &[Finished], current: u64) -> &[Finished] {
+fn select_removable(which: Prune, finished: &[FinishedSegment], current: u64) -> &[FinishedSegment] {
     let mut left = current + finished.iter().map(|file| file.bytes).sum::<u64>();
-    let goes = |file: &&Finished| {
+    let goes = |file: &&FinishedSegment| {
         let old = which.before.is_some_and(|before| file.written < before);
         let large = which.larger_than.is_some_and(|most| left > most.0);
         left -= file.bytes;
@@ -114,7 +114,7 @@ fn select_removable(which: Prune, finished: &[Finished], current: u64) -> &[Fini
     &finished[..number]
 }
 
-fn sum(files: &[Finished]) -> Removed {
+fn sum_removed(files: &[FinishedSegment]) -> Removed {
     let bytes = files.iter().map(|file| file.bytes).sum();
     Removed { files: u32::try_from(files.len()).unwrap_or(u32::MAX), bytes }
 }
@@ -129,7 +129,7 @@ mod tests {
     fn the_oldest_go_by_age_or_by_size_and_none_behind_one_that_stays() {
         let file = |segment, seconds| {
             let written = UNIX_EPOCH + Duration::from_secs(seconds);
-            Finished { segment, bytes: 10, written }
+            FinishedSegment { segment, bytes: 10, written }
         };
         let files = [file(1, 100), file(2, 200), file(3, 250)];
         let number = |before: Option<u64>, larger_than: Option<u64>| {

@@ -8,11 +8,11 @@ use serde::Serialize;
 use stockade_core::{BackendName, Error, JobId, Result, SandboxId, TenantName};
 
 use super::event::Event;
-use super::fault::Fault;
+use super::fault::JournalFault;
 use super::record::Record;
 use super::time::Timestamp;
 use super::verify::Damage;
-use super::walk::{Place, Shape, Walk};
+use super::walk::{LinePlace, LineShape, JournalWalk};
 
 pub(super) const READ_OPERATION: &str = "read the journal";
 
@@ -35,7 +35,7 @@ pub struct Filter {
 
 /// Records in the order they were written, as of the instant the iterator was made.
 pub struct Records<'a> {
-    walk: Option<Walk<'a>>,
+    walk: Option<JournalWalk<'a>>,
     filter: Filter,
     line: Vec<u8>,
 }
@@ -59,12 +59,12 @@ pub struct Jobs<'a> {
     filter: Filter,
     /// Decisions whose execution has not started yet.
     decided: BTreeMap<JobId, Record>,
-    open: BTreeMap<JobId, Open>,
-    left: Option<std::vec::IntoIter<Open>>,
+    open: BTreeMap<JobId, OpenJob>,
+    left: Option<std::vec::IntoIter<OpenJob>>,
 }
 
 /// An execution that has not ended yet.
-struct Open {
+struct OpenJob {
     decided: Option<Record>,
     started: Record,
 }
@@ -91,14 +91,14 @@ impl Filter {
 }
 
 impl<'a> Records<'a> {
-    pub(super) fn new(walk: Walk<'a>, filter: Filter) -> Self {
+    pub(super) fn new(walk: JournalWalk<'a>, filter: Filter) -> Self {
         Self { walk: Some(walk), filter, line: Vec::new() }
     }
 
-    fn advance(&mut self) -> Result<Option<Record>, Fault> {
+    fn advance(&mut self) -> Result<Option<Record>, JournalFault> {
         let Some(walk) = &mut self.walk else { return Ok(None) };
         while let Some(place) = walk.next(&mut self.line)? {
-            let record = parse(walk, place, &self.line)?;
+            let record = parse_record(walk, place, &self.line)?;
             if self.filter.admits(&record) {
                 return Ok(Some(record));
             }
@@ -107,15 +107,15 @@ impl<'a> Records<'a> {
     }
 }
 
-fn parse(walk: &Walk<'_>, place: Place, line: &[u8]) -> Result<Record, Fault> {
+fn parse_record(walk: &JournalWalk<'_>, place: LinePlace, line: &[u8]) -> Result<Record, JournalFault> {
     let what = match place.shape {
-        Shape::Whole => match serde_json::from_slice(line) {
+        LineShape::Whole => match serde_json::from_slice(line) {
             Ok(record) => return Ok(record),
             Err(_) => Damage::Malformed,
         },
-        Shape::TooLong => Damage::Malformed,
-        Shape::Torn => Damage::Truncated,
-        Shape::Absent => Damage::Removed,
+        LineShape::TooLong => Damage::Malformed,
+        LineShape::Torn => Damage::Truncated,
+        LineShape::Absent => Damage::Removed,
     };
     Err(walk.damaged(what))
 }
@@ -136,7 +136,7 @@ impl Iterator for Records<'_> {
 impl FusedIterator for Records<'_> {}
 
 impl<'a> Jobs<'a> {
-    pub(super) fn new(walk: Walk<'a>, filter: Filter) -> Self {
+    pub(super) fn new(walk: JournalWalk<'a>, filter: Filter) -> Self {
         let of_job = Filter { job: filter.job.clone(), ..Filter::default() };
         let records = Records::new(walk, of_job);
         Self { records, filter, decided: BTreeMap::new(), open: BTreeMap::new(), left: None }
@@ -148,12 +148,12 @@ impl<'a> Jobs<'a> {
             Event::Started { job, .. } => {
                 let (job, decided) = (job.clone(), self.decided.remove(job));
                 if self.filter.admits(&record) {
-                    self.open.insert(job, Open { decided, started: record });
+                    self.open.insert(job, OpenJob { decided, started: record });
                 }
                 None
             }
             Event::Stopped { job, .. } | Event::EndUnknown { job, .. } => {
-                let Open { decided, started } = self.open.remove(job)?;
+                let OpenJob { decided, started } = self.open.remove(job)?;
                 Some(Job { decided, started, stopped: Some(record) })
             }
             Event::Decided { job: Some(job), .. } => {
@@ -180,11 +180,11 @@ impl<'a> Jobs<'a> {
     fn unfinished(&mut self) -> Option<Job> {
         let open = &mut self.open;
         let left = self.left.get_or_insert_with(|| {
-            let mut left: Vec<Open> = std::mem::take(open).into_values().collect();
+            let mut left: Vec<OpenJob> = std::mem::take(open).into_values().collect();
             left.sort_by_key(|open| open.started.seq);
             left.into_iter()
         });
-        left.next().map(|Open { decided, started }| Job { decided, started, stopped: None })
+        left.next().map(|OpenJob { decided, started }| Job { decided, started, stopped: None })
     }
 }
 

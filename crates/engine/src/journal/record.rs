@@ -46,20 +46,20 @@ pub struct Record {
 
 /// What the chain needs of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Link {
+pub(super) struct ChainLink {
     pub(super) hash: Digest,
     pub(super) prev: Digest,
     pub(super) seq: u64,
 }
 
 /// The event as JSON, or nothing if its line would be too long.
-pub(super) fn encode(event: &Event) -> serde_json::Result<Option<Vec<u8>>> {
+pub(super) fn encode_event(event: &Event) -> serde_json::Result<Option<Vec<u8>>> {
     let json = serde_json::to_vec(event)?;
     Ok((json.len() <= MAX_LINE - MAX_ENVELOPE_BYTES).then_some(json))
 }
 
 /// The whole line of a record, newline included, and its hash.
-pub(super) fn line(prev: Digest, seq: u64, time: Timestamp, event: &[u8]) -> (Vec<u8>, Digest) {
+pub(super) fn build_line(prev: Digest, seq: u64, time: Timestamp, event: &[u8]) -> (Vec<u8>, Digest) {
     let mut body = Vec::with_capacity(event.len() + MAX_ENVELOPE_BYTES);
     let fields = format!("\"prev\":\"{prev}\",\"seq\":{seq},\"time\":\"{time}\",\"event\":");
     body.extend_from_slice(fields.as_bytes());
@@ -82,7 +82,7 @@ pub(super) fn is_rotation(line: &[u8], segment: u32) -> bool {
 }
 
 /// What a record of removed segments says: the last one, its last record and that one's hash.
-pub(super) fn pruned(line: &[u8]) -> Option<(u32, u64, Digest)> {
+pub(super) fn parse_pruned(line: &[u8]) -> Option<(u32, u64, Digest)> {
     let mark = b"\"event\":{\"kind\":\"pruned\"";
     line.windows(mark.len()).any(|part| part == mark).then_some(())?;
     let event = serde_json::from_slice::<Record>(line).ok()?.event;
@@ -90,7 +90,7 @@ pub(super) fn pruned(line: &[u8]) -> Option<(u32, u64, Digest)> {
     Some((segment, last, hash))
 }
 
-impl Link {
+impl ChainLink {
     /// Reads a line without its newline. What it says is what its hash covers, or it is damaged.
     pub(super) fn read(line: &[u8]) -> Result<Self, Damage> {
         let rest = line.strip_prefix(BEFORE_HASH).ok_or(Damage::Malformed)?;
@@ -102,7 +102,7 @@ impl Link {
         let rest = body.strip_prefix(BEFORE_PREV).ok_or(Damage::Malformed)?;
         let (prev, rest) = parse_hash(rest)?;
         let rest = rest.strip_prefix(BEFORE_SEQ).ok_or(Damage::Malformed)?;
-        Ok(Self { hash, prev, seq: number(rest)? })
+        Ok(Self { hash, prev, seq: parse_number(rest)? })
     }
 }
 
@@ -111,7 +111,7 @@ fn parse_hash(given: &[u8]) -> Result<(Digest, &[u8]), Damage> {
     Ok((Digest::from_hex(digits).ok_or(Damage::Malformed)?, rest))
 }
 
-fn number(given: &[u8]) -> Result<u64, Damage> {
+fn parse_number(given: &[u8]) -> Result<u64, Damage> {
     let digits = given.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let text = std::str::from_utf8(&given[..digits]).map_err(|_| Damage::Malformed)?;
     text.parse().map_err(|_| Damage::Malformed)
@@ -132,14 +132,14 @@ impl Digest {
             return None;
         }
         for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
-            *byte = nibble(*high)? << 4 | nibble(*low)?;
+            *byte = parse_nibble(*high)? << 4 | parse_nibble(*low)?;
         }
         Some(Self(bytes))
     }
 }
 
 /// Lower case only: a second spelling of the same hash would be a change that nobody sees.
-fn nibble(digit: u8) -> Option<u8> {
+fn parse_nibble(digit: u8) -> Option<u8> {
     match digit {
         b'0'..=b'9' => Some(digit - b'0'),
         b'a'..=b'f' => Some(digit - b'a' + 10),
@@ -192,10 +192,10 @@ mod tests {
     #[test]
     fn a_line_reads_back_as_the_link_and_the_record_it_was_made_from() {
         let event = Event::Rotated { segment: 7 };
-        let json = encode(&event).unwrap().unwrap();
-        let (line, hash) = line(Digest::GENESIS_HASH, 3, Timestamp::now(), &json);
+        let json = encode_event(&event).unwrap().unwrap();
+        let (line, hash) = build_line(Digest::GENESIS_HASH, 3, Timestamp::now(), &json);
         let line = line.strip_suffix(b"\n").unwrap();
-        assert_eq!(Link::read(line), Ok(Link { hash, prev: Digest::GENESIS_HASH, seq: 3 }));
+        assert_eq!(ChainLink::read(line), Ok(ChainLink { hash, prev: Digest::GENESIS_HASH, seq: 3 }));
         let record: Record = serde_json::from_slice(line).unwrap();
         assert_eq!((record.hash, record.seq, record.event), (hash, 3, event));
         assert!(is_rotation(line, 7) && !is_rotation(line, 8));

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use super::head::Head;
-use super::record::{Link, MAX_LINE};
+use super::record::{ChainLink, MAX_LINE};
 use super::verify::Damage;
 
 /// What the current segment holds beyond the head.
@@ -17,7 +17,7 @@ pub(super) enum Tail {
     /// The beginning of a record that was never reported as written.
     Torn,
     /// One whole record that follows the head's, and its length.
-    Whole(Link, u64),
+    Whole(ChainLink, u64),
     /// Something no writer leaves, or less than the head says.
     Damaged(Damage),
 }
@@ -42,8 +42,8 @@ impl Tail {
         match bytes.iter().position(|byte| *byte == b'\n') {
             None => Self::Torn,
             Some(end) if end + 1 < bytes.len() => Self::Damaged(Damage::Changed),
-            Some(end) => match Link::read(&bytes[..end]) {
-                Ok(link) if head.precedes(&link) => Self::Whole(link, bytes.len() as u64),
+            Some(end) => match ChainLink::read(&bytes[..end]) {
+                Ok(link) if head.is_followed_by(&link) => Self::Whole(link, bytes.len() as u64),
                 Ok(_) => Self::Damaged(Damage::Changed),
                 Err(damage) => Self::Damaged(damage),
             },

@@ -11,10 +11,10 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::fault::Fault;
+use super::fault::JournalFault;
 use super::head::{HEAD_FILE, Head};
-use super::record::{Digest, Link, is_rotation, pruned};
-use super::walk::{Place, Shape, Walk, archived};
+use super::record::{Digest, ChainLink, is_rotation, parse_pruned};
+use super::walk::{LinePlace, LineShape, JournalWalk, list_archived_segments};
 use crate::state::Directory;
 
 /// What verification found.
@@ -69,22 +69,22 @@ impl Break {
 }
 
 /// Verifies the journal in a directory.
-pub(super) fn verify(dir: &Directory) -> Result<Verdict, Fault> {
+pub(super) fn verify_journal(dir: &Directory) -> Result<Verdict, JournalFault> {
     loop {
-        let before = archived(dir)?.first().copied();
-        let verdict = match Check::new(dir).and_then(Check::run) {
-            Err(Fault::Broken(place)) => Verdict::Broken(place),
+        let before = list_archived_segments(dir)?.first().copied();
+        let verdict = match JournalCheck::new(dir).and_then(JournalCheck::run) {
+            Err(JournalFault::Broken(place)) => Verdict::Broken(place),
             other => other?,
         };
         // Files that were removed on purpose meanwhile are looked at without them.
-        if verdict.is_clean() || archived(dir)?.first().copied() == before {
+        if verdict.is_clean() || list_archived_segments(dir)?.first().copied() == before {
             return Ok(verdict);
         }
     }
 }
 
-struct Check<'a> {
-    walk: Walk<'a>,
+struct JournalCheck<'a> {
+    walk: JournalWalk<'a>,
     /// The last record that is as it was written.
     last: Head,
     /// The place of that record.
@@ -97,25 +97,25 @@ struct Check<'a> {
     pruned: Option<(u32, u64, Digest)>,
 }
 
-impl<'a> Check<'a> {
-    fn new(dir: &'a Directory) -> Result<Self, Fault> {
+impl<'a> JournalCheck<'a> {
+    fn new(dir: &'a Directory) -> Result<Self, JournalFault> {
         let (last, ends) = (Head::EMPTY_JOURNAL, BTreeMap::new());
-        Ok(Self { walk: Walk::new(dir)?, last, at: (1, 0), floor: last, ends, pruned: None })
+        Ok(Self { walk: JournalWalk::new(dir)?, last, at: (1, 0), floor: last, ends, pruned: None })
     }
 
-    fn run(mut self) -> Result<Verdict, Fault> {
+    fn run(mut self) -> Result<Verdict, JournalFault> {
         let mut line = Vec::new();
         while let Some(place) = self.walk.next(&mut line)? {
             self.begin_at(place, &line);
-            match self.judge(place, &line) {
+            match self.check_line(place, &line) {
                 Ok(link) => {
                     self.last = self.last.after(link.hash, 0);
                     self.at = (place.segment, place.line);
                     self.ends.insert(place.segment, (link.seq, link.hash));
-                    self.pruned = pruned(&line).or(self.pruned);
+                    self.pruned = parse_pruned(&line).or(self.pruned);
                 }
-                Err(Found::Here(what)) => return Ok(self.broken(place.segment, place.line, what)),
-                Err(Found::Gap) => return self.gap(place),
+                Err(FoundBreak::Here(what)) => return Ok(self.build_broken_verdict(place.segment, place.line, what)),
+                Err(FoundBreak::Gap) => return self.explain_gap(place),
             }
         }
         Ok(self.finish())
@@ -123,9 +123,9 @@ impl<'a> Check<'a> {
 
     /// Where earlier segments were removed, the oldest that is left says what it follows. Whether that was so is
     /// said by the record of the removal.
-    fn begin_at(&mut self, place: Place, line: &[u8]) {
+    fn begin_at(&mut self, place: LinePlace, line: &[u8]) {
         let oldest = place.segment == self.walk.snapshot.first && place.line == 1;
-        if let (true, true, Ok(link)) = (oldest, place.segment > 1, Link::read(line)) {
+        if let (true, true, Ok(link)) = (oldest, place.segment > 1, ChainLink::read(line)) {
             let seq = link.seq.saturating_sub(1);
             self.floor = Head { seq, hash: link.prev, ..Head::EMPTY_JOURNAL };
             self.last = self.floor;
@@ -143,30 +143,30 @@ impl<'a> Check<'a> {
         first == 1 || (segment + 1 >= first && known == Some((last, hash)))
     }
 
-    fn judge(&self, place: Place, line: &[u8]) -> Result<Link, Found> {
+    fn check_line(&self, place: LinePlace, line: &[u8]) -> Result<ChainLink, FoundBreak> {
         match place.shape {
-            Shape::Whole => {}
-            Shape::Absent => return Err(Found::Here(Damage::Removed)),
-            Shape::TooLong => return Err(Found::Here(Damage::Malformed)),
-            Shape::Torn => return Err(Found::Here(self.torn(place))),
+            LineShape::Whole => {}
+            LineShape::Absent => return Err(FoundBreak::Here(Damage::Removed)),
+            LineShape::TooLong => return Err(FoundBreak::Here(Damage::Malformed)),
+            LineShape::Torn => return Err(FoundBreak::Here(self.classify_torn_line(place))),
         }
-        let link = Link::read(line).map_err(Found::Here)?;
+        let link = ChainLink::read(line).map_err(FoundBreak::Here)?;
         let expected = self.last.seq + 1;
         if link.seq > expected {
-            return Err(Found::Gap);
+            return Err(FoundBreak::Gap);
         }
         let moved = place.segment > 1 && place.line == 1 && !is_rotation(line, place.segment - 1);
         if link.seq < expected || moved {
-            return Err(Found::Here(Damage::Reordered));
+            return Err(FoundBreak::Here(Damage::Reordered));
         }
         if link.prev != self.last.hash {
-            return Err(Found::Here(Damage::Changed));
+            return Err(FoundBreak::Here(Damage::Changed));
         }
         Ok(link)
     }
 
     /// A last line without its newline was cut, unless the file is as long as it should be.
-    fn torn(&self, place: Place) -> Damage {
+    fn classify_torn_line(&self, place: LinePlace) -> Damage {
         let snapshot = &self.walk.snapshot;
         let cut = snapshot.damage == Some(Damage::Truncated);
         if place.segment == snapshot.head.segment && !cut {
@@ -176,30 +176,30 @@ impl<'a> Check<'a> {
     }
 
     /// Later records follow directly: the missing one was moved, or it is gone.
-    fn gap(mut self, place: Place) -> Result<Verdict, Fault> {
+    fn explain_gap(mut self, place: LinePlace) -> Result<Verdict, JournalFault> {
         let moved = self.comes_later(self.last.seq + 1)?;
         if moved {
-            return Ok(self.broken(place.segment, place.line, Damage::Reordered));
+            return Ok(self.build_broken_verdict(place.segment, place.line, Damage::Reordered));
         }
         if place.line > 1 || place.segment == 1 {
-            return Ok(self.broken(place.segment, place.line, Damage::Removed));
+            return Ok(self.build_broken_verdict(place.segment, place.line, Damage::Removed));
         }
         // The segment before ends too early.
         let before = place.segment - 1;
         let lines = if self.at.0 == before { self.at.1 } else { 0 };
-        Ok(self.broken(before, lines + 1, Damage::Truncated))
+        Ok(self.build_broken_verdict(before, lines + 1, Damage::Truncated))
     }
 
-    fn comes_later(&mut self, seq: u64) -> Result<bool, Fault> {
+    fn comes_later(&mut self, seq: u64) -> Result<bool, JournalFault> {
         let mut line = Vec::new();
         while let Some(place) = self.walk.next(&mut line)? {
             match place.shape {
-                Shape::Absent => return Ok(false),
-                Shape::Torn | Shape::TooLong => {}
-                Shape::Whole if Link::read(&line).is_ok_and(|link| link.seq == seq) => {
+                LineShape::Absent => return Ok(false),
+                LineShape::Torn | LineShape::TooLong => {}
+                LineShape::Whole if ChainLink::read(&line).is_ok_and(|link| link.seq == seq) => {
                     return Ok(true);
                 }
-                Shape::Whole => {}
+                LineShape::Whole => {}
             }
         }
         Ok(false)
@@ -209,12 +209,12 @@ impl<'a> Check<'a> {
     fn finish(mut self) -> Verdict {
         if !self.removal_is_recorded() {
             self.last = Head::EMPTY_JOURNAL;
-            return self.broken(1, 1, Damage::Removed);
+            return self.build_broken_verdict(1, 1, Damage::Removed);
         }
         let head = self.walk.snapshot.head;
         let next_line = self.walk.line + 1;
         if self.last.seq < head.seq && self.walk.snapshot.damage == Some(Damage::Truncated) {
-            return self.broken(head.segment, next_line, Damage::Truncated);
+            return self.build_broken_verdict(head.segment, next_line, Damage::Truncated);
         }
         if self.last.seq != head.seq || self.last.hash != head.hash {
             return Verdict::Broken(Break::of_head(self.last.seq, Damage::Changed));
@@ -222,18 +222,18 @@ impl<'a> Check<'a> {
         match self.walk.snapshot.damage {
             // All records are there, so it is the head that speaks of more.
             Some(Damage::Truncated) => Verdict::Broken(Break::of_head(head.seq, Damage::Changed)),
-            Some(damage) => self.broken(head.segment, next_line, damage),
+            Some(damage) => self.build_broken_verdict(head.segment, next_line, damage),
             None => Verdict::Clean { records: head.seq, head: head.hash },
         }
     }
 
-    fn broken(&self, segment: u32, line: u64, what: Damage) -> Verdict {
+    fn build_broken_verdict(&self, segment: u32, line: u64, what: Damage) -> Verdict {
         let segment = self.walk.snapshot.name(segment);
         Verdict::Broken(Break { segment, line, seq: self.last.seq + 1, what })
     }
 }
 
-enum Found {
+enum FoundBreak {
     Here(Damage),
     Gap,
 }

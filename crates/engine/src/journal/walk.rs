@@ -6,17 +6,17 @@ use std::io::{self, BufRead, BufReader, Read, Take};
 
 use rustix::fs::OFlags;
 
-use super::fault::{During, Fault};
+use super::fault::{During, JournalFault};
 use super::head::{HEAD_FILE, Head};
 use super::record::MAX_LINE;
 use super::tail::Tail;
 use super::verify::{Break, Damage};
 use super::writer::rename_is_due;
-use super::{CURRENT_SEGMENT_FILE, archive};
+use super::{CURRENT_SEGMENT_FILE, archive_file_name};
 use crate::state::{Directory, LOCK_PATIENCE, Locked, Sharing};
 
 /// The journal at one instant: what is appended later is not seen.
-pub(super) struct Snapshot {
+pub(super) struct JournalSnapshot {
     /// The head, a record that the next writer will take over included.
     pub(super) head: Head,
     /// The oldest segment that is there: earlier ones were removed.
@@ -28,17 +28,17 @@ pub(super) struct Snapshot {
     unrenamed: bool,
 }
 
-impl Snapshot {
-    pub(super) fn take(dir: &Directory) -> Result<Self, Fault> {
+impl JournalSnapshot {
+    pub(super) fn take(dir: &Directory) -> Result<Self, JournalFault> {
         let lock = lock_for_reading(dir)?;
         let head = Head::read(lock.file()).during("read", || dir.path_of(HEAD_FILE))?;
-        let head = head.ok_or(Fault::Broken(Break::of_head(0, Damage::Malformed)))?;
+        let head = head.ok_or(JournalFault::Broken(Break::of_head(0, Damage::Malformed)))?;
         let unrenamed = rename_is_due(dir, head)?;
-        let current = optional(dir.open(CURRENT_SEGMENT_FILE, OFlags::RDONLY));
+        let current = none_if_missing(dir.open(CURRENT_SEGMENT_FILE, OFlags::RDONLY));
         let current = current.during("open", || dir.path_of(CURRENT_SEGMENT_FILE))?;
         let current_number = if unrenamed { head.segment - 1 } else { head.segment };
         let first =
-            archived(dir)?.first().map_or(current_number, |oldest| current_number.min(*oldest));
+            list_archived_segments(dir)?.first().map_or(current_number, |oldest| current_number.min(*oldest));
         let mut snapshot = Self { head, first, damage: None, current, unrenamed };
         snapshot.look_beyond().during("read", || dir.path_of(CURRENT_SEGMENT_FILE))?;
         drop(lock);
@@ -58,7 +58,7 @@ impl Snapshot {
     }
 
     /// The lines of a segment; nothing if it is not there.
-    fn segment(&mut self, dir: &Directory, number: u32) -> Result<Option<Segment>, Fault> {
+    fn segment(&mut self, dir: &Directory, number: u32) -> Result<Option<Segment>, JournalFault> {
         let lines = |(file, limit): (File, u64)| Segment::Lines(BufReader::new(file.take(limit)));
         let found = self.file(dir, number)?;
         Ok(found.map(|file| file.map_or(Segment::Empty, lines)))
@@ -70,7 +70,7 @@ impl Snapshot {
         &mut self,
         dir: &Directory,
         number: u32,
-    ) -> Result<Option<Option<(File, u64)>>, Fault> {
+    ) -> Result<Option<Option<(File, u64)>>, JournalFault> {
         let last = self.head.segment;
         if number == last && (self.unrenamed || self.head.offset == 0) {
             return Ok(Some(None));
@@ -80,15 +80,15 @@ impl Snapshot {
         } else if self.unrenamed && number + 1 == last {
             (self.current.take(), u64::MAX)
         } else {
-            let name = archive(number);
-            let opened = optional(dir.open(&name, OFlags::RDONLY));
+            let name = archive_file_name(number);
+            let opened = none_if_missing(dir.open(&name, OFlags::RDONLY));
             (opened.during("open", || dir.path_of(&name))?, u64::MAX)
         };
         Ok(file.map(|file| Some((file, limit))))
     }
 }
 
-fn lock_for_reading(dir: &Directory) -> Result<Locked, Fault> {
+fn lock_for_reading(dir: &Directory) -> Result<Locked, JournalFault> {
     let file = match dir.open(HEAD_FILE, OFlags::RDONLY) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(missing_head_fault(dir)?);
@@ -97,21 +97,21 @@ fn lock_for_reading(dir: &Directory) -> Result<Locked, Fault> {
     };
     let locked = Locked::within(file, Sharing::Shared, LOCK_PATIENCE);
     let locked = locked.during("lock", || dir.path_of(HEAD_FILE))?;
-    locked.ok_or_else(|| Fault::Locked { file: dir.path_of(HEAD_FILE), waited: LOCK_PATIENCE })
+    locked.ok_or_else(|| JournalFault::Locked { file: dir.path_of(HEAD_FILE), waited: LOCK_PATIENCE })
 }
 
 /// Without a head there is no journal, unless there are records: then the head was taken away.
-fn missing_head_fault(dir: &Directory) -> Result<Fault, Fault> {
+fn missing_head_fault(dir: &Directory) -> Result<JournalFault, JournalFault> {
     let names = dir.names().during("list", || dir.path_of("."))?;
     Ok(if names.iter().any(|name| is_segment(name)) {
-        Fault::Broken(Break::of_head(0, Damage::Removed))
+        JournalFault::Broken(Break::of_head(0, Damage::Removed))
     } else {
-        Fault::Missing(dir.path_of("."))
+        JournalFault::Missing(dir.path_of("."))
     })
 }
 
 /// The numbers of the finished segments, the oldest first.
-pub(super) fn archived(dir: &Directory) -> Result<Vec<u32>, Fault> {
+pub(super) fn list_archived_segments(dir: &Directory) -> Result<Vec<u32>, JournalFault> {
     let names = dir.names().during("list", || dir.path_of("."))?;
     let number =
         |name: &String| name.strip_prefix("journal-")?.strip_suffix(".jsonl")?.parse().ok();
@@ -124,7 +124,7 @@ pub(super) fn is_segment(name: &str) -> bool {
     name.starts_with("journal") && name.ends_with(".jsonl")
 }
 
-fn optional(opened: io::Result<File>) -> io::Result<Option<File>> {
+fn none_if_missing(opened: io::Result<File>) -> io::Result<Option<File>> {
     match opened {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         opened => opened.map(Some),
@@ -133,7 +133,7 @@ fn optional(opened: io::Result<File>) -> io::Result<Option<File>> {
 
 /// What was found at one place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(super) enum LineShape {
     /// A line with its newline.
     Whole,
     /// The end of the segment in the middle of a line.
@@ -146,11 +146,11 @@ pub(super) enum Shape {
 
 /// One place in the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct LinePlace {
     pub(super) segment: u32,
     /// From 1.
     pub(super) line: u64,
-    pub(super) shape: Shape,
+    pub(super) shape: LineShape,
 }
 
 enum Segment {
@@ -159,24 +159,24 @@ enum Segment {
 }
 
 /// A walk over every line of a snapshot.
-pub(super) struct Walk<'a> {
+pub(super) struct JournalWalk<'a> {
     dir: &'a Directory,
-    pub(super) snapshot: Snapshot,
+    pub(super) snapshot: JournalSnapshot,
     /// The segment and line that were handed out last.
     pub(super) segment: u32,
     pub(super) line: u64,
     reader: Segment,
 }
 
-impl<'a> Walk<'a> {
-    pub(super) fn new(dir: &'a Directory) -> Result<Self, Fault> {
-        let snapshot = Snapshot::take(dir)?;
+impl<'a> JournalWalk<'a> {
+    pub(super) fn new(dir: &'a Directory) -> Result<Self, JournalFault> {
+        let snapshot = JournalSnapshot::take(dir)?;
         let segment = snapshot.first.saturating_sub(1);
         Ok(Self { dir, snapshot, segment, line: 0, reader: Segment::Empty })
     }
 
     /// Puts the next line, without its newline, into `line`.
-    pub(super) fn next(&mut self, line: &mut Vec<u8>) -> Result<Option<Place>, Fault> {
+    pub(super) fn next(&mut self, line: &mut Vec<u8>) -> Result<Option<LinePlace>, JournalFault> {
         loop {
             if let Some(shape) = self.read(line)? {
                 self.line += 1;
@@ -192,22 +192,22 @@ impl<'a> Walk<'a> {
                 None => {
                     self.reader = Segment::Empty;
                     self.line = 1;
-                    return Ok(Some(self.place(Shape::Absent)));
+                    return Ok(Some(self.place(LineShape::Absent)));
                 }
             }
         }
     }
 
     /// What is wrong with the line that was handed out last.
-    pub(super) fn damaged(&self, what: Damage) -> Fault {
-        Fault::Damaged { file: self.dir.path_of(&self.snapshot.name(self.segment)), what }
+    pub(super) fn damaged(&self, what: Damage) -> JournalFault {
+        JournalFault::Damaged { file: self.dir.path_of(&self.snapshot.name(self.segment)), what }
     }
 
-    fn place(&self, shape: Shape) -> Place {
-        Place { segment: self.segment, line: self.line, shape }
+    fn place(&self, shape: LineShape) -> LinePlace {
+        LinePlace { segment: self.segment, line: self.line, shape }
     }
 
-    fn read(&mut self, line: &mut Vec<u8>) -> Result<Option<Shape>, Fault> {
+    fn read(&mut self, line: &mut Vec<u8>) -> Result<Option<LineShape>, JournalFault> {
         line.clear();
         let Segment::Lines(reader) = &mut self.reader else { return Ok(None) };
         let read = reader.take(MAX_LINE as u64).read_until(b'\n', line);
@@ -216,23 +216,23 @@ impl<'a> Walk<'a> {
     }
 }
 
-impl Snapshot {
+impl JournalSnapshot {
     /// The name of the file a segment is in.
     pub(super) fn name(&self, segment: u32) -> String {
         let last = self.head.segment;
         if segment == last || (self.unrenamed && segment + 1 == last) {
             return CURRENT_SEGMENT_FILE.to_owned();
         }
-        archive(segment)
+        archive_file_name(segment)
     }
 }
 
-fn classify_line(line: &mut Vec<u8>) -> Option<Shape> {
+fn classify_line(line: &mut Vec<u8>) -> Option<LineShape> {
     if line.is_empty() {
         return None;
     }
     if line.pop_if(|last| *last == b'\n').is_some() {
-        return Some(Shape::Whole);
+        return Some(LineShape::Whole);
     }
-    Some(if line.len() == MAX_LINE { Shape::TooLong } else { Shape::Torn })
+    Some(if line.len() == MAX_LINE { LineShape::TooLong } else { LineShape::Torn })
 }

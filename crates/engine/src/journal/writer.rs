@@ -13,17 +13,17 @@ use std::path::PathBuf;
 use rustix::fs::OFlags;
 
 use super::event::Event;
-use super::fault::{During, Fault};
+use super::fault::{During, JournalFault};
 use super::head::{HEAD_FILE, Head};
 use super::record::{self, Digest};
 use super::tail::Tail;
 use super::time::Timestamp;
 use super::verify::Damage;
-use super::{CURRENT_SEGMENT_FILE, JournalOptions, Receipt, archive};
+use super::{CURRENT_SEGMENT_FILE, JournalOptions, Receipt, archive_file_name};
 use crate::state::{Directory, Locked};
 
 /// One turn at the journal: exists only while the lock is held.
-pub(super) struct Writer<'a> {
+pub(super) struct JournalWriter<'a> {
     dir: &'a Directory,
     options: &'a JournalOptions,
     lock: &'a Locked,
@@ -31,30 +31,30 @@ pub(super) struct Writer<'a> {
     current: File,
 }
 
-impl<'a> Writer<'a> {
+impl<'a> JournalWriter<'a> {
     /// Takes up the journal where it ends, healed.
     pub(super) fn resume(
         dir: &'a Directory,
         options: &'a JournalOptions,
         lock: &'a Locked,
-    ) -> Result<Self, Fault> {
+    ) -> Result<Self, JournalFault> {
         let head = Head::read(lock.file()).during("read", || dir.path_of(HEAD_FILE))?;
-        let head = head.ok_or_else(|| damaged(dir, HEAD_FILE, Damage::Malformed))?;
+        let head = head.ok_or_else(|| build_damage_fault(dir, HEAD_FILE, Damage::Malformed))?;
         let mut writer = Self { dir, options, lock, head, current: open_current(dir, head)? };
-        writer.heal()?;
+        writer.heal_tail()?;
         writer.announce_rotation()?;
         Ok(writer)
     }
 
     /// Adds one event, in a new segment if this one is full.
-    pub(super) fn append(&mut self, event: &[u8]) -> Result<Receipt, Fault> {
-        let (line, hash) = self.line(event);
+    pub(super) fn append(&mut self, event: &[u8]) -> Result<Receipt, JournalFault> {
+        let (line, hash) = self.build_line(event);
         if !self.is_full(line.len() as u64) {
-            return self.put(&line, hash);
+            return self.write_record(&line, hash);
         }
-        self.rotate()?;
-        let (line, hash) = self.line(event);
-        self.put(&line, hash)
+        self.rotate_segment()?;
+        let (line, hash) = self.build_line(event);
+        self.write_record(&line, hash)
     }
 
     /// How large the current segment is.
@@ -62,15 +62,15 @@ impl<'a> Writer<'a> {
         self.head.offset
     }
 
-    fn line(&self, event: &[u8]) -> (Vec<u8>, Digest) {
-        record::line(self.head.hash, self.head.seq.saturating_add(1), Timestamp::now(), event)
+    fn build_line(&self, event: &[u8]) -> (Vec<u8>, Digest) {
+        record::build_line(self.head.hash, self.head.seq.saturating_add(1), Timestamp::now(), event)
     }
 
     fn is_full(&self, more: u64) -> bool {
         self.head.offset > 0 && self.head.offset.saturating_add(more) > self.options.segment_bytes.0
     }
 
-    fn heal(&mut self) -> Result<(), Fault> {
+    fn heal_tail(&mut self) -> Result<(), JournalFault> {
         let tail = Tail::of(&self.current, self.head).during("read", || self.current_path())?;
         match tail {
             Tail::None => Ok(()),
@@ -79,11 +79,11 @@ impl<'a> Writer<'a> {
                 self.current.set_len(offset).during("heal", || self.current_path())
             }
             Tail::Whole(link, length) => self.move_head(self.head.after(link.hash, length)),
-            Tail::Damaged(what) => Err(damaged(self.dir, CURRENT_SEGMENT_FILE, what)),
+            Tail::Damaged(what) => Err(build_damage_fault(self.dir, CURRENT_SEGMENT_FILE, what)),
         }
     }
 
-    fn rotate(&mut self) -> Result<(), Fault> {
+    fn rotate_segment(&mut self) -> Result<(), JournalFault> {
         self.move_head(self.head.rotated())?;
         self.current = open_current(self.dir, self.head)?;
         if self.options.sync {
@@ -93,20 +93,20 @@ impl<'a> Writer<'a> {
     }
 
     /// The first record of every later segment. A writer may have died just before writing it.
-    fn announce_rotation(&mut self) -> Result<(), Fault> {
+    fn announce_rotation(&mut self) -> Result<(), JournalFault> {
         if !self.head.awaits_rotation() {
             return Ok(());
         }
         let event = serde_json::to_vec(&Event::Rotated { segment: self.head.segment - 1 })?;
-        let (line, hash) = self.line(&event);
-        self.put(&line, hash).map(|_| ())
+        let (line, hash) = self.build_line(&event);
+        self.write_record(&line, hash).map(|_| ())
     }
 
-    fn put(&mut self, line: &[u8], hash: Digest) -> Result<Receipt, Fault> {
+    fn write_record(&mut self, line: &[u8], hash: Digest) -> Result<Receipt, JournalFault> {
         let next = self.head.after(hash, line.len() as u64);
         let done = self.write(line).and_then(|()| self.move_head(next));
         if let Err(fault) = done {
-            self.undo();
+            self.undo_write();
             return Err(fault);
         }
         Ok(Receipt { seq: next.seq, hash })
@@ -114,26 +114,26 @@ impl<'a> Writer<'a> {
 
     /// The caller hears that nothing was recorded, so nothing should be. The head goes back first: it
     /// must never speak of a record that is not there. Where this fails too, the next writer heals.
-    fn undo(&self) {
+    fn undo_write(&self) {
         if self.head.write(self.lock.file()).is_ok() {
             let _ = self.current.set_len(self.head.offset);
         }
     }
 
-    fn write(&self, line: &[u8]) -> Result<(), Fault> {
+    fn write(&self, line: &[u8]) -> Result<(), JournalFault> {
         let path = || self.current_path();
         self.current.write_all_at(line, self.head.offset).during("write", path)?;
         self.flush(&self.current, CURRENT_SEGMENT_FILE)
     }
 
-    fn move_head(&mut self, head: Head) -> Result<(), Fault> {
+    fn move_head(&mut self, head: Head) -> Result<(), JournalFault> {
         head.write(self.lock.file()).during("write", || self.dir.path_of(HEAD_FILE))?;
         self.flush(self.lock.file(), HEAD_FILE)?;
         self.head = head;
         Ok(())
     }
 
-    fn flush(&self, file: &File, name: &str) -> Result<(), Fault> {
+    fn flush(&self, file: &File, name: &str) -> Result<(), JournalFault> {
         if !self.options.sync {
             return Ok(());
         }
@@ -146,29 +146,29 @@ impl<'a> Writer<'a> {
 }
 
 /// Opens the segment the head speaks of, after a rename that may still be due.
-fn open_current(dir: &Directory, head: Head) -> Result<File, Fault> {
+fn open_current(dir: &Directory, head: Head) -> Result<File, JournalFault> {
     let path = || dir.path_of(CURRENT_SEGMENT_FILE);
     if rename_is_due(dir, head)? {
-        dir.rename(CURRENT_SEGMENT_FILE, &archive(head.segment - 1)).during("rename", path)?;
+        dir.rename(CURRENT_SEGMENT_FILE, &archive_file_name(head.segment - 1)).during("rename", path)?;
     }
     let fresh = if head.offset == 0 { OFlags::CREATE } else { OFlags::empty() };
     match dir.open(CURRENT_SEGMENT_FILE, OFlags::RDWR | fresh) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && head.offset > 0 => {
-            Err(damaged(dir, CURRENT_SEGMENT_FILE, Damage::Removed))
+            Err(build_damage_fault(dir, CURRENT_SEGMENT_FILE, Damage::Removed))
         }
         opened => opened.during("open", path),
     }
 }
 
 /// Whether `journal.jsonl` is still the segment before the one the head speaks of.
-pub(super) fn rename_is_due(dir: &Directory, head: Head) -> Result<bool, Fault> {
+pub(super) fn rename_is_due(dir: &Directory, head: Head) -> Result<bool, JournalFault> {
     if !head.awaits_rotation() {
         return Ok(false);
     }
-    let before = archive(head.segment - 1);
+    let before = archive_file_name(head.segment - 1);
     Ok(!dir.exists(&before).during("look for", || dir.path_of(&before))?)
 }
 
-fn damaged(dir: &Directory, name: &str, what: Damage) -> Fault {
-    Fault::Damaged { file: dir.path_of(name), what }
+fn build_damage_fault(dir: &Directory, name: &str, what: Damage) -> JournalFault {
+    JournalFault::Damaged { file: dir.path_of(name), what }
 }

@@ -5,20 +5,20 @@ use std::sync::{Arc, Weak};
 
 use stockade_core::{Result, SandboxId};
 
-use super::machine::{Asker, Seat};
+use super::machine::{PoolAsker, PoolSeat};
 use super::steward::Steward;
-use crate::sandboxes::{Live, Order};
+use crate::sandboxes::{RunningSandbox, SandboxOrder};
 
 /// A sandbox that was given to a caller who has not yet taken it.
 pub(crate) struct Claim {
     steward: Arc<Steward>,
-    seat: Seat,
+    seat: PoolSeat,
     id: SandboxId,
-    live: Option<Live>,
+    live: Option<RunningSandbox>,
 }
 
 impl Claim {
-    pub(super) fn new(steward: &Arc<Steward>, seat: Seat, live: Live) -> Self {
+    pub(super) fn new(steward: &Arc<Steward>, seat: PoolSeat, live: RunningSandbox) -> Self {
         let id = live.sandbox.id().clone();
         Self { steward: Arc::clone(steward), seat, id, live: Some(live) }
     }
@@ -33,14 +33,14 @@ impl Claim {
     }
 
     /// In the caller's name from now on, on disk too.
-    pub(super) fn dress(mut self, order: &Order) -> Result<Self> {
+    pub(super) fn dress(mut self, order: &SandboxOrder) -> Result<Self> {
         self.live.as_mut().map_or(Ok(()), |live| live.dress(order))?;
         Ok(self)
     }
 
     /// It is the caller's. Others are made ahead once the answer is dropped.
-    pub(crate) fn accept(mut self) -> Option<(Arc<Live>, Answer)> {
-        let answer = Answer { steward: Arc::clone(&self.steward), seat: self.seat };
+    pub(crate) fn accept(mut self) -> Option<(Arc<RunningSandbox>, ClaimAnswer)> {
+        let answer = ClaimAnswer { steward: Arc::clone(&self.steward), seat: self.seat };
         Some((Arc::new(self.live.take()?), answer))
     }
 }
@@ -54,12 +54,12 @@ impl Drop for Claim {
 }
 
 /// Held while a caller is being answered.
-pub(crate) struct Answer {
+pub(crate) struct ClaimAnswer {
     steward: Arc<Steward>,
-    seat: Seat,
+    seat: PoolSeat,
 }
 
-impl Drop for Answer {
+impl Drop for ClaimAnswer {
     fn drop(&mut self) {
         self.steward.answered(self.seat);
     }
@@ -68,7 +68,7 @@ impl Drop for Answer {
 /// A caller in line. It leaves the line when this is dropped.
 pub(super) struct Asking<'s> {
     pub steward: &'s Arc<Steward>,
-    pub asker: Asker,
+    pub asker: PoolAsker,
 }
 
 impl Drop for Asking<'_> {
@@ -80,11 +80,11 @@ impl Drop for Asking<'_> {
 /// A sandbox's seat, free again when this is dropped. Weak, since the pool holds what holds this.
 pub(crate) struct Seated {
     steward: Weak<Steward>,
-    seat: Seat,
+    seat: PoolSeat,
 }
 
 impl Seated {
-    pub(super) fn new(steward: &Arc<Steward>, seat: Seat) -> Self {
+    pub(super) fn new(steward: &Arc<Steward>, seat: PoolSeat) -> Self {
         Self { steward: Arc::downgrade(steward), seat }
     }
 }

@@ -52,7 +52,7 @@ fn same_spec(one: &SandboxSpec, other: &SandboxSpec) -> bool {
 /// What the host had under the paths of a spec when a sandbox was prepared. A path may lead to
 /// something else by the time somebody wants it, and walls around the old thing are the wrong ones.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Places(Vec<(PathBuf, Option<Thing>)>);
+pub(super) struct HostPlaces(Vec<(PathBuf, Option<Thing>)>);
 
 #[derive(Debug, PartialEq, Eq)]
 struct Thing {
@@ -62,7 +62,7 @@ struct Thing {
     version: Option<(i64, i64, i64)>,
 }
 
-impl Places {
+impl HostPlaces {
     pub(super) fn of(spec: &SandboxSpec) -> Self {
         let mut paths: Vec<PathBuf> = Vec::new();
         match &spec.workspace {
@@ -110,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    fn admitted<T>(change: impl FnOnce(&mut SandboxSpec) -> T) -> Admitted {
+    fn admit_changed_spec<T>(change: impl FnOnce(&mut SandboxSpec) -> T) -> Admitted {
         let none = Capabilities::none(BackendName::literal("all"), Boundary::SharedKernel);
         let all = Feature::ALL
             .iter()
@@ -120,16 +120,16 @@ mod tests {
         admit(&spec, &all).unwrap()
     }
 
-    fn fits<T>(change: impl FnOnce(&mut SandboxSpec) -> T) -> bool {
-        same_walls(&admitted(|_| {}), &admitted(change))
+    fn has_same_walls_after<T>(change: impl FnOnce(&mut SandboxSpec) -> T) -> bool {
+        same_walls(&admit_changed_spec(|_| {}), &admit_changed_spec(change))
     }
 
     #[test]
     fn labels_and_the_words_of_the_choice_may_differ() {
-        assert!(fits(|_| {}));
-        assert!(fits(|spec| spec.labels.insert("a".into(), "b".into())));
-        assert!(fits(|spec| spec.backend = "all".parse().unwrap()));
-        assert!(fits(|spec| spec.boundaries.insert(Boundary::SharedKernel)));
+        assert!(has_same_walls_after(|_| {}));
+        assert!(has_same_walls_after(|spec| spec.labels.insert("a".into(), "b".into())));
+        assert!(has_same_walls_after(|spec| spec.backend = "all".parse().unwrap()));
+        assert!(has_same_walls_after(|spec| spec.boundaries.insert(Boundary::SharedKernel)));
     }
 
     #[test]
@@ -137,19 +137,19 @@ mod tests {
         let dir: HostPath = "/srv".parse().unwrap();
         let target = "/data".parse().unwrap();
         let mount = Mount { source: dir.clone(), target, read_only: true };
-        assert!(!fits(|spec| spec.tenant = "other".parse().unwrap()));
-        assert!(!fits(|spec| spec.image = Image::Directory(dir.clone())));
-        assert!(!fits(|spec| spec.root = stockade_core::RootMode::CopyOnWrite));
-        assert!(!fits(|spec| spec.workspace = Workspace::Local(dir.clone())));
-        assert!(!fits(|spec| spec.read_only = true));
-        assert!(!fits(|spec| spec.mounts.push(mount)));
-        assert!(!fits(|spec| spec.env.insert("A".parse().unwrap(), "b".into())));
-        assert!(!fits(|spec| spec.user = Some("1:1".parse().unwrap())));
-        assert!(!fits(|spec| spec.workdir = Some("/tmp".parse().unwrap())));
-        assert!(!fits(|spec| spec.network = stockade_core::Network::None));
-        assert!(!fits(|spec| spec.deterministic = true));
-        assert!(!fits(|spec| spec.limits.memory = Some(Bytes::mib(1))));
-        assert!(!fits(|spec| spec.without.insert(Feature::DiskLimit)));
+        assert!(!has_same_walls_after(|spec| spec.tenant = "other".parse().unwrap()));
+        assert!(!has_same_walls_after(|spec| spec.image = Image::Directory(dir.clone())));
+        assert!(!has_same_walls_after(|spec| spec.root = stockade_core::RootMode::CopyOnWrite));
+        assert!(!has_same_walls_after(|spec| spec.workspace = Workspace::Local(dir.clone())));
+        assert!(!has_same_walls_after(|spec| spec.read_only = true));
+        assert!(!has_same_walls_after(|spec| spec.mounts.push(mount)));
+        assert!(!has_same_walls_after(|spec| spec.env.insert("A".parse().unwrap(), "b".into())));
+        assert!(!has_same_walls_after(|spec| spec.user = Some("1:1".parse().unwrap())));
+        assert!(!has_same_walls_after(|spec| spec.workdir = Some("/tmp".parse().unwrap())));
+        assert!(!has_same_walls_after(|spec| spec.network = stockade_core::Network::None));
+        assert!(!has_same_walls_after(|spec| spec.deterministic = true));
+        assert!(!has_same_walls_after(|spec| spec.limits.memory = Some(Bytes::mib(1))));
+        assert!(!has_same_walls_after(|spec| spec.without.insert(Feature::DiskLimit)));
     }
 
     #[test]
@@ -159,7 +159,7 @@ mod tests {
         std::fs::create_dir(&dir).unwrap();
         let workspace = Workspace::Local(HostPath::try_from(dir.clone()).unwrap());
         let spec = SandboxSpec { workspace, ..SandboxSpec::default() };
-        let places = Places::of(&spec);
+        let places = HostPlaces::of(&spec);
         std::fs::write(dir.join("file"), "changed").unwrap();
         assert!(places.still_there(), "its content is the workspace's own business");
         std::fs::rename(&dir, base.path().join("moved")).unwrap();
@@ -174,7 +174,7 @@ mod tests {
         let file = base.path().join("image.tar");
         std::fs::write(&file, "one").unwrap();
         let image = Image::Oci(HostPath::try_from(file.clone()).unwrap());
-        let places = Places::of(&SandboxSpec { image, ..SandboxSpec::default() });
+        let places = HostPlaces::of(&SandboxSpec { image, ..SandboxSpec::default() });
         assert!(places.still_there());
         std::fs::write(&file, "other").unwrap();
         assert!(!places.still_there());

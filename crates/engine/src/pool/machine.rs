@@ -11,9 +11,9 @@ use std::time::Duration;
 /// Time since the pool began.
 pub(super) type Moment = Duration;
 /// One sandbox of the pool, over its whole life.
-pub(super) type Seat = u64;
+pub(super) type PoolSeat = u64;
 /// One caller who wants a sandbox.
-pub(super) type Asker = u64;
+pub(super) type PoolAsker = u64;
 
 /// Delay after the first failed creation in a row; each further failure doubles it.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -24,7 +24,7 @@ const EVICTION_PAUSE: Duration = Duration::from_secs(1);
 
 /// The numbers a pool is held to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Bounds {
+pub(super) struct PoolBounds {
     pub minimum: usize,
     pub maximum: usize,
     /// How long one beyond the minimum may wait for a caller.
@@ -35,15 +35,15 @@ pub(super) struct Bounds {
 
 /// What is to be done. The order counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Act {
+pub(super) enum PoolAct {
     /// Make a sandbox; `made` or `failed` follows.
-    Make(Seat),
+    Make(PoolSeat),
     /// It is this caller's now, and never anybody else's. `answered` follows, and later `ended`.
-    Give(Asker, Seat),
+    Give(PoolAsker, PoolSeat),
     /// This caller gets none.
-    Refuse(Asker, Why),
+    Refuse(PoolAsker, Why),
     /// Take it down; `ended` follows.
-    Retire(Seat),
+    Retire(PoolSeat),
 }
 
 /// Why a caller gets none.
@@ -59,7 +59,7 @@ pub(super) enum Why {
 
 /// How many there are of each kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Counts {
+pub(super) struct PoolCounts {
     pub ready: usize,
     pub making: usize,
     pub used: usize,
@@ -68,27 +68,27 @@ pub(super) struct Counts {
 }
 
 #[derive(Debug)]
-pub(super) struct Machine {
-    bounds: Bounds,
+pub(super) struct PoolMachine {
+    bounds: PoolBounds,
     /// How many are to be ready: the minimum, and one more for each caller who found none, until
     /// one of them has waited in vain.
     target: usize,
     /// The oldest first. The newest is given first, so that what nobody needs grows old.
-    ready: Vec<(Seat, Moment)>,
-    making: BTreeSet<Seat>,
-    used: BTreeSet<Seat>,
+    ready: Vec<(PoolSeat, Moment)>,
+    making: BTreeSet<PoolSeat>,
+    used: BTreeSet<PoolSeat>,
     /// Given, but the caller has not been answered yet.
-    answering: BTreeSet<Seat>,
-    retiring: BTreeSet<Seat>,
-    line: VecDeque<(Asker, Moment)>,
+    answering: BTreeSet<PoolSeat>,
+    retiring: BTreeSet<PoolSeat>,
+    line: VecDeque<(PoolAsker, Moment)>,
     failures: u32,
     rests_until: Moment,
-    last: Seat,
+    last: PoolSeat,
     closed: bool,
 }
 
-impl Machine {
-    pub(super) fn new(bounds: Bounds) -> Self {
+impl PoolMachine {
+    pub(super) fn new(bounds: PoolBounds) -> Self {
         Self {
             bounds,
             target: bounds.minimum,
@@ -105,12 +105,12 @@ impl Machine {
         }
     }
 
-    pub(super) fn bounds(&self) -> Bounds {
+    pub(super) fn bounds(&self) -> PoolBounds {
         self.bounds
     }
 
-    pub(super) fn counts(&self) -> Counts {
-        Counts {
+    pub(super) fn counts(&self) -> PoolCounts {
+        PoolCounts {
             ready: self.ready.len(),
             making: self.making.len(),
             used: self.used.len(),
@@ -120,19 +120,19 @@ impl Machine {
     }
 
     /// The one that would be given next.
-    pub(super) fn next_ready(&self) -> Option<Seat> {
+    pub(super) fn next_ready(&self) -> Option<PoolSeat> {
         self.ready.last().map(|(seat, _)| *seat)
     }
 
     /// Everyone that is ready.
-    pub(super) fn ready(&self) -> impl Iterator<Item = Seat> {
+    pub(super) fn ready(&self) -> impl Iterator<Item = PoolSeat> {
         self.ready.iter().map(|(seat, _)| *seat)
     }
 
     /// A caller wants one.
-    pub(super) fn ask(&mut self, now: Moment, asker: Asker) -> Vec<Act> {
+    pub(super) fn ask(&mut self, now: Moment, asker: PoolAsker) -> Vec<PoolAct> {
         if self.closed {
-            return vec![Act::Refuse(asker, Why::Closed)];
+            return vec![PoolAct::Refuse(asker, Why::Closed)];
         }
         if self.ready.is_empty() {
             self.target = (self.target + 1).min(self.bounds.maximum);
@@ -142,19 +142,19 @@ impl Machine {
     }
 
     /// A caller has gone away. One that was given something keeps it.
-    pub(super) fn give_up(&mut self, now: Moment, asker: Asker) -> Vec<Act> {
+    pub(super) fn give_up(&mut self, now: Moment, asker: PoolAsker) -> Vec<PoolAct> {
         self.line.retain(|(waiting, _)| *waiting != asker);
         self.settle(now)
     }
 
     /// A caller has got what it was given: from now on others may be made.
-    pub(super) fn answered(&mut self, now: Moment, seat: Seat) -> Vec<Act> {
+    pub(super) fn answered(&mut self, now: Moment, seat: PoolSeat) -> Vec<PoolAct> {
         self.answering.remove(&seat);
         self.settle(now)
     }
 
     /// The walls stand.
-    pub(super) fn made(&mut self, now: Moment, seat: Seat) -> Vec<Act> {
+    pub(super) fn made(&mut self, now: Moment, seat: PoolSeat) -> Vec<PoolAct> {
         if !self.making.remove(&seat) {
             return Vec::new();
         }
@@ -168,7 +168,7 @@ impl Machine {
     }
 
     /// The walls could not be built, and nothing is left of them.
-    pub(super) fn failed(&mut self, now: Moment, seat: Seat) -> Vec<Act> {
+    pub(super) fn failed(&mut self, now: Moment, seat: PoolSeat) -> Vec<PoolAct> {
         if !self.making.remove(&seat) {
             return Vec::new();
         }
@@ -180,14 +180,14 @@ impl Machine {
         let first_is_late = self.line.front().is_some_and(|(_, until)| *until <= now);
         if self.making.len() < self.line.len() || first_is_late {
             let first = self.line.pop_front();
-            acts.extend(first.map(|(asker, _)| Act::Refuse(asker, Why::Failed)));
+            acts.extend(first.map(|(asker, _)| PoolAct::Refuse(asker, Why::Failed)));
         }
         acts.extend(self.settle(now));
         acts
     }
 
     /// A ready one is of no use any more.
-    pub(super) fn spoiled(&mut self, now: Moment, seat: Seat) -> Vec<Act> {
+    pub(super) fn spoiled(&mut self, now: Moment, seat: PoolSeat) -> Vec<PoolAct> {
         let Some(at) = self.ready.iter().position(|(ready, _)| *ready == seat) else {
             return Vec::new();
         };
@@ -198,13 +198,13 @@ impl Machine {
     }
 
     /// A ready one has to make room for something else: no other is made in its place at once.
-    pub(super) fn withdraw(&mut self, now: Moment, seat: Seat) -> Vec<Act> {
+    pub(super) fn withdraw(&mut self, now: Moment, seat: PoolSeat) -> Vec<PoolAct> {
         self.rests_until = self.rests_until.max(now.saturating_add(EVICTION_PAUSE));
         self.spoiled(now, seat)
     }
 
     /// Nothing is left of it: its seat is free.
-    pub(super) fn ended(&mut self, now: Moment, seat: Seat) -> Vec<Act> {
+    pub(super) fn ended(&mut self, now: Moment, seat: PoolSeat) -> Vec<PoolAct> {
         if self.making.contains(&seat) {
             return self.failed(now, seat);
         }
@@ -216,12 +216,12 @@ impl Machine {
     }
 
     /// Time has passed.
-    pub(super) fn tick(&mut self, now: Moment) -> Vec<Act> {
+    pub(super) fn tick(&mut self, now: Moment) -> Vec<PoolAct> {
         self.settle(now)
     }
 
     /// From now on it is held to other numbers. What is ready beyond the minimum goes at once.
-    pub(super) fn resize(&mut self, now: Moment, bounds: Bounds) -> Vec<Act> {
+    pub(super) fn resize(&mut self, now: Moment, bounds: PoolBounds) -> Vec<PoolAct> {
         self.bounds = bounds;
         self.target = bounds.minimum;
         let mut acts = Vec::new();
@@ -237,10 +237,10 @@ impl Machine {
     }
 
     /// Nobody gets anything any more, and what nobody has goes.
-    pub(super) fn close(&mut self) -> Vec<Act> {
+    pub(super) fn close(&mut self) -> Vec<PoolAct> {
         self.closed = true;
         let refused = std::mem::take(&mut self.line).into_iter();
-        let mut acts: Vec<_> = refused.map(|(asker, _)| Act::Refuse(asker, Why::Closed)).collect();
+        let mut acts: Vec<_> = refused.map(|(asker, _)| PoolAct::Refuse(asker, Why::Closed)).collect();
         for (seat, _) in std::mem::take(&mut self.ready) {
             acts.push(self.retire(seat));
         }
@@ -261,13 +261,13 @@ impl Machine {
         self.ready.len() + self.making.len() + self.used.len() + self.retiring.len()
     }
 
-    fn retire(&mut self, seat: Seat) -> Act {
+    fn retire(&mut self, seat: PoolSeat) -> PoolAct {
         self.retiring.insert(seat);
-        Act::Retire(seat)
+        PoolAct::Retire(seat)
     }
 
     /// Does everything that can be done now: those in line come before what is only for later.
-    fn settle(&mut self, now: Moment) -> Vec<Act> {
+    fn settle(&mut self, now: Moment) -> Vec<PoolAct> {
         let mut acts = Vec::new();
         if self.closed {
             return acts;
@@ -276,39 +276,39 @@ impl Machine {
         while self.making.len() < self.line.len() && self.taken() < self.bounds.maximum {
             acts.push(self.make());
         }
-        self.expire(now, &mut acts);
-        self.shrink(now, &mut acts);
+        self.expire_waiting(now, &mut acts);
+        self.shrink_ready(now, &mut acts);
         if self.wants_refill() && now >= self.rests_until {
             acts.push(self.make());
         }
         acts
     }
 
-    fn give(&mut self, acts: &mut Vec<Act>) {
+    fn give(&mut self, acts: &mut Vec<PoolAct>) {
         while !self.line.is_empty()
             && let Some((seat, _)) = self.ready.pop()
             && let Some((asker, _)) = self.line.pop_front()
         {
             self.used.insert(seat);
             self.answering.insert(seat);
-            acts.push(Act::Give(asker, seat));
+            acts.push(PoolAct::Give(asker, seat));
         }
     }
 
     /// Those for whom one is being made wait for that, as they would without a pool.
-    fn expire(&mut self, now: Moment, acts: &mut Vec<Act>) {
+    fn expire_waiting(&mut self, now: Moment, acts: &mut Vec<PoolAct>) {
         let served = self.making.len().min(self.line.len());
         let unserved = self.line.split_off(served);
         for (asker, until) in unserved {
             if until <= now {
-                acts.push(Act::Refuse(asker, Why::Exhausted));
+                acts.push(PoolAct::Refuse(asker, Why::Exhausted));
             } else {
                 self.line.push_back((asker, until));
             }
         }
     }
 
-    fn shrink(&mut self, now: Moment, acts: &mut Vec<Act>) {
+    fn shrink_ready(&mut self, now: Moment, acts: &mut Vec<PoolAct>) {
         while self.ready.len() > self.bounds.minimum
             && let Some((seat, since)) = self.ready.first().copied()
             && since.saturating_add(self.bounds.idle) <= now
@@ -329,9 +329,9 @@ impl Machine {
             && self.taken() < self.bounds.maximum
     }
 
-    fn make(&mut self) -> Act {
+    fn make(&mut self) -> PoolAct {
         self.last += 1;
         self.making.insert(self.last);
-        Act::Make(self.last)
+        PoolAct::Make(self.last)
     }
 }

@@ -21,9 +21,9 @@ use stockade_core::{
 
 pub(crate) use claim::{Claim, Seated};
 
-use crate::engine::{Engine, Inner, lock};
-use crate::sandboxes::{Live, Order};
-use machine::{Bounds, Counts};
+use crate::engine::{Engine, EngineInner, lock_mutex};
+use crate::sandboxes::{RunningSandbox, SandboxOrder};
+use machine::{PoolBounds, PoolCounts};
 use steward::Steward;
 
 const OPEN_OPERATION: &str = "open a pool";
@@ -84,7 +84,7 @@ impl PoolSpec {
         Self { spec, minimum: 2, maximum: 8, idle, patience }
     }
 
-    fn bounds(&self) -> Result<Bounds> {
+    fn bounds(&self) -> Result<PoolBounds> {
         let wrong = |message: String, remedy: &str| {
             Err(Error::new(ErrorCode::Invalid, OPEN_OPERATION, message).remedy(remedy))
         };
@@ -93,7 +93,7 @@ impl PoolSpec {
             return wrong(message, "take a maximum of at least 1, and of at least the minimum");
         }
         let (minimum, maximum) = (self.minimum as usize, self.maximum as usize);
-        Ok(Bounds { minimum, maximum, idle: self.idle, patience: self.patience })
+        Ok(PoolBounds { minimum, maximum, idle: self.idle, patience: self.patience })
     }
 }
 
@@ -108,7 +108,7 @@ impl Engine {
         let bounds = pool.bounds()?;
         refuse_overlay(&pool.spec)?;
         self.refuse_beyond_quota(&pool)?;
-        let order = self.inner.admit(&pool.spec, None).await?;
+        let order = self.inner.admit_order(&pool.spec, None).await?;
         let steward = self.inner.pools.open(order, bounds, &self.inner)?;
         Ok(Pool { steward })
     }
@@ -148,18 +148,18 @@ impl Pool {
     /// How it stands.
     pub fn status(&self) -> PoolStatus {
         let (bounds, counts) = self.steward.counts();
-        let Counts { ready, making, used, retiring, waiting } = counts;
+        let PoolCounts { ready, making, used, retiring, waiting } = counts;
         let admitted = &self.steward.template.admitted;
         PoolStatus {
             tenant: admitted.spec().tenant.clone(),
             backend: admitted.backend().clone(),
-            minimum: number(bounds.minimum),
-            maximum: number(bounds.maximum),
-            ready: number(ready),
-            making: number(making),
-            used: number(used),
-            retiring: number(retiring),
-            waiting: number(waiting),
+            minimum: saturate_count(bounds.minimum),
+            maximum: saturate_count(bounds.maximum),
+            ready: saturate_count(ready),
+            making: saturate_count(making),
+            used: saturate_count(used),
+            retiring: saturate_count(retiring),
+            waiting: saturate_count(waiting),
         }
     }
 
@@ -167,7 +167,7 @@ impl Pool {
     /// have stays theirs.
     pub fn resize(&self, minimum: u32, maximum: u32) -> Result<()> {
         let (bounds, _) = self.steward.counts();
-        let Bounds { idle, patience, .. } = bounds;
+        let PoolBounds { idle, patience, .. } = bounds;
         let spec = SandboxSpec::default();
         self.steward.resize(PoolSpec { spec, minimum, maximum, idle, patience }.bounds()?);
         Ok(())
@@ -180,7 +180,7 @@ impl Pool {
     }
 }
 
-fn number(count: usize) -> u32 {
+fn saturate_count(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
@@ -189,10 +189,10 @@ fn number(count: usize) -> u32 {
 pub(crate) struct Pools(Mutex<Vec<Arc<Steward>>>);
 
 impl Pools {
-    fn open(&self, order: Order, bounds: Bounds, engine: &Arc<Inner>) -> Result<Arc<Steward>> {
-        let mut pools = lock(&self.0);
+    fn open(&self, order: SandboxOrder, bounds: PoolBounds, engine: &Arc<EngineInner>) -> Result<Arc<Steward>> {
+        let mut pools = lock_mutex(&self.0);
         pools.retain(|steward| !steward.is_closed());
-        if pools.iter().any(|steward| steward.serves(&order)) {
+        if pools.iter().any(|steward| steward.can_serve(&order)) {
             let message = "there is a pool for the same spec";
             return Err(
                 Error::new(ErrorCode::Invalid, OPEN_OPERATION, message).remedy("resize that one")
@@ -204,23 +204,23 @@ impl Pools {
     }
 
     fn all(&self) -> Vec<Arc<Steward>> {
-        lock(&self.0).iter().filter(|steward| !steward.is_closed()).cloned().collect()
+        lock_mutex(&self.0).iter().filter(|steward| !steward.is_closed()).cloned().collect()
     }
 
     /// The one that has what is ordered.
-    fn serving(&self, order: &Order) -> Option<Arc<Steward>> {
-        let pools = lock(&self.0);
-        pools.iter().find(|steward| !steward.is_closed() && steward.serves(order)).cloned()
+    fn serving(&self, order: &SandboxOrder) -> Option<Arc<Steward>> {
+        let pools = lock_mutex(&self.0);
+        pools.iter().find(|steward| !steward.is_closed() && steward.can_serve(order)).cloned()
     }
 
     /// Takes back one that is ready, of this tenant.
-    pub(crate) fn make_room(&self, tenant: &TenantName) -> Option<Live> {
+    pub(crate) fn make_room(&self, tenant: &TenantName) -> Option<RunningSandbox> {
         let theirs = self.all().into_iter().filter(|steward| steward.is_of(tenant));
         theirs.into_iter().find_map(|steward| steward.withdraw(|_| true))
     }
 
     /// Takes back this one, if it is ready.
-    pub(crate) fn withdraw(&self, id: &SandboxId) -> Option<Live> {
+    pub(crate) fn withdraw(&self, id: &SandboxId) -> Option<RunningSandbox> {
         self.all().iter().find_map(|steward| steward.withdraw(|live| live.sandbox.id() == id))
     }
 
@@ -234,6 +234,6 @@ impl Pools {
 
 impl Drop for Pools {
     fn drop(&mut self) {
-        lock(&self.0).iter().for_each(|steward| steward.abandon());
+        lock_mutex(&self.0).iter().for_each(|steward| steward.abandon_all());
     }
 }

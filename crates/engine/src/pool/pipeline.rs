@@ -6,13 +6,13 @@ use stockade_core::{Error, ErrorCode, Result, SandboxId};
 use tokio::sync::watch;
 
 use super::Claim;
-use crate::engine::{Inner, lock};
+use crate::engine::{EngineInner, lock_mutex};
 use crate::journal::Event;
-use crate::sandboxes::{Live, Order, created};
+use crate::sandboxes::{RunningSandbox, SandboxOrder, build_created_event};
 
-impl Inner {
+impl EngineInner {
     /// A prepared sandbox, where there is a pool for what is ordered.
-    pub(crate) async fn claim(&self, order: &Order) -> Result<Option<Claim>> {
+    pub(crate) async fn claim(&self, order: &SandboxOrder) -> Result<Option<Claim>> {
         match self.pools.serving(order) {
             Some(steward) => steward.claim(order).await.map(Some),
             None => Ok(None),
@@ -20,10 +20,10 @@ impl Inner {
     }
 
     /// Makes a prepared sandbox the caller's. Dropped half-way, the claim takes it down.
-    pub(crate) async fn keep_claimed(&self, claim: Claim, order: &Order) -> Result<SandboxId> {
+    pub(crate) async fn keep_claimed(&self, claim: Claim, order: &SandboxOrder) -> Result<SandboxId> {
         let id = claim.id().clone();
-        self.record(created(&id, order)).await?;
-        let mut table = lock(&self.live);
+        self.record(build_created_event(&id, order)).await?;
+        let mut table = lock_mutex(&self.live);
         // Under the table's lock: who closes the engine finds it there, or has closed the pool.
         let accepted = if claim.is_void() { None } else { claim.accept() };
         let Some((live, _answer)) = accepted else {
@@ -35,37 +35,37 @@ impl Inner {
     }
 
     /// Builds a sandbox for nobody yet, in the name of the tenant it is meant for.
-    pub(crate) async fn prepare(
+    pub(crate) async fn prepare_sandbox(
         &self,
-        order: &Order,
+        order: &SandboxOrder,
         id: SandboxId,
         cancelled: watch::Receiver<bool>,
-    ) -> Result<Live> {
+    ) -> Result<RunningSandbox> {
         let lease = self.lease(order, &id, true)?;
-        if let Err(error) = self.record(prepared(&id, order)).await {
+        if let Err(error) = self.record(build_prepared_event(&id, order)).await {
             lease.release()?;
             return Err(error);
         }
-        let live = self.raise(order, &id, lease, cancelled).await?;
+        let live = self.build_sandbox(order, &id, lease, cancelled).await?;
         if live.sandbox.alive() {
             return Ok(live);
         }
-        self.dismiss(live).await?;
+        self.dismiss_sandbox(live).await?;
         Err(Error::new(ErrorCode::Gone, "create", "it ended as soon as it stood")
             .backend(order.backend.name()))
     }
 
     /// Takes down what nobody has. If that fails it stays known, so that it can be tried again.
-    pub(crate) async fn dismiss(&self, live: Live) -> Result<()> {
+    pub(crate) async fn dismiss_sandbox(&self, live: RunningSandbox) -> Result<()> {
         let down = self.take_down(&live).await;
         if down.is_err() {
-            lock(&self.live).insert(live.sandbox.id().clone(), Arc::new(live));
+            lock_mutex(&self.live).insert(live.sandbox.id().clone(), Arc::new(live));
         }
         down
     }
 }
 
-fn prepared(sandbox: &SandboxId, order: &Order) -> Event {
+fn build_prepared_event(sandbox: &SandboxId, order: &SandboxOrder) -> Event {
     Event::Prepared {
         sandbox: sandbox.clone(),
         tenant: order.admitted.spec().tenant.clone(),

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use super::machine::{Act, Asker, Bounds, Machine, Moment, Seat, Why};
+use super::machine::{PoolAct, PoolAsker, PoolBounds, PoolMachine, Moment, PoolSeat, Why};
 
 const SCHEDULE_COUNT: u64 = 5_000;
 /// What the engine gives a backend before making counts as failed.
@@ -19,19 +19,19 @@ const SETTLE_TIME: Moment = Duration::from_secs(600);
 #[derive(Debug, Clone, Copy)]
 enum Happening {
     Ask,
-    GiveUp(Asker),
-    Made(Seat),
-    Failed(Seat),
-    Answered(Seat),
-    Ended(Seat),
+    GiveUp(PoolAsker),
+    Made(PoolSeat),
+    Failed(PoolSeat),
+    Answered(PoolSeat),
+    Ended(PoolSeat),
     Die,
     Resize,
 }
 
 /// Splitmix64: the same seed is the same schedule.
-struct Dice(u64);
+struct ScheduleDice(u64);
 
-impl Dice {
+impl ScheduleDice {
     fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -51,27 +51,27 @@ impl Dice {
 
 /// Everything outside the machine, with its own idea of who has what.
 struct World {
-    machine: Machine,
-    dice: Dice,
+    machine: PoolMachine,
+    dice: ScheduleDice,
     now: Moment,
     ahead: BTreeMap<(Moment, u64), Happening>,
     happened: u64,
-    line: VecDeque<(Asker, Moment)>,
+    line: VecDeque<(PoolAsker, Moment)>,
     askers: u64,
-    seats: BTreeSet<Seat>,
-    owners: BTreeMap<Seat, Asker>,
-    unanswered: BTreeSet<Seat>,
+    seats: BTreeSet<PoolSeat>,
+    owners: BTreeMap<PoolSeat, PoolAsker>,
+    unanswered: BTreeSet<PoolSeat>,
     faults: u64,
     closed: bool,
 }
 
 impl World {
     fn new(seed: u64) -> Self {
-        let mut dice = Dice(seed);
-        let bounds = bounds(&mut dice);
+        let mut dice = ScheduleDice(seed);
+        let bounds = roll_bounds(&mut dice);
         let faults = [0, 10, 40][dice.below(3) as usize];
         let mut world = Self {
-            machine: Machine::new(bounds),
+            machine: PoolMachine::new(bounds),
             dice,
             now: Moment::ZERO,
             ahead: BTreeMap::new(),
@@ -179,14 +179,14 @@ impl World {
             }
             Happening::Resize => {
                 let patience = self.machine.bounds().patience;
-                let bounds = Bounds { patience, ..bounds(&mut self.dice) };
+                let bounds = PoolBounds { patience, ..roll_bounds(&mut self.dice) };
                 self.machine.resize(now, bounds)
             }
         };
         self.perform(acts);
     }
 
-    fn ask(&mut self) -> Vec<Act> {
+    fn ask(&mut self) -> Vec<PoolAct> {
         self.askers += 1;
         let asker = self.askers;
         if self.dice.below(5) == 0 {
@@ -196,13 +196,13 @@ impl World {
         self.machine.ask(self.now, asker)
     }
 
-    fn perform(&mut self, acts: Vec<Act>) {
+    fn perform(&mut self, acts: Vec<PoolAct>) {
         for act in acts {
             match act {
-                Act::Make(seat) => self.make(seat),
-                Act::Give(asker, seat) => self.give(asker, seat),
-                Act::Refuse(asker, why) => self.refuse(asker, why),
-                Act::Retire(seat) => {
+                PoolAct::Make(seat) => self.make(seat),
+                PoolAct::Give(asker, seat) => self.give(asker, seat),
+                PoolAct::Refuse(asker, why) => self.refuse(asker, why),
+                PoolAct::Retire(seat) => {
                     assert!(!self.owners.contains_key(&seat), "taken from its owner");
                     let within = if self.dice.below(100) < self.faults { 3000 } else { 20 };
                     self.soon(within, Happening::Ended(seat));
@@ -211,7 +211,7 @@ impl World {
         }
     }
 
-    fn make(&mut self, seat: Seat) {
+    fn make(&mut self, seat: PoolSeat) {
         assert!(self.seats.insert(seat), "seat {seat} was made before");
         assert!(self.seats.len() <= self.machine.bounds().maximum, "above the maximum");
         if self.line.is_empty() {
@@ -227,7 +227,7 @@ impl World {
         }
     }
 
-    fn give(&mut self, asker: Asker, seat: Seat) {
+    fn give(&mut self, asker: PoolAsker, seat: PoolSeat) {
         let first = self.line.pop_front().map(|(asker, _)| asker);
         assert_eq!(first, Some(asker), "somebody was overtaken");
         assert_eq!(self.owners.insert(seat, asker), None, "seat {seat} has two owners");
@@ -238,7 +238,7 @@ impl World {
         self.plan(self.now + after, Happening::Ended(seat));
     }
 
-    fn refuse(&mut self, asker: Asker, why: Why) {
+    fn refuse(&mut self, asker: PoolAsker, why: Why) {
         let at = self.line.iter().position(|(waiting, _)| *waiting == asker);
         let Some((_, until)) = at.and_then(|at| self.line.remove(at)) else {
             panic!("{asker} does not wait");
@@ -289,9 +289,9 @@ impl World {
     }
 }
 
-fn bounds(dice: &mut Dice) -> Bounds {
+fn roll_bounds(dice: &mut ScheduleDice) -> PoolBounds {
     let maximum = 1 + dice.below(8) as usize;
-    Bounds {
+    PoolBounds {
         minimum: dice.below(maximum as u64 + 1) as usize,
         maximum,
         idle: Duration::from_millis(100) + dice.millis(3000),
@@ -299,7 +299,7 @@ fn bounds(dice: &mut Dice) -> Bounds {
     }
 }
 
-fn play(seed: u64) {
+fn play_schedule(seed: u64) {
     let mut world = World::new(seed);
     // Some end in the middle of everything.
     if world.dice.below(3) == 0 {
@@ -317,7 +317,7 @@ fn the_pool_keeps_its_promises_over_thousands_of_schedules() {
     let one = std::env::var("STOCKADE_SEED").ok().and_then(|seed| seed.parse().ok());
     let seeds = one.map_or(0..SCHEDULE_COUNT, |seed: u64| seed..seed + 1);
     for seed in seeds {
-        if let Err(panic) = std::panic::catch_unwind(|| play(seed)) {
+        if let Err(panic) = std::panic::catch_unwind(|| play_schedule(seed)) {
             eprintln!("the schedule of STOCKADE_SEED={seed} fails");
             std::panic::resume_unwind(panic);
         }

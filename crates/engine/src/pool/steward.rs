@@ -11,11 +11,11 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
 
 use super::claim::{Asking, Claim, Seated};
-use super::fit::{Places, same_walls};
-use super::machine::{Act, Asker, Bounds, Counts, Machine, Moment, Seat, Why};
-use crate::engine::{Inner, lock};
+use super::fit::{HostPlaces, same_walls};
+use super::machine::{PoolAct, PoolAsker, PoolBounds, PoolCounts, PoolMachine, Moment, PoolSeat, Why};
+use crate::engine::{EngineInner, lock_mutex};
 use crate::id;
-use crate::sandboxes::{Live, Order};
+use crate::sandboxes::{RunningSandbox, SandboxOrder};
 
 /// Interval at which ready sandboxes are checked.
 const READY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -25,11 +25,11 @@ const IDLE_WAKE_INTERVAL: Duration = Duration::from_secs(3600);
 const CLAIM_OPERATION: &str = "claim a sandbox";
 
 pub(crate) struct Steward {
-    pub(super) template: Order,
-    state: Mutex<State>,
+    pub(super) template: SandboxOrder,
+    state: Mutex<StewardState>,
     begun: Instant,
     runtime: Handle,
-    engine: Weak<Inner>,
+    engine: Weak<EngineInner>,
     nudge: Arc<Notify>,
     /// Set once: what is being made is given up.
     closing: watch::Sender<bool>,
@@ -37,17 +37,17 @@ pub(crate) struct Steward {
     busy: watch::Sender<usize>,
 }
 
-struct State {
-    machine: Machine,
-    parked: HashMap<Seat, Parked>,
-    line: HashMap<Asker, oneshot::Sender<Result<Claim>>>,
-    askers: Asker,
+struct StewardState {
+    machine: PoolMachine,
+    parked: HashMap<PoolSeat, Parked>,
+    line: HashMap<PoolAsker, oneshot::Sender<Result<Claim>>>,
+    askers: PoolAsker,
 }
 
 /// A ready sandbox, and what it was made of.
 struct Parked {
-    live: Live,
-    places: Places,
+    live: RunningSandbox,
+    places: HostPlaces,
 }
 
 impl Parked {
@@ -57,17 +57,17 @@ impl Parked {
 }
 
 /// What is left to do once the lock is free.
-enum Deed {
-    Make(Seat),
+enum StewardDeed {
+    Make(PoolSeat),
     Answer(oneshot::Sender<Result<Claim>>, Result<Claim>),
-    TakeDown(Live),
+    TakeDown(RunningSandbox),
 }
 
 impl Steward {
     /// Begins to prepare. Ends with the engine, or when it is closed.
-    pub(super) fn open(template: Order, bounds: Bounds, engine: &Arc<Inner>) -> Arc<Self> {
-        let state = State {
-            machine: Machine::new(bounds),
+    pub(super) fn open(template: SandboxOrder, bounds: PoolBounds, engine: &Arc<EngineInner>) -> Arc<Self> {
+        let state = StewardState {
+            machine: PoolMachine::new(bounds),
             parked: HashMap::new(),
             line: HashMap::new(),
             askers: 0,
@@ -87,7 +87,7 @@ impl Steward {
     }
 
     /// Whether it has what is ordered. Nothing is prepared to start with a captured state.
-    pub(super) fn serves(&self, order: &Order) -> bool {
+    pub(super) fn can_serve(&self, order: &SandboxOrder) -> bool {
         order.from.is_none() && same_walls(&self.template.admitted, &order.admitted)
     }
 
@@ -95,8 +95,8 @@ impl Steward {
         self.template.admitted.spec().tenant == *tenant
     }
 
-    pub(super) fn counts(&self) -> (Bounds, Counts) {
-        let state = lock(&self.state);
+    pub(super) fn counts(&self) -> (PoolBounds, PoolCounts) {
+        let state = lock_mutex(&self.state);
         (state.machine.bounds(), state.machine.counts())
     }
 
@@ -105,17 +105,17 @@ impl Steward {
     }
 
     /// A sandbox in the caller's name: a ready one, or as soon as there is one.
-    pub(crate) async fn claim(self: &Arc<Self>, order: &Order) -> Result<Claim> {
+    pub(crate) async fn claim(self: &Arc<Self>, order: &SandboxOrder) -> Result<Claim> {
         let (answer, answered) = oneshot::channel();
         let asking = Asking { steward: self, asker: self.ask(answer) };
-        let claim = answered.await.map_err(|_| closed())??;
+        let claim = answered.await.map_err(|_| build_closed_error())??;
         drop(asking);
         claim.dress(order)
     }
 
-    fn ask(self: &Arc<Self>, answer: oneshot::Sender<Result<Claim>>) -> Asker {
+    fn ask(self: &Arc<Self>, answer: oneshot::Sender<Result<Claim>>) -> PoolAsker {
         let mut asker = 0;
-        self.tell(None, |state, now| {
+        self.tell_machine(None, |state, now| {
             let mut acts = state.unfit_on_top(now);
             state.askers += 1;
             asker = state.askers;
@@ -126,31 +126,31 @@ impl Steward {
         asker
     }
 
-    pub(super) fn gave_up(self: &Arc<Self>, asker: Asker) {
-        self.tell(None, |state, now| {
+    pub(super) fn gave_up(self: &Arc<Self>, asker: PoolAsker) {
+        self.tell_machine(None, |state, now| {
             state.line.remove(&asker);
             state.machine.give_up(now, asker)
         });
     }
 
-    pub(super) fn answered(self: &Arc<Self>, seat: Seat) {
-        self.tell(None, |state, now| state.machine.answered(now, seat));
+    pub(super) fn answered(self: &Arc<Self>, seat: PoolSeat) {
+        self.tell_machine(None, |state, now| state.machine.answered(now, seat));
     }
 
-    pub(super) fn ended(self: &Arc<Self>, seat: Seat) {
-        self.tell(None, |state, now| state.machine.ended(now, seat));
+    pub(super) fn ended(self: &Arc<Self>, seat: PoolSeat) {
+        self.tell_machine(None, |state, now| state.machine.ended(now, seat));
     }
 
-    pub(super) fn resize(self: &Arc<Self>, bounds: Bounds) {
-        self.tell(None, |state, now| state.machine.resize(now, bounds));
+    pub(super) fn resize(self: &Arc<Self>, bounds: PoolBounds) {
+        self.tell_machine(None, |state, now| state.machine.resize(now, bounds));
     }
 
     /// Takes back a ready one that fits, for its place to be used otherwise; the oldest first. It is
     /// the caller's to take down.
-    pub(super) fn withdraw(self: &Arc<Self>, wanted: impl Fn(&Live) -> bool) -> Option<Live> {
+    pub(super) fn withdraw(self: &Arc<Self>, wanted: impl Fn(&RunningSandbox) -> bool) -> Option<RunningSandbox> {
         let mut taken = None;
-        self.tell(None, |state, now| {
-            let is_wanted = |seat: &Seat| state.parked.get(seat).is_some_and(|it| wanted(&it.live));
+        self.tell_machine(None, |state, now| {
+            let is_wanted = |seat: &PoolSeat| state.parked.get(seat).is_some_and(|it| wanted(&it.live));
             let Some(seat) = state.machine.ready().find(is_wanted) else { return Vec::new() };
             taken = state.parked.remove(&seat);
             state.machine.withdraw(now, seat)
@@ -161,15 +161,15 @@ impl Steward {
     /// Refuses whoever waits, and takes down everything that nobody has. What callers have is theirs.
     pub(super) async fn close(self: &Arc<Self>) {
         self.closing.send_replace(true);
-        self.tell(None, |state, _| state.machine.close());
+        self.tell_machine(None, |state, _| state.machine.close());
         // The sender lives in `self`, so the channel cannot close.
         let _ = self.busy.subscribe().wait_for(|busy| *busy == 0).await;
     }
 
     /// Lets go of everything at once, since the engine is gone: whoever reaps finds the leases.
-    pub(super) fn abandon(&self) {
+    pub(super) fn abandon_all(&self) {
         self.closing.send_replace(true);
-        let mut state = lock(&self.state);
+        let mut state = lock_mutex(&self.state);
         state.machine.close();
         let held = (std::mem::take(&mut state.parked), std::mem::take(&mut state.line));
         drop(state);
@@ -179,12 +179,12 @@ impl Steward {
 
     /// Tells the machine what happened, and does what it says. The error is what a caller is told
     /// whose sandbox could not be made.
-    fn tell(
+    fn tell_machine(
         self: &Arc<Self>,
         failure: Option<Error>,
-        happened: impl FnOnce(&mut State, Moment) -> Vec<Act>,
+        happened: impl FnOnce(&mut StewardState, Moment) -> Vec<PoolAct>,
     ) {
-        let mut state = lock(&self.state);
+        let mut state = lock_mutex(&self.state);
         let planned = state.plan();
         let acts = happened(&mut state, self.begun.elapsed());
         let deed = |act| self.deed(&mut state, act, failure.as_ref());
@@ -199,33 +199,33 @@ impl Steward {
 
     fn deed(
         self: &Arc<Self>,
-        state: &mut State,
-        act: Act,
+        state: &mut StewardState,
+        act: PoolAct,
         failure: Option<&Error>,
-    ) -> Option<Deed> {
+    ) -> Option<StewardDeed> {
         Some(match act {
-            Act::Make(seat) => Deed::Make(seat),
-            Act::Retire(seat) => Deed::TakeDown(state.parked.remove(&seat)?.live),
-            Act::Give(asker, seat) => {
+            PoolAct::Make(seat) => StewardDeed::Make(seat),
+            PoolAct::Retire(seat) => StewardDeed::TakeDown(state.parked.remove(&seat)?.live),
+            PoolAct::Give(asker, seat) => {
                 let live = state.parked.remove(&seat)?.live;
                 match state.line.remove(&asker) {
-                    Some(answer) => Deed::Answer(answer, Ok(Claim::new(self, seat, live))),
-                    None => Deed::TakeDown(live),
+                    Some(answer) => StewardDeed::Answer(answer, Ok(Claim::new(self, seat, live))),
+                    None => StewardDeed::TakeDown(live),
                 }
             }
-            Act::Refuse(asker, why) => {
+            PoolAct::Refuse(asker, why) => {
                 let bounds = state.machine.bounds();
-                Deed::Answer(state.line.remove(&asker)?, Err(self.refusal(why, bounds, failure)))
+                StewardDeed::Answer(state.line.remove(&asker)?, Err(self.refusal(why, bounds, failure)))
             }
         })
     }
 
-    fn perform(self: &Arc<Self>, deed: Deed) {
+    fn perform(self: &Arc<Self>, deed: StewardDeed) {
         match deed {
-            Deed::Make(seat) => drop(self.runtime.spawn(Arc::clone(self).make(seat, self.work()))),
-            Deed::TakeDown(live) => self.take_down(live),
+            StewardDeed::Make(seat) => drop(self.runtime.spawn(Arc::clone(self).make(seat, self.work()))),
+            StewardDeed::TakeDown(live) => self.take_down(live),
             // One who has gone away leaves its sandbox to be taken down, as the answer is dropped.
-            Deed::Answer(to, answer) => drop(to.send(answer)),
+            StewardDeed::Answer(to, answer) => drop(to.send(answer)),
         }
     }
 
@@ -234,37 +234,37 @@ impl Steward {
         Working(Arc::clone(self))
     }
 
-    async fn make(self: Arc<Self>, seat: Seat, _working: Working) {
+    async fn make(self: Arc<Self>, seat: PoolSeat, _working: Working) {
         // Should this task end before its time, the seat is free again.
         let seated = Seated::new(&self, seat);
         match self.build().await {
             Ok(mut parked) => {
                 parked.live.seat = Some(seated);
-                self.tell(None, |state, now| {
+                self.tell_machine(None, |state, now| {
                     state.parked.insert(seat, parked);
                     state.machine.made(now, seat)
                 });
             }
-            Err(error) => self.tell(Some(error), |state, now| state.machine.failed(now, seat)),
+            Err(error) => self.tell_machine(Some(error), |state, now| state.machine.failed(now, seat)),
         }
     }
 
     async fn build(&self) -> Result<Parked> {
-        let engine = self.engine.upgrade().ok_or_else(closed)?;
+        let engine = self.engine.upgrade().ok_or_else(build_closed_error)?;
         // Looked at before anything is made of it, so that a change meanwhile is noticed.
-        let places = Places::of(self.template.admitted.spec());
-        let live = engine.prepare(&self.template, id::fresh()?, self.closing.subscribe()).await?;
+        let places = HostPlaces::of(self.template.admitted.spec());
+        let live = engine.prepare_sandbox(&self.template, id::fresh()?, self.closing.subscribe()).await?;
         Ok(Parked { live, places })
     }
 
     /// Takes down one that nobody will have any more.
-    pub(super) fn take_down(self: &Arc<Self>, live: Live) {
+    pub(super) fn take_down(self: &Arc<Self>, live: RunningSandbox) {
         let working = self.work();
         let engine = self.engine.upgrade();
         self.runtime.spawn(async move {
             if let Some(engine) = engine {
                 // Recorded, and known to the engine if it failed.
-                let _ = engine.dismiss(live).await;
+                let _ = engine.dismiss_sandbox(live).await;
             }
             drop(working);
         });
@@ -275,20 +275,20 @@ impl Steward {
         if self.is_closed() || self.engine.strong_count() == 0 {
             return None;
         }
-        self.tell(None, |state, now| {
+        self.tell_machine(None, |state, now| {
             let mut acts = state.unfit(now);
             acts.extend(state.machine.tick(now));
             acts
         });
-        let (wake, parked) = lock(&self.state).plan();
+        let (wake, parked) = lock_mutex(&self.state).plan();
         let wake =
             wake.map_or(IDLE_WAKE_INTERVAL, |wake| wake.saturating_sub(self.begun.elapsed()));
         Some(if parked { wake.min(READY_CHECK_INTERVAL) } else { wake })
     }
 
-    fn refusal(&self, why: Why, bounds: Bounds, failure: Option<&Error>) -> Error {
+    fn refusal(&self, why: Why, bounds: PoolBounds, failure: Option<&Error>) -> Error {
         match (why, failure) {
-            (Why::Closed, _) => closed(),
+            (Why::Closed, _) => build_closed_error(),
             (Why::Failed, Some(error)) => error.clone(),
             (Why::Failed, None) => {
                 Error::new(ErrorCode::System, CLAIM_OPERATION, "making it ended before its time")
@@ -296,7 +296,7 @@ impl Steward {
                     .remedy("try again")
             }
             (Why::Exhausted, _) => {
-                let Bounds { maximum, patience, .. } = bounds;
+                let PoolBounds { maximum, patience, .. } = bounds;
                 let tenant = &self.template.admitted.spec().tenant;
                 let message = format!(
                     "the pool of tenant {tenant} has {maximum} sandboxes at most, and none became \
@@ -310,14 +310,14 @@ impl Steward {
     }
 }
 
-impl State {
+impl StewardState {
     /// What its task sleeps by: when to wake the machine, and whether there is something to look at.
     fn plan(&self) -> (Option<Moment>, bool) {
         (self.machine.wakes_at(), !self.parked.is_empty())
     }
 
     /// Takes away what is dead or of yesterday, down to the first that may be given.
-    fn unfit_on_top(&mut self, now: Moment) -> Vec<Act> {
+    fn unfit_on_top(&mut self, now: Moment) -> Vec<PoolAct> {
         let mut acts = Vec::new();
         while let Some(seat) = self.machine.next_ready()
             && !self.parked.get(&seat).is_some_and(Parked::is_fit)
@@ -327,8 +327,8 @@ impl State {
         acts
     }
 
-    fn unfit(&mut self, now: Moment) -> Vec<Act> {
-        let spoiled = |seat: &Seat| !self.parked.get(seat).is_some_and(Parked::is_fit);
+    fn unfit(&mut self, now: Moment) -> Vec<PoolAct> {
+        let spoiled = |seat: &PoolSeat| !self.parked.get(seat).is_some_and(Parked::is_fit);
         let unfit: Vec<_> = self.machine.ready().filter(spoiled).collect();
         unfit.into_iter().flat_map(|seat| self.machine.spoiled(now, seat)).collect()
     }
@@ -353,7 +353,7 @@ async fn run_steward(steward: Weak<Steward>, nudge: Arc<Notify>) {
     }
 }
 
-pub(super) fn closed() -> Error {
+pub(super) fn build_closed_error() -> Error {
     Error::new(ErrorCode::Gone, CLAIM_OPERATION, "its pool was closed")
         .remedy("ask again: without the pool, one is made")
 }

@@ -36,13 +36,13 @@ impl Digester {
 }
 
 /// The length of a block of a part of this size.
-pub(super) fn length(size: u64, index: u64) -> Option<usize> {
+pub(super) fn block_length(size: u64, index: u64) -> Option<usize> {
     let rest = size.checked_sub(index.checked_mul(BLOCK_BYTES)?)?;
     usize::try_from(rest.min(BLOCK_BYTES)).ok().filter(|length| *length > 0)
 }
 
 /// Calls with each block that is not zero, in order.
-pub(super) fn each(
+pub(super) fn for_each_block(
     file: &File,
     size: u64,
     mut call: impl FnMut(u64, &[u8]) -> io::Result<()>,
@@ -51,7 +51,7 @@ pub(super) fn each(
     let mut at = 0;
     while let Some(data) = next_data(file, at)?.filter(|data| *data < size) {
         let index = data / BLOCK_BYTES;
-        let Some(length) = length(size, index) else { break };
+        let Some(length) = block_length(size, index) else { break };
         let block = &mut buffer[..length];
         file.read_exact_at(block, index * BLOCK_BYTES)?;
         if !is_zero(block) {
@@ -77,9 +77,9 @@ fn next_data(file: &File, at: u64) -> io::Result<Option<u64>> {
 }
 
 /// The digest of a whole file.
-pub(super) fn digest(file: &File, size: u64) -> io::Result<Digest> {
+pub(super) fn digest_file(file: &File, size: u64) -> io::Result<Digest> {
     let mut digester = Digester::new(size);
-    each(file, size, |index, block| {
+    for_each_block(file, size, |index, block| {
         digester.block(index, block);
         Ok(())
     })?;
@@ -90,7 +90,7 @@ pub(super) fn digest(file: &File, size: u64) -> io::Result<Digest> {
 mod tests {
     use super::*;
 
-    fn file(size: u64, writes: &[(u64, &[u8])]) -> File {
+    fn write_sparse_file(size: u64, writes: &[(u64, &[u8])]) -> File {
         let file = tempfile::tempfile().unwrap();
         file.set_len(size).unwrap();
         for (at, data) in writes {
@@ -102,16 +102,16 @@ mod tests {
     #[test]
     fn zeros_count_the_same_whether_they_are_a_hole_or_not() {
         let size = 5 * BLOCK_BYTES + 100;
-        let hole = file(size, &[(BLOCK_BYTES + 7, b"data"), (size - 1, b"x")]);
+        let hole = write_sparse_file(size, &[(BLOCK_BYTES + 7, b"data"), (size - 1, b"x")]);
         let zeros = vec![0; BLOCK_BYTES as usize];
         let filled =
-            file(size, &[(3 * BLOCK_BYTES, &zeros), (BLOCK_BYTES + 7, b"data"), (size - 1, b"x")]);
-        assert_eq!(digest(&hole, size).unwrap(), digest(&filled, size).unwrap());
+            write_sparse_file(size, &[(3 * BLOCK_BYTES, &zeros), (BLOCK_BYTES + 7, b"data"), (size - 1, b"x")]);
+        assert_eq!(digest_file(&hole, size).unwrap(), digest_file(&filled, size).unwrap());
     }
 
     #[test]
     fn a_byte_its_place_and_the_length_all_count() {
-        let base = digest(&file(3 * BLOCK_BYTES, &[(BLOCK_BYTES, b"a")]), 3 * BLOCK_BYTES).unwrap();
+        let base = digest_file(&write_sparse_file(3 * BLOCK_BYTES, &[(BLOCK_BYTES, b"a")]), 3 * BLOCK_BYTES).unwrap();
         let others = [
             (3 * BLOCK_BYTES, BLOCK_BYTES, b"b"),
             (3 * BLOCK_BYTES, BLOCK_BYTES + 1, b"a"),
@@ -119,11 +119,11 @@ mod tests {
             (3 * BLOCK_BYTES + 1, BLOCK_BYTES, b"a"),
         ];
         for (size, at, data) in others {
-            assert_ne!(digest(&file(size, &[(at, data)]), size).unwrap(), base);
+            assert_ne!(digest_file(&write_sparse_file(size, &[(at, data)]), size).unwrap(), base);
         }
-        assert_eq!(length(0, 0), None);
-        assert_eq!(length(BLOCK_BYTES + 1, 1), Some(1));
-        assert_eq!(length(BLOCK_BYTES, 1), None);
-        assert_eq!(length(u64::MAX, u64::MAX), None);
+        assert_eq!(block_length(0, 0), None);
+        assert_eq!(block_length(BLOCK_BYTES + 1, 1), Some(1));
+        assert_eq!(block_length(BLOCK_BYTES, 1), None);
+        assert_eq!(block_length(u64::MAX, u64::MAX), None);
     }
 }

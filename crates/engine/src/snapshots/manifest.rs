@@ -115,7 +115,7 @@ impl Snapshot {
         spec.backend = BackendChoice::Named(backend.clone());
         let processor = match kind {
             SnapshotKind::Files => Vec::new(),
-            SnapshotKind::Full => processor(),
+            SnapshotKind::Full => read_processor_features(),
         };
         let architecture = std::env::consts::ARCH.to_owned();
         let (format, taken) = (MANIFEST_FORMAT, Timestamp::now());
@@ -142,12 +142,12 @@ impl Snapshot {
     /// The manifest as it is kept: a hash over every byte that follows it.
     pub(super) fn seal(&self) -> Result<Vec<u8>> {
         let json = serde_json::to_vec(self)
-            .map_err(|error| damaged("it cannot be written").source(error))?;
-        let mut sealed = format!("{}\n", hash(&json)).into_bytes();
+            .map_err(|error| build_damaged_error("it cannot be written").source(error))?;
+        let mut sealed = format!("{}\n", hash_bytes(&json)).into_bytes();
         sealed.extend(json);
         match sealed.len() <= MAX_MANIFEST {
             true => Ok(sealed),
-            false => Err(damaged("it says more than it may")),
+            false => Err(build_damaged_error("it says more than it may")),
         }
     }
 
@@ -155,11 +155,11 @@ impl Snapshot {
     pub(super) fn unseal(sealed: &[u8]) -> Result<Self> {
         let (seal, json) = sealed
             .split_at_checked(SEAL_BYTES)
-            .ok_or_else(|| damaged("its manifest is cut off"))?;
-        if seal != format!("{}\n", hash(json)).as_bytes() {
-            return Err(damaged("its manifest was changed or is cut off"));
+            .ok_or_else(|| build_damaged_error("its manifest is cut off"))?;
+        if seal != format!("{}\n", hash_bytes(json)).as_bytes() {
+            return Err(build_damaged_error("its manifest was changed or is cut off"));
         }
-        let unreadable = |error| damaged("its manifest cannot be read").source(error);
+        let unreadable = |error| build_damaged_error("its manifest cannot be read").source(error);
         let OnlyFormat { format } = serde_json::from_slice(json).map_err(unreadable)?;
         if format > MANIFEST_FORMAT {
             let message =
@@ -186,15 +186,15 @@ impl Snapshot {
     fn check(&self) -> Result<()> {
         let named = |name: &String| is_part_name(name);
         if self.parts.len() > MAX_PARTS || !self.parts.keys().all(named) {
-            return Err(damaged("its parts are not named as parts are"));
+            return Err(build_damaged_error("its parts are not named as parts are"));
         }
         if !self.spec.env.is_empty() {
-            return Err(damaged("it carries an environment"));
+            return Err(build_damaged_error("it carries an environment"));
         }
         match self.spec.caller_only()[..] {
             [] => Ok(()),
             ref fields => {
-                Err(damaged(format!("it says what only a caller may say: {}", fields.join(", "))))
+                Err(build_damaged_error(format!("it says what only a caller may say: {}", fields.join(", "))))
             }
         }
     }
@@ -210,7 +210,7 @@ impl Snapshot {
             let message = format!("it was taken on `{}`, and this is `{here}`", self.architecture);
             return Err(unfit(message));
         }
-        let have = processor();
+        let have = read_processor_features();
         let missing: Vec<_> =
             self.processor.iter().filter(|feature| !have.contains(feature)).cloned().collect();
         match missing.is_empty() {
@@ -227,7 +227,7 @@ pub(super) fn is_part_name(name: &str) -> bool {
 }
 
 /// What the processor has, as its kernel tells.
-fn processor() -> Vec<String> {
+fn read_processor_features() -> Vec<String> {
     let told = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let flags = told.lines().find_map(|line| line.strip_prefix("flags")?.split_once(':'));
     let mut flags: Vec<String> =
@@ -236,12 +236,12 @@ fn processor() -> Vec<String> {
     flags
 }
 
-fn hash(bytes: &[u8]) -> Digest {
+fn hash_bytes(bytes: &[u8]) -> Digest {
     Digest::from(<[u8; 32]>::from(Sha256::digest(bytes)))
 }
 
 /// It is not what somebody once captured.
-pub(super) fn damaged(what: impl Into<String>) -> Error {
+pub(super) fn build_damaged_error(what: impl Into<String>) -> Error {
     Error::new(
         ErrorCode::Invalid,
         "read a snapshot",

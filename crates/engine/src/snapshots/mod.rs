@@ -31,11 +31,11 @@ use stockade_core::{
 pub use manifest::{HostThings, Part, Snapshot};
 pub use passing::Passing;
 
-use crate::engine::lock;
+use crate::engine::lock_mutex;
 use crate::id;
 use crate::journal::Digest;
 use crate::state::{Directory, LOCK_PATIENCE, Locked, Sharing, StateDir, draft_name};
-use manifest::{MAX_MANIFEST, damaged, is_part_name};
+use manifest::{MAX_MANIFEST, build_damaged_error, is_part_name};
 
 const LOCK_FILE: &str = "lock";
 const DRAFT_PREFIX: &str = "draft";
@@ -54,13 +54,13 @@ pub struct Snapshots {
     named: Directory,
     drafts: PathBuf,
     /// Files whose every byte was read, as they were then.
-    read: Mutex<HashMap<Stamp, Digest>>,
+    read: Mutex<HashMap<PartFileStamp, Digest>>,
 }
 
 /// What changes whenever the content of a file does. Further names do not change it: what backends
 /// hand over again and again is linked, not copied, and read once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Stamp {
+struct PartFileStamp {
     device: u64,
     inode: u64,
     size: u64,
@@ -78,19 +78,19 @@ pub struct SnapshotListing {
 
 /// A directory in which a snapshot is put together. Gone when this is dropped, or by the next to
 /// collect if its maker was killed.
-pub(crate) struct Draft {
+pub(crate) struct SnapshotDraft {
     directory: PathBuf,
     _held: Locked,
 }
 
-impl Draft {
+impl SnapshotDraft {
     /// Where the backend puts the parts.
     pub(crate) fn parts(&self) -> PathBuf {
         self.directory.join("parts")
     }
 }
 
-impl Drop for Draft {
+impl Drop for SnapshotDraft {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.directory);
     }
@@ -103,20 +103,20 @@ impl Snapshots {
         let [objects, named, drafts] = ["objects", "named", "drafts"].map(|name| top.path_of(name));
         let make = |path: &PathBuf| match DirBuilder::new().mode(0o700).create(path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                Err(unusable("open the snapshots", path, error))
+                Err(build_unusable_error("open the snapshots", path, error))
             }
             Ok(()) | Err(_) => Ok(()),
         };
         [&objects, &named, &drafts].into_iter().try_for_each(make)?;
         let named = Directory::existing(&named)
-            .map_err(|error| unusable("open the snapshots", &named, error))?;
+            .map_err(|error| build_unusable_error("open the snapshots", &named, error))?;
         Ok(Self { top, objects, named, drafts, read: Mutex::default() })
     }
 
     /// Every snapshot.
     pub fn list(&self) -> Result<SnapshotListing> {
         let names =
-            self.named.names().map_err(|error| unusable("list", self.named.path(), error))?;
+            self.named.names().map_err(|error| build_unusable_error("list", self.named.path(), error))?;
         let mut listing = SnapshotListing::default();
         for name in names.into_iter().filter(|name| !name.starts_with('.')) {
             match self.read(&name) {
@@ -136,7 +136,7 @@ impl Snapshots {
         let snapshot = self.read(id.as_str())?;
         match snapshot.id == *id {
             true => Ok(snapshot),
-            false => Err(damaged("it is kept under another name")),
+            false => Err(build_damaged_error("it is kept under another name")),
         }
     }
 
@@ -144,14 +144,14 @@ impl Snapshots {
         let opened = self.named.open(name, OFlags::RDONLY);
         let file = opened.map_err(|error| {
             if error.kind() == io::ErrorKind::NotFound {
-                return unknown(name);
+                return build_unknown_error(name);
             }
-            unusable("read a snapshot", &self.named.path_of(name), error)
+            build_unusable_error("read a snapshot", &self.named.path_of(name), error)
         })?;
         let mut sealed = Vec::new();
         file.take(MAX_MANIFEST as u64 + 1)
             .read_to_end(&mut sealed)
-            .map_err(|error| unusable("read a snapshot", &self.named.path_of(name), error))?;
+            .map_err(|error| build_unusable_error("read a snapshot", &self.named.path_of(name), error))?;
         Snapshot::unseal(&sealed)
     }
 
@@ -160,20 +160,20 @@ impl Snapshots {
         let mut files = BTreeMap::new();
         for (name, part) in &snapshot.parts {
             self.check(name, part)?;
-            files.insert(name.clone(), self.object(&part.digest));
+            files.insert(name.clone(), self.object_path(&part.digest));
         }
         Ok(Parts { kind: snapshot.kind, files })
     }
 
-    fn object(&self, digest: &Digest) -> PathBuf {
+    fn object_path(&self, digest: &Digest) -> PathBuf {
         self.objects.join(digest.to_string())
     }
 
     fn check(&self, name: &str, part: &Part) -> Result<()> {
-        let path = self.object(&part.digest);
-        let wrong = |what: &str| damaged(format!("its part `{name}` {what}"));
+        let path = self.object_path(&part.digest);
+        let wrong = |what: &str| build_damaged_error(format!("its part `{name}` {what}"));
         let file = open_plain(&path).map_err(|error| wrong("is not there").source(error))?;
-        let failed = |error| unusable("read a snapshot", &path, error);
+        let failed = |error| build_unusable_error("read a snapshot", &path, error);
         if file.metadata().map_err(failed)?.len() != part.size.0
             || self.digest(&file).map_err(failed)? != part.digest
         {
@@ -185,13 +185,13 @@ impl Snapshots {
     /// Reads a file once and remembers what it was like: only a change makes it read again. One that was
     /// written just now could change without its time telling.
     fn digest(&self, file: &File) -> io::Result<Digest> {
-        let stamp = Stamp::of(file)?;
-        if let Some(known) = lock(&self.read).get(&stamp) {
+        let stamp = PartFileStamp::of(file)?;
+        if let Some(known) = lock_mutex(&self.read).get(&stamp) {
             return Ok(*known);
         }
-        let digest = blocks::digest(file, stamp.size)?;
+        let digest = blocks::digest_file(file, stamp.size)?;
         if file.metadata()?.modified()?.elapsed().is_ok_and(|age| age > MTIME_SETTLE_TIME) {
-            let mut read = lock(&self.read);
+            let mut read = lock_mutex(&self.read);
             if read.len() >= MAX_CACHED_DIGESTS {
                 read.clear();
             }
@@ -201,10 +201,10 @@ impl Snapshots {
     }
 
     /// A place to put a snapshot together.
-    pub(crate) fn draft(&self) -> Result<Draft> {
-        let failed = |error| unusable("begin a snapshot", &self.drafts, error);
+    pub(crate) fn draft(&self) -> Result<SnapshotDraft> {
+        let failed = |error| build_unusable_error("begin a snapshot", &self.drafts, error);
         // No collector may see the directory before its lock is held.
-        let _nobody_collects = self.locked(Sharing::Shared)?;
+        let _nobody_collects = self.lock_store(Sharing::Shared)?;
         let directory = self.drafts.join(draft_name(DRAFT_PREFIX));
         let make = |path: &Path| DirBuilder::new().mode(0o700).create(path);
         make(&directory).and_then(|()| make(&directory.join("parts"))).map_err(failed)?;
@@ -212,20 +212,20 @@ impl Snapshots {
             .and_then(|file| Locked::attempt(file, Sharing::Exclusive))
             .map_err(failed)?;
         let held = held.map_err(|_| failed(io::ErrorKind::ResourceBusy.into()))?;
-        Ok(Draft { directory, _held: held })
+        Ok(SnapshotDraft { directory, _held: held })
     }
 
     /// Stores what a backend has put into a draft, and gives it a name.
     pub(crate) fn store(
         &self,
-        draft: &Draft,
+        draft: &SnapshotDraft,
         kind: SnapshotKind,
         walls: (BackendName, Boundary),
         spec: &SandboxSpec,
     ) -> Result<Snapshot> {
         let mut parts = BTreeMap::new();
         for (name, file) in open_parts(&draft.parts())? {
-            let failed = |error| unusable("store a snapshot", &draft.parts().join(&name), error);
+            let failed = |error| build_unusable_error("store a snapshot", &draft.parts().join(&name), error);
             let size = file.metadata().map_err(failed)?.len();
             let digest = self.digest(&file).map_err(failed)?;
             file.sync_all().map_err(failed)?;
@@ -237,12 +237,12 @@ impl Snapshots {
     }
 
     /// Gives what a draft holds its place and its name.
-    fn keep(&self, draft: &Draft, snapshot: &Snapshot) -> Result<()> {
-        let failed = |error| unusable("store a snapshot", &self.objects, error);
+    fn keep(&self, draft: &SnapshotDraft, snapshot: &Snapshot) -> Result<()> {
+        let failed = |error| build_unusable_error("store a snapshot", &self.objects, error);
         // What has no name yet looks like waste to a collector.
-        let _nobody_collects = self.locked(Sharing::Shared)?;
+        let _nobody_collects = self.lock_store(Sharing::Shared)?;
         for (name, part) in &snapshot.parts {
-            let (from, to) = (draft.parts().join(name), self.object(&part.digest));
+            let (from, to) = (draft.parts().join(name), self.object_path(&part.digest));
             fs::set_permissions(&from, Permissions::from_mode(0o400)).map_err(failed)?;
             // One that is there may have been damaged: this one was not.
             fs::rename(&from, &to).map_err(failed)?;
@@ -252,7 +252,7 @@ impl Snapshots {
     }
 
     fn name(&self, snapshot: &Snapshot) -> Result<()> {
-        let failed = |error| unusable("store a snapshot", self.named.path(), error);
+        let failed = |error| build_unusable_error("store a snapshot", self.named.path(), error);
         let draft = draft_name(DRAFT_PREFIX);
         let sealed = snapshot.seal()?;
         let write = |mut file: File| file.write_all(&sealed).and_then(|()| file.sync_all());
@@ -270,9 +270,9 @@ impl Snapshots {
     /// Removes a snapshot and what only it has held. Sandboxes that were made from it do not mind.
     pub fn remove(&self, id: &SnapshotId) -> Result<()> {
         let name = id.as_str();
-        let failed = |error| unusable("remove a snapshot", &self.named.path_of(name), error);
+        let failed = |error| build_unusable_error("remove a snapshot", &self.named.path_of(name), error);
         if !self.named.exists(name).map_err(failed)? {
-            return Err(unknown(name));
+            return Err(build_unknown_error(name));
         }
         self.named.remove(name).and_then(|()| self.named.sync()).map_err(failed)?;
         self.collect()
@@ -281,7 +281,7 @@ impl Snapshots {
     /// Removes what no snapshot refers to: of removed ones, and of makers that were killed. Does
     /// nothing while a manifest cannot be read, since nobody knows then what it needs.
     pub fn collect(&self) -> Result<()> {
-        let _alone = self.locked(Sharing::Exclusive)?;
+        let _alone = self.lock_store(Sharing::Exclusive)?;
         self.collect_drafts()?;
         let listing = self.list()?;
         if !listing.damaged.is_empty() {
@@ -289,7 +289,7 @@ impl Snapshots {
         }
         let parts = listing.snapshots.iter().flat_map(|snapshot| snapshot.parts.values());
         let needed: BTreeSet<String> = parts.map(|part| part.digest.to_string()).collect();
-        let failed = |error| unusable("collect", &self.objects, error);
+        let failed = |error| build_unusable_error("collect", &self.objects, error);
         for entry in fs::read_dir(&self.objects).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             if !needed.contains(&*entry.file_name().to_string_lossy()) {
@@ -300,7 +300,7 @@ impl Snapshots {
     }
 
     fn collect_drafts(&self) -> Result<()> {
-        let failed = |error| unusable("collect", &self.drafts, error);
+        let failed = |error| build_unusable_error("collect", &self.drafts, error);
         for entry in fs::read_dir(&self.drafts).map_err(failed)? {
             let draft = entry.map_err(failed)?.path();
             let held = match File::open(draft.join(DRAFT_LOCK_FILE)) {
@@ -322,8 +322,8 @@ impl Snapshots {
         Ok(())
     }
 
-    fn locked(&self, sharing: Sharing) -> Result<Locked> {
-        let failed = |error| unusable("lock the snapshots", self.top.path(), error);
+    fn lock_store(&self, sharing: Sharing) -> Result<Locked> {
+        let failed = |error| build_unusable_error("lock the snapshots", self.top.path(), error);
         let file = self.top.open(LOCK_FILE, OFlags::RDWR | OFlags::CREATE).map_err(failed)?;
         let locked = Locked::within(file, sharing, LOCK_PATIENCE).map_err(failed)?;
         locked.ok_or_else(|| {
@@ -333,7 +333,7 @@ impl Snapshots {
     }
 }
 
-impl Stamp {
+impl PartFileStamp {
     fn of(file: &File) -> io::Result<Self> {
         let found = file.metadata()?;
         let written = (found.mtime(), found.mtime_nsec());
@@ -343,7 +343,7 @@ impl Stamp {
 
 /// What a backend has put there: plain files with proper names, or it has gone wrong.
 fn open_parts(parts: &Path) -> Result<Vec<(String, File)>> {
-    let failed = |error| unusable("store a snapshot", parts, error);
+    let failed = |error| build_unusable_error("store a snapshot", parts, error);
     let mut files = Vec::new();
     for entry in fs::read_dir(parts).map_err(failed)? {
         let entry = entry.map_err(failed)?;
@@ -370,13 +370,13 @@ fn absent_is_fine(error: io::Error) -> io::Result<()> {
     if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
-fn unknown(name: &str) -> Error {
+fn build_unknown_error(name: &str) -> Error {
     let message = format!("there is no snapshot `{name}`");
     Error::new(ErrorCode::NotFound, "find snapshot", message)
         .remedy("`stockade snapshot ls` lists the ones there are")
 }
 
-fn unusable(operation: &'static str, path: &Path, error: io::Error) -> Error {
+fn build_unusable_error(operation: &'static str, path: &Path, error: io::Error) -> Error {
     let message = format!("`{}` cannot be used", path.display());
     let remedy = "make the directory writable for this user, with some space left";
     Error::new(ErrorCode::StateUnavailable, operation, message).remedy(remedy).source(error)
@@ -397,12 +397,12 @@ mod tests {
         fs::write(&path, "before").unwrap();
         let open = || File::options().read(true).write(true).open(&path).unwrap();
         let first = snapshots.digest(&open()).unwrap();
-        assert!(lock(&snapshots.read).is_empty(), "its next change could have the same time");
+        assert!(lock_mutex(&snapshots.read).is_empty(), "its next change could have the same time");
         let long_ago = SystemTime::now() - 2 * MTIME_SETTLE_TIME;
         open().set_modified(long_ago).unwrap();
         assert_eq!(snapshots.digest(&open()).unwrap(), first);
         fs::hard_link(&path, state.path().join("again")).unwrap();
-        assert_eq!(lock(&snapshots.read).get(&Stamp::of(&open()).unwrap()), Some(&first));
+        assert_eq!(lock_mutex(&snapshots.read).get(&PartFileStamp::of(&open()).unwrap()), Some(&first));
         fs::write(&path, "after!").unwrap();
         assert_ne!(snapshots.digest(&open()).unwrap(), first);
     }

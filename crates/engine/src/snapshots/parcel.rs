@@ -23,8 +23,8 @@ use sha2::{Digest as _, Sha256};
 use stockade_core::{Bytes, Error, ErrorCode, Result, SnapshotId};
 
 use super::blocks::{self, BLOCK_BYTES, Digester};
-use super::manifest::{MAX_MANIFEST, Part, Snapshot, damaged};
-use super::{Draft, Snapshots, open_plain, unusable};
+use super::manifest::{MAX_MANIFEST, Part, Snapshot, build_damaged_error};
+use super::{SnapshotDraft, Snapshots, open_plain, build_unusable_error};
 
 const PARCEL_MAGIC: &str = "stockade-snapshot ";
 const PARCEL_VERSION: u32 = 1;
@@ -43,7 +43,7 @@ impl Snapshots {
         to.write_all(&head).map_err(not_written)?;
         let mut body = DeflateEncoder::new(to, Compression::fast());
         for (name, part) in &snapshot.parts {
-            pack(parts.get(name)?, part, &mut body)?;
+            pack_part(parts.get(name)?, part, &mut body)?;
         }
         let Hashed { stream: to, hash } = body.finish().map_err(not_written)?;
         to.write_all(&hash.finalize()).and_then(|()| to.flush()).map_err(not_written)
@@ -62,10 +62,10 @@ impl Snapshots {
         &self,
         from: &mut dyn Read,
         most: Bytes,
-        ready: impl FnOnce(&Draft, &SnapshotId) -> Result<()>,
-    ) -> Result<(Snapshot, Option<Draft>)> {
+        ready: impl FnOnce(&SnapshotDraft, &SnapshotId) -> Result<()>,
+    ) -> Result<(Snapshot, Option<SnapshotDraft>)> {
         let mut from = Hashed { stream: BufReader::new(from), hash: Sha256::new() };
-        let sealed = head(&mut from)?;
+        let sealed = read_sealed_manifest(&mut from)?;
         let snapshot = Snapshot::unseal(&sealed)?;
         snapshot.fits_this_host()?;
         if snapshot.size() > most {
@@ -80,7 +80,7 @@ impl Snapshots {
         let draft = self.draft()?;
         let mut body = DeflateDecoder::new(from);
         for (name, part) in &snapshot.parts {
-            unpack(&mut body, &draft, name, part)?;
+            unpack_part(&mut body, &draft, name, part)?;
         }
         ends_here(body)?;
         if is_new {
@@ -99,13 +99,13 @@ fn check_same_snapshot(there: &Snapshot, snapshot: &Snapshot) -> Result<()> {
     Err(Error::new(ErrorCode::Invalid, "import", message).remedy("remove that one first"))
 }
 
-fn pack(path: &Path, part: &Part, to: &mut impl Write) -> Result<()> {
-    let failed = |error| unusable("export", path, error);
+fn pack_part(path: &Path, part: &Part, to: &mut impl Write) -> Result<()> {
+    let failed = |error| build_unusable_error("export", path, error);
     let file = open_plain(path).map_err(failed)?;
     let mut digester = Digester::new(part.size.0);
     // An error of reading and one of writing have different remedies.
     let mut unwritten = None;
-    let packed = blocks::each(&file, part.size.0, |index, block| {
+    let packed = blocks::for_each_block(&file, part.size.0, |index, block| {
         digester.block(index, block);
         let written = to.write_all(&index.to_le_bytes()).and_then(|()| to.write_all(block));
         written.map_err(|error| {
@@ -119,13 +119,13 @@ fn pack(path: &Path, part: &Part, to: &mut impl Write) -> Result<()> {
     }
     packed.map_err(failed)?;
     if digester.finish() != part.digest {
-        return Err(damaged("it was changed while it was exported"));
+        return Err(build_damaged_error("it was changed while it was exported"));
     }
     to.write_all(&END_OF_PART.to_le_bytes()).map_err(not_written)
 }
 
 /// The sealed manifest.
-fn head(from: &mut impl Read) -> Result<Vec<u8>> {
+fn read_sealed_manifest(from: &mut impl Read) -> Result<Vec<u8>> {
     let mut line = Vec::new();
     let mut byte = [0];
     while line.len() <= PARCEL_MAGIC.len() + 10 && line.last() != Some(&b'\n') {
@@ -152,7 +152,7 @@ fn head(from: &mut impl Read) -> Result<Vec<u8>> {
     from.read_exact(&mut length).map_err(read_failure)?;
     let length = u32::from_le_bytes(length) as usize;
     if length > MAX_MANIFEST {
-        return Err(damaged("its manifest is longer than one may be"));
+        return Err(build_damaged_error("its manifest is longer than one may be"));
     }
     let mut sealed = vec![0; length];
     from.read_exact(&mut sealed).map_err(read_failure)?;
@@ -161,9 +161,9 @@ fn head(from: &mut impl Read) -> Result<Vec<u8>> {
 
 /// Writes one part where the draft keeps it. What follows another block comes after it, so nobody is
 /// made to write more than the manifest says.
-fn unpack(body: &mut impl Read, draft: &Draft, name: &str, part: &Part) -> Result<()> {
+fn unpack_part(body: &mut impl Read, draft: &SnapshotDraft, name: &str, part: &Part) -> Result<()> {
     let path = draft.parts().join(name);
-    let failed = |error| unusable("import", &path, error);
+    let failed = |error| build_unusable_error("import", &path, error);
     let size = part.size.0;
     let file = File::create_new(&path).map_err(failed)?;
     file.set_len(size).map_err(failed)?;
@@ -177,8 +177,8 @@ fn unpack(body: &mut impl Read, draft: &Draft, name: &str, part: &Part) -> Resul
         if index == END_OF_PART {
             break;
         }
-        let length = blocks::length(size, index).filter(|_| index >= next);
-        let length = length.ok_or_else(|| damaged("its blocks are not in order"))?;
+        let length = blocks::block_length(size, index).filter(|_| index >= next);
+        let length = length.ok_or_else(|| build_damaged_error("its blocks are not in order"))?;
         let block = &mut buffer[..length];
         body.read_exact(block).map_err(read_failure)?;
         file.write_all_at(block, index * BLOCK_BYTES).map_err(failed)?;
@@ -186,7 +186,7 @@ fn unpack(body: &mut impl Read, draft: &Draft, name: &str, part: &Part) -> Resul
         next = index + 1;
     }
     if digester.finish() != part.digest {
-        return Err(damaged(format!("its part `{name}` was changed")));
+        return Err(build_damaged_error(format!("its part `{name}` was changed")));
     }
     file.sync_all().map_err(failed)
 }
@@ -198,11 +198,11 @@ fn ends_here(mut body: DeflateDecoder<Hashed<impl BufRead>>) -> Result<()> {
     let mut seal = [0; 32];
     from.read_exact(&mut seal).map_err(read_failure)?;
     if over != 0 || seal != <[u8; 32]>::from(hash.finalize()) {
-        return Err(damaged("it was changed"));
+        return Err(build_damaged_error("it was changed"));
     }
     match from.fill_buf().map_err(read_failure)?.is_empty() {
         true => Ok(()),
-        false => Err(damaged("something follows it")),
+        false => Err(build_damaged_error("something follows it")),
     }
 }
 
@@ -249,10 +249,10 @@ impl<R: BufRead> BufRead for Hashed<R> {
 fn read_failure(error: io::Error) -> Error {
     use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
     if error.kind() == UnexpectedEof {
-        return damaged("it is cut off");
+        return build_damaged_error("it is cut off");
     }
     if matches!(error.kind(), InvalidInput | InvalidData) {
-        return damaged("what is compressed in it was changed").source(error);
+        return build_damaged_error("what is compressed in it was changed").source(error);
     }
     Error::new(ErrorCode::System, "import", "it cannot be read").source(error)
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use stockade_core::{Bytes, Result, SnapshotId};
 
-use super::{Draft, Snapshot, Snapshots, absent_is_fine, unusable};
+use super::{SnapshotDraft, Snapshot, Snapshots, absent_is_fine, build_unusable_error};
 
 /// File in a draft with the id of the snapshot that is removed together with the draft.
 const PASSING_ID_FILE: &str = "passing";
@@ -21,7 +21,7 @@ pub struct Passing {
     store: Arc<Snapshots>,
     snapshot: Snapshot,
     /// Absent: it was there before, and stays.
-    draft: Option<Draft>,
+    draft: Option<SnapshotDraft>,
 }
 
 impl Passing {
@@ -48,14 +48,14 @@ impl Drop for Passing {
     }
 }
 
-impl Draft {
+impl SnapshotDraft {
     /// From now on the snapshot of that name goes with this draft.
     fn goes_with(&self, id: &SnapshotId) -> Result<()> {
         let path = self.directory.join(PASSING_ID_FILE);
         let write = |mut file: File| file.write_all(id.as_str().as_bytes());
         File::create_new(&path)
             .and_then(write)
-            .map_err(|error| unusable("begin a snapshot", &path, error))
+            .map_err(|error| build_unusable_error("begin a snapshot", &path, error))
     }
 }
 

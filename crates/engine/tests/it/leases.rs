@@ -221,16 +221,16 @@ fn a_lease_that_is_handed_over_is_held_and_listed_all_the_time() {
 }
 
 /// A child that never outlives its test.
-struct Killed(Child);
+struct KilledHolder(Child);
 
-impl Drop for Killed {
+impl Drop for KilledHolder {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-impl Killed {
+impl KilledHolder {
     /// This test program again, in a role that waits for its input.
     fn start(role: &str, state: &Path) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
@@ -297,7 +297,7 @@ fn role_claim() {
 fn the_leases_of_a_killed_owner_are_dead_and_can_be_claimed() {
     let place = place();
     let leases = leases_at(place.path());
-    let mut owner = Killed::start("leases::role_own", place.path());
+    let mut owner = KilledHolder::start("leases::role_own", place.path());
     owner.said();
     let owner_id = owner.0.id();
     let listing = leases.list().unwrap();
@@ -314,10 +314,10 @@ fn two_claimers_at_once_get_each_lease_once() {
     let place = place();
     let leases = leases_at(place.path());
     (0..LEASE_COUNT).for_each(|number| drop(take(&leases, &format!("s{number}"))));
-    let mut claimers = [0, 1].map(|_| Killed::start("leases::role_claim", place.path()));
+    let mut claimers = [0, 1].map(|_| KilledHolder::start("leases::role_claim", place.path()));
     claimers.iter_mut().for_each(|claimer| drop(claimer.said()));
-    claimers.iter_mut().for_each(Killed::go);
-    let claimed: Vec<String> = claimers.iter_mut().flat_map(Killed::said).collect();
+    claimers.iter_mut().for_each(KilledHolder::go);
+    let claimed: Vec<String> = claimers.iter_mut().flat_map(KilledHolder::said).collect();
     let distinct: BTreeSet<&String> = claimed.iter().collect();
     assert_eq!((claimed.len(), distinct.len()), (LEASE_COUNT as usize, LEASE_COUNT as usize));
     assert_eq!(lease_files(place.path()), [""; 0]);

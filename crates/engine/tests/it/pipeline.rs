@@ -11,7 +11,7 @@ use stockade_engine::*;
 
 use crate::common::drop_after;
 
-struct Bench {
+struct PipelineBench {
     engine: Engine,
     mock: Mock,
     _state: tempfile::TempDir,
@@ -31,15 +31,15 @@ fn programs() -> Mock {
         .with_program("flood", Script(flood))
 }
 
-async fn bench_with(mock: Mock, change: impl FnOnce(&mut EngineConfig)) -> Bench {
+async fn bench_with(mock: Mock, change: impl FnOnce(&mut EngineConfig)) -> PipelineBench {
     let state = tempfile::tempdir().unwrap();
     let mut config = EngineConfig::at(state.path().join("state"));
     change(&mut config);
     let engine = Engine::open(config, vec![Arc::new(mock.clone())]).await.unwrap();
-    Bench { engine, mock, _state: state }
+    PipelineBench { engine, mock, _state: state }
 }
 
-async fn bench(faults: Faults) -> Bench {
+async fn bench(faults: Faults) -> PipelineBench {
     bench_with(programs().with_faults(faults), |_| {}).await
 }
 
@@ -47,7 +47,7 @@ fn spec() -> SandboxSpec {
     SandboxSpec { backend: "mock".parse().unwrap(), ..SandboxSpec::default() }
 }
 
-impl Bench {
+impl PipelineBench {
     async fn run(&self, program: &str) -> Execution {
         self.engine.run(spec(), Command::program([program])).await.unwrap()
     }
@@ -333,7 +333,7 @@ async fn a_backend_that_fails_or_never_answers_stops_no_engine_from_opening() {
         for _ in 0..3 {
             assert!(bench.run("seven").await.close().await.is_err());
         }
-        let Bench { engine, _state: state, .. } = bench;
+        let PipelineBench { engine, _state: state, .. } = bench;
         drop(engine);
         let config = EngineConfig::at(state.path().join("state"));
         let patience = config.destroy_deadline;
@@ -350,7 +350,7 @@ async fn what_an_unknown_backend_left_is_not_called_gone() {
     let bench = bench_with(stuck, |_| {}).await;
     assert!(bench.run("seven").await.close().await.is_err());
     let id = bench.engine.list().await.unwrap().leases[0].body.id.clone();
-    let Bench { engine, _state: state, .. } = bench;
+    let PipelineBench { engine, _state: state, .. } = bench;
     drop(engine);
     let next = Engine::open(EngineConfig::at(state.path().join("state")), vec![]).await.unwrap();
     assert_eq!(next.destroy(&id).await.unwrap_err().code(), ErrorCode::Unavailable);
@@ -372,7 +372,7 @@ async fn giving_up_at_any_await_leaves_nothing() {
 }
 
 /// Lets the tasks that were left behind finish their work.
-async fn settle(bench: &Bench) {
+async fn settle(bench: &PipelineBench) {
     for _ in 0..10_000 {
         let gone = bench.mock.list().await.unwrap().is_empty();
         if gone && bench.engine.list().await.unwrap().leases.is_empty() {

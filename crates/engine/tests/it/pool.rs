@@ -11,7 +11,7 @@ use stockade_engine::*;
 
 use crate::common::drop_after;
 
-struct Bench {
+struct PoolBench {
     engine: Engine,
     mock: Mock,
     state: tempfile::TempDir,
@@ -23,15 +23,15 @@ fn programs() -> Mock {
         .with_program("forever", Script(vec![Step::Sleep(Duration::MAX / 4)]))
 }
 
-async fn bench_with(mock: Mock, change: impl FnOnce(&mut EngineConfig)) -> Bench {
+async fn bench_with(mock: Mock, change: impl FnOnce(&mut EngineConfig)) -> PoolBench {
     let state = tempfile::tempdir().unwrap();
     let mut config = EngineConfig::at(state.path().join("state"));
     change(&mut config);
     let engine = Engine::open(config, vec![Arc::new(mock.clone())]).await.unwrap();
-    Bench { engine, mock, state }
+    PoolBench { engine, mock, state }
 }
 
-async fn bench(faults: Faults) -> Bench {
+async fn bench(faults: Faults) -> PoolBench {
     bench_with(programs().with_faults(faults), |_| {}).await
 }
 
@@ -60,7 +60,7 @@ async fn until(pool: &Pool, wanted: impl Fn(&PoolStatus) -> bool) -> PoolStatus 
     panic!("it does not come to that: {:?}", pool.status());
 }
 
-impl Bench {
+impl PoolBench {
     async fn pool(&self, pool: PoolSpec) -> Pool {
         let minimum = pool.minimum;
         let pool = self.engine.open_pool(pool).await.unwrap();
@@ -376,13 +376,13 @@ async fn a_ready_one_can_be_destroyed_by_its_id() {
 
 #[tokio::test(start_paused = true)]
 async fn what_an_engine_had_ready_when_it_died_is_reaped() {
-    let Bench { engine, mock, state } = bench(Faults::default()).await;
+    let PoolBench { engine, mock, state } = bench(Faults::default()).await;
     let pool = engine.open_pool(sized(3, 4)).await.unwrap();
     until(&pool, |status| status.ready == 3).await;
     drop((engine, pool));
     let config = EngineConfig::at(state.path().join("state"));
     let next = Engine::open(config, vec![Arc::new(mock.clone())]).await.unwrap();
-    Bench { engine: next, mock, state }.nothing_left().await;
+    PoolBench { engine: next, mock, state }.nothing_left().await;
 }
 
 fn limited(sandboxes: u32) -> impl FnOnce(&mut EngineConfig) {

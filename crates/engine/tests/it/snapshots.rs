@@ -16,12 +16,12 @@ use tempfile::TempDir;
 
 const MAX_IMPORT_SIZE: Bytes = Bytes(1 << 30);
 
-struct Bench {
+struct SnapshotBench {
     state: TempDir,
     engine: Engine,
 }
 
-impl Bench {
+impl SnapshotBench {
     async fn new() -> Self {
         let state = tempfile::tempdir().unwrap();
         let config = EngineConfig::at(state.path().join("state"));
@@ -93,7 +93,7 @@ fn path() -> stockade_core::SandboxPath {
 
 #[tokio::test]
 async fn a_state_is_captured_brought_back_and_made_into_another_sandbox() {
-    let bench = Bench::new().await;
+    let bench = SnapshotBench::new().await;
     let id = bench.sandbox("before").await;
     let snapshot = bench.engine.snapshot(&id, SnapshotKind::Files).await.unwrap();
     bench.write(&id, "after").await;
@@ -112,7 +112,7 @@ async fn a_state_is_captured_brought_back_and_made_into_another_sandbox() {
 
 #[tokio::test]
 async fn copies_are_all_or_none_and_leave_no_snapshot() {
-    let bench = Bench::new().await;
+    let bench = SnapshotBench::new().await;
     let id = bench.sandbox("same").await;
     let copies = bench.engine.fork(&id, 20).await.unwrap();
     assert_eq!(copies.len(), 20);
@@ -146,7 +146,7 @@ async fn copies_that_a_quota_forbids_leave_nothing() {
 
 #[tokio::test]
 async fn the_same_bytes_are_kept_once() {
-    let bench = Bench::new().await;
+    let bench = SnapshotBench::new().await;
     let (one, two) = (bench.taken("same").await, bench.taken("same").await);
     assert_eq!(names(&bench.below("objects")).len(), 1);
     bench.store().remove(&one.id).unwrap();
@@ -157,7 +157,7 @@ async fn the_same_bytes_are_kept_once() {
 
 #[tokio::test]
 async fn an_environment_is_never_part_of_it() {
-    let bench = Bench::new().await;
+    let bench = SnapshotBench::new().await;
     let mut secret = spec();
     secret.env.insert("TOKEN".parse().unwrap(), "hushhush".into());
     let id = bench.engine.create(secret).await.unwrap();
@@ -203,7 +203,7 @@ fn host_things() -> [(&'static str, serde_json::Value); 6] {
 
 #[tokio::test]
 async fn one_that_names_things_of_the_host_is_refused_however_well_it_is_sealed() {
-    let (here, there) = (Bench::new().await, Bench::new().await);
+    let (here, there) = (SnapshotBench::new().await, SnapshotBench::new().await);
     let file = here.exported(&here.taken("content").await);
     for (field, value) in host_things() {
         let forged = forged(&file, |manifest| manifest["spec"][field] = value);
@@ -216,10 +216,10 @@ async fn one_that_names_things_of_the_host_is_refused_however_well_it_is_sealed(
 
 #[tokio::test]
 async fn one_of_the_format_that_named_things_of_the_host_is_read_without_them() {
-    let here = Bench::new().await;
+    let here = SnapshotBench::new().await;
     let file = here.exported(&here.taken("content").await);
     for (field, value) in host_things() {
-        let there = Bench::new().await;
+        let there = SnapshotBench::new().await;
         let old = forged(&file, |manifest| {
             manifest["format"] = json!(1);
             manifest["spec"][field] = value;
@@ -232,7 +232,7 @@ async fn one_of_the_format_that_named_things_of_the_host_is_read_without_them() 
 
 #[tokio::test]
 async fn what_was_shown_of_the_host_is_not_captured_with_the_rest() {
-    let bench = Bench::new().await;
+    let bench = SnapshotBench::new().await;
     let mut asked = spec();
     asked.without.insert(stockade_core::Feature::DiskLimit);
     let id = bench.engine.create(asked).await.unwrap();
@@ -243,7 +243,7 @@ async fn what_was_shown_of_the_host_is_not_captured_with_the_rest() {
 
 #[tokio::test]
 async fn a_damaged_file_is_refused_although_its_snapshot_is_stored() {
-    let bench = Bench::new().await;
+    let bench = SnapshotBench::new().await;
     let snapshot = bench.taken("content").await;
     let file = bench.exported(&snapshot);
     for at in file.len() / 2..file.len() {
@@ -259,7 +259,7 @@ async fn a_damaged_file_is_refused_although_its_snapshot_is_stored() {
 
 #[tokio::test]
 async fn it_travels_as_one_file_and_arrives_the_same() {
-    let (here, there) = (Bench::new().await, Bench::new().await);
+    let (here, there) = (SnapshotBench::new().await, SnapshotBench::new().await);
     let snapshot = here.taken("content").await;
     let file = here.exported(&snapshot);
     assert_eq!(there.import(&file).unwrap(), snapshot);
@@ -272,7 +272,7 @@ async fn it_travels_as_one_file_and_arrives_the_same() {
 
 #[tokio::test]
 async fn a_file_in_which_any_byte_is_different_is_refused_and_leaves_nothing() {
-    let (here, there) = (Bench::new().await, Bench::new().await);
+    let (here, there) = (SnapshotBench::new().await, SnapshotBench::new().await);
     let file = here.exported(&here.taken("content").await);
     for at in 0..file.len() {
         for flip in [1, 0x80] {
@@ -286,7 +286,7 @@ async fn a_file_in_which_any_byte_is_different_is_refused_and_leaves_nothing() {
 
 #[tokio::test]
 async fn a_file_that_ends_early_or_late_is_refused_and_leaves_nothing() {
-    let (here, there) = (Bench::new().await, Bench::new().await);
+    let (here, there) = (SnapshotBench::new().await, SnapshotBench::new().await);
     let file = here.exported(&here.taken("content").await);
     for length in 0..file.len() {
         let cut = there.import(&file[..length]).unwrap_err();
@@ -298,7 +298,7 @@ async fn a_file_that_ends_early_or_late_is_refused_and_leaves_nothing() {
 
 #[tokio::test]
 async fn what_is_newer_larger_or_something_else_is_refused_by_name() {
-    let (here, there) = (Bench::new().await, Bench::new().await);
+    let (here, there) = (SnapshotBench::new().await, SnapshotBench::new().await);
     let snapshot = here.taken("content").await;
     let file = here.exported(&snapshot);
     let newer = [b"stockade-snapshot 2\n", &file[20..]].concat();
@@ -313,7 +313,7 @@ async fn what_is_newer_larger_or_something_else_is_refused_by_name() {
 
 #[tokio::test]
 async fn a_stored_one_that_was_changed_is_never_brought_back() {
-    let bench = Bench::new().await;
+    let bench = SnapshotBench::new().await;
     let id = bench.sandbox("before").await;
     let snapshot = bench.engine.snapshot(&id, SnapshotKind::Files).await.unwrap();
     bench.write(&id, "after").await;
@@ -348,7 +348,7 @@ async fn a_stored_one_that_was_changed_is_never_brought_back() {
 
 #[tokio::test]
 async fn nothing_is_collected_while_nobody_knows_what_is_needed() {
-    let bench = Bench::new().await;
+    let bench = SnapshotBench::new().await;
     let (one, two) = (bench.taken("one").await, bench.taken("two").await);
     fs::write(bench.below("named").join(one.id.as_str()), "nonsense").unwrap();
     bench.store().collect().unwrap();
@@ -360,7 +360,7 @@ async fn nothing_is_collected_while_nobody_knows_what_is_needed() {
 
 #[tokio::test]
 async fn one_that_is_passing_goes_with_its_holder() {
-    let (here, there) = (Bench::new().await, Bench::new().await);
+    let (here, there) = (SnapshotBench::new().await, SnapshotBench::new().await);
     let snapshot = here.taken("passing").await;
     let bytes = here.exported(&snapshot);
     let held = here.store().passing(snapshot.clone()).unwrap();
@@ -381,7 +381,7 @@ async fn one_that_is_passing_goes_with_its_holder() {
 
 #[tokio::test]
 async fn one_whose_holder_was_killed_goes_with_the_next_collection() {
-    let bench = Bench::new().await;
+    let bench = SnapshotBench::new().await;
     let (passing, kept) = (bench.taken("passing").await, bench.taken("kept").await);
     for (draft, id) in [("one", passing.id.as_str()), ("two", ""), ("three", "../../named/x")] {
         let left = bench.below("drafts").join(draft);
@@ -396,7 +396,7 @@ async fn one_whose_holder_was_killed_goes_with_the_next_collection() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn many_take_remove_and_collect_at_once() {
-    let bench = Arc::new(Bench::new().await);
+    let bench = Arc::new(SnapshotBench::new().await);
     let tasks: Vec<_> = (0..8)
         .map(|_| {
             let bench = Arc::clone(&bench);
@@ -479,7 +479,7 @@ async fn store_for_ever(place: &Path) {
 
 #[tokio::test]
 async fn a_running_program_does_not_keep_its_sandbox_from_being_captured() {
-    let bench = Bench::new().await;
+    let bench = SnapshotBench::new().await;
     let id = bench.sandbox("busy").await;
     let execution = bench.engine.exec(&id, Command::program(["tick", "60000"])).await;
     let snapshot = bench.engine.snapshot(&id, SnapshotKind::Files).await.unwrap();

@@ -15,10 +15,10 @@ use crate::error::{At, Failure, Wall};
 use crate::sys;
 use crate::walls::fds::{self, Remaining};
 use crate::walls::{parent, rlimits};
-use crate::wire::{self, Proof, Reply};
+use crate::wire::{self, Proof, LaunchReply};
 
 /// Everything the agent's process is built from.
-pub(super) struct Blueprint<'a> {
+pub(super) struct BareBlueprint<'a> {
     pub plan: &'a BarePlan,
     pub filter: &'a [libc::sock_filter],
     pub landlock: u32,
@@ -32,17 +32,17 @@ pub(super) struct Blueprint<'a> {
 }
 
 /// Builds the walls around this process and becomes the agent; or reports why not, and ends.
-pub(super) fn enter(b: &Blueprint<'_>) -> ! {
-    match raise(b) {
-        Err(failure) => report(b.report, Reply::Failed(failure)),
+pub(super) fn enter_agent(b: &BareBlueprint<'_>) -> ! {
+    match build_walls(b) {
+        Err(failure) => send_report(b.report, LaunchReply::Failed(failure)),
         Ok((mut proofs, remaining)) => {
             let to = remaining.report.as_fd();
             match close_in(b) {
-                Err(failure) => report(to, Reply::Failed(failure)),
+                Err(failure) => send_report(to, LaunchReply::Failed(failure)),
                 Ok(more) => {
                     proofs.extend(more);
-                    report(to, Reply::Proved(proofs));
-                    report(to, Reply::Failed(start(b.plan, &remaining.agent)));
+                    send_report(to, LaunchReply::Proved(proofs));
+                    send_report(to, LaunchReply::Failed(execute_agent(b.plan, &remaining.agent)));
                 }
             }
         }
@@ -50,7 +50,7 @@ pub(super) fn enter(b: &Blueprint<'_>) -> ! {
     sys::exit_now(1)
 }
 
-fn raise(b: &Blueprint<'_>) -> Result<(Vec<Proof>, Remaining), Failure> {
+fn build_walls(b: &BareBlueprint<'_>) -> Result<(Vec<Proof>, Remaining), Failure> {
     // Before there is anything that could outlive its warden.
     die_with(b.warden)?;
     // No terminal of the host's, and no group through which a signal could come or go.
@@ -58,7 +58,7 @@ fn raise(b: &Blueprint<'_>) -> Result<(Vec<Proof>, Remaining), Failure> {
     // While /proc can be opened.
     let questions = Questions::open()?;
     // Capabilities are gone and no_new_privs is set: the warden has seen to both for itself.
-    rules::restrict(b.landlock, b.plan)?;
+    rules::restrict_to_plan(b.landlock, b.plan)?;
     // Last of the walls: some steps above would be refused behind it.
     let listener = calls::filter_with_listener(b.filter).at(Wall::Seccomp, "the filter")?;
     // Whoever holds the listener decides about the guest's calls: nobody in here may.
@@ -68,9 +68,9 @@ fn raise(b: &Blueprint<'_>) -> Result<(Vec<Proof>, Remaining), Failure> {
     Ok((proofs, remaining))
 }
 
-fn close_in(b: &Blueprint<'_>) -> Result<Vec<Proof>, Failure> {
+fn close_in(b: &BareBlueprint<'_>) -> Result<Vec<Proof>, Failure> {
     // After the closing of descriptors: a small limit on them is for the guest, not for the builder.
-    rlimits::set(&b.plan.rlimits)?;
+    rlimits::set_rlimits(&b.plan.rlimits)?;
     // From behind all walls, so that what is proved is what the agent gets.
     proof::read_back(b.plan, b.warden)
 }
@@ -85,7 +85,7 @@ fn die_with(warden: Pid) -> Result<(), Failure> {
 }
 
 /// The agent's first instruction, or the reason why there is none.
-fn start(plan: &BarePlan, agent: &OwnedFd) -> Failure {
+fn execute_agent(plan: &BarePlan, agent: &OwnedFd) -> Failure {
     const AGENT_ENVIRONMENT: [&CStr; 1] = [c"PATH=/usr/local/bin:/usr/bin:/bin"];
     rustix::process::umask(Mode::from_raw_mode(0o022));
     sys::reset_signals();
@@ -95,13 +95,13 @@ fn start(plan: &BarePlan, agent: &OwnedFd) -> Failure {
     };
     // The sandbox's name comes last, where whoever looks for it on the host finds it.
     let arguments = [&*name, c"--scoped", c"3", &workspace, &id];
-    let errno = sys::execute(agent.as_fd(), &arguments, &AGENT_ENVIRONMENT);
+    let errno = sys::execute_program(agent.as_fd(), &arguments, &AGENT_ENVIRONMENT);
     Failure::new(Wall::Agent, errno, "executing the agent")
 }
 
 /// Tells the owner. One that has given up has nothing left to be built for.
-fn report(to: BorrowedFd<'_>, what: Reply) {
-    if wire::reply(to, &what, None).is_err() {
+fn send_report(to: BorrowedFd<'_>, what: LaunchReply) {
+    if wire::send_reply(to, &what, None).is_err() {
         sys::exit_now(1);
     }
 }

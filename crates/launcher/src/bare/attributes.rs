@@ -18,13 +18,13 @@ const PATH_LIMIT: usize = 4096;
 const ALLOWED_MODE_BITS: u32 = 0o1777;
 
 /// What is asked for.
-enum Change {
+enum AttributeChange {
     Mode(u32),
     Times(Option<[u8; 32]>),
 }
 
 /// Of what: a directory or file by descriptor, and a path from there.
-struct Target {
+struct AttributeTarget {
     from: i32,
     path: u64,
     follow: bool,
@@ -32,23 +32,23 @@ struct Target {
 }
 
 /// Deals with the next call. An error means that nobody is left who could ask.
-pub(super) fn serve(listener: BorrowedFd<'_>, writable: &[PathBuf]) -> Result<(), Errno> {
+pub(super) fn serve_call(listener: BorrowedFd<'_>, writable: &[PathBuf]) -> Result<(), Errno> {
     let call = match calls::next_call(listener) {
         // Whoever asked was ended before it was heard.
         Err(Errno::NOENT | Errno::INTR) => return Ok(()),
         call => call?,
     };
-    calls::reply(listener, call.id, decide(listener, &call, writable));
+    calls::reply_to_call(listener, call.id, decide_call(listener, &call, writable));
     Ok(())
 }
 
-fn decide(
+fn decide_call(
     listener: BorrowedFd<'_>,
     call: &libc::seccomp_notif,
     writable: &[PathBuf],
 ) -> Result<(), Errno> {
     let (target, change) = parse_call(call)?;
-    let object = find(call.pid, &target)?;
+    let object = open_target(call.pid, &target)?;
     // Numbers are used again: what was found may be another process's.
     if !calls::still_waits(listener, call.id) {
         return Err(Errno::SRCH);
@@ -57,22 +57,22 @@ fn decide(
         return Err(Errno::PERM);
     }
     match change {
-        Change::Mode(mode) if mode & !ALLOWED_MODE_BITS != 0 => Err(Errno::PERM),
-        Change::Mode(mode) => calls::set_mode(object.as_fd(), mode),
-        Change::Times(times) => calls::set_times(object.as_fd(), times),
+        AttributeChange::Mode(mode) if mode & !ALLOWED_MODE_BITS != 0 => Err(Errno::PERM),
+        AttributeChange::Mode(mode) => calls::set_mode(object.as_fd(), mode),
+        AttributeChange::Times(times) => calls::set_times(object.as_fd(), times),
     }
 }
 
-fn parse_call(call: &libc::seccomp_notif) -> Result<(Target, Change), Errno> {
+fn parse_call(call: &libc::seccomp_notif) -> Result<(AttributeTarget, AttributeChange), Errno> {
     let [first, second, third, fourth, ..] = call.data.args;
-    let plain = |from, path| Target { from, path, follow: true, empty: false };
+    let plain = |from, path| AttributeTarget { from, path, follow: true, empty: false };
     let (target, change) = match i64::from(call.data.nr) {
         #[cfg(target_arch = "x86_64")]
-        libc::SYS_chmod => (plain(libc::AT_FDCWD, first), mode(second)),
-        libc::SYS_fchmod => (plain(number(first), 0), mode(second)),
-        libc::SYS_fchmodat => (plain(number(first), second), mode(third)),
-        libc::SYS_fchmodat2 => (flagged(first, second, fourth)?, mode(third)),
-        libc::SYS_utimensat => (flagged(first, second, fourth)?, times(call.pid, third)?),
+        libc::SYS_chmod => (plain(libc::AT_FDCWD, first), mode_change(second)),
+        libc::SYS_fchmod => (plain(register_number(first), 0), mode_change(second)),
+        libc::SYS_fchmodat => (plain(register_number(first), second), mode_change(third)),
+        libc::SYS_fchmodat2 => (parse_flagged_target(first, second, fourth)?, mode_change(third)),
+        libc::SYS_utimensat => (parse_flagged_target(first, second, fourth)?, read_times(call.pid, third)?),
         _ => return Err(Errno::NOSYS),
     };
     let by_descriptor = i64::from(call.data.nr) == libc::SYS_fchmod
@@ -84,38 +84,38 @@ fn parse_call(call: &libc::seccomp_notif) -> Result<(Target, Change), Errno> {
 }
 
 /// Descriptors and modes are the lower halves of their registers.
-fn number(register: u64) -> i32 {
+fn register_number(register: u64) -> i32 {
     (register as u32).cast_signed()
 }
 
-fn mode(register: u64) -> Change {
+fn mode_change(register: u64) -> AttributeChange {
     // The kernel itself looks at no more than the permission bits.
-    Change::Mode(register as u32 & 0o7777)
+    AttributeChange::Mode(register as u32 & 0o7777)
 }
 
-fn times(pid: u32, pointer: u64) -> Result<Change, Errno> {
+fn read_times(pid: u32, pointer: u64) -> Result<AttributeChange, Errno> {
     let mut bytes = [0; 32];
     match pointer {
-        0 => Ok(Change::Times(None)),
+        0 => Ok(AttributeChange::Times(None)),
         _ if calls::read_memory(pid, pointer, &mut bytes)? == bytes.len() => {
-            Ok(Change::Times(Some(bytes)))
+            Ok(AttributeChange::Times(Some(bytes)))
         }
         _ => Err(Errno::FAULT),
     }
 }
 
-fn flagged(from: u64, path: u64, flags: u64) -> Result<Target, Errno> {
-    let flags = number(flags);
+fn parse_flagged_target(from: u64, path: u64, flags: u64) -> Result<AttributeTarget, Errno> {
+    let flags = register_number(flags);
     if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
         return Err(Errno::INVAL);
     }
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
     let empty = flags & libc::AT_EMPTY_PATH != 0;
-    Ok(Target { from: number(from), path, follow, empty })
+    Ok(AttributeTarget { from: register_number(from), path, follow, empty })
 }
 
 /// Opens what is meant, only to name it.
-fn find(pid: u32, target: &Target) -> Result<OwnedFd, Errno> {
+fn open_target(pid: u32, target: &AttributeTarget) -> Result<OwnedFd, Errno> {
     let path = match target.path {
         0 => CString::default(),
         pointer => read_string(pid, pointer)?,

@@ -8,7 +8,7 @@ use std::ptr;
 
 use rustix::io::Errno;
 
-fn answer(ret: c_long) -> Result<c_long, Errno> {
+fn check_return(ret: c_long) -> Result<c_long, Errno> {
     if ret >= 0 {
         return Ok(ret);
     }
@@ -16,7 +16,7 @@ fn answer(ret: c_long) -> Result<c_long, Errno> {
     Err(Errno::from_raw_os_error(code.unwrap_or(libc::EIO)))
 }
 
-/// Kills every process this one may signal, but itself. Only [`super::scope::Scope`] may call it.
+/// Kills every process this one may signal, but itself. Only [`super::scope::LandlockScope`] may call it.
 pub(super) fn kill_all_in_reach() {
     // SAFETY: no pointers are passed. That there is nobody in reach is no failure.
     unsafe { libc::kill(-1, libc::SIGKILL) };
@@ -30,10 +30,10 @@ pub(super) fn warden_signals() -> Result<OwnedFd, Errno> {
         libc::sigemptyset(&mut set);
         libc::sigaddset(&mut set, libc::SIGCHLD);
         libc::sigaddset(&mut set, libc::SIGTERM);
-        answer(c_long::from(libc::sigprocmask(libc::SIG_BLOCK, &set, ptr::null_mut())))?;
-        answer(c_long::from(libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)))?
+        check_return(c_long::from(libc::sigprocmask(libc::SIG_BLOCK, &set, ptr::null_mut())))?;
+        check_return(c_long::from(libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)))?
     };
-    own(fd)
+    own_descriptor(fd)
 }
 
 /// The number of the next signal waiting there, if any.
@@ -55,10 +55,10 @@ pub(crate) fn filter_with_listener(program: &[libc::sock_filter]) -> Result<Owne
     let (mode, flag) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
     // SAFETY: the kernel copies `len` instructions from a slice that outlives the call and does not
     // write to it.
-    own(answer(unsafe { libc::syscall(libc::SYS_seccomp, mode, flag, ptr::from_ref(&prog)) })?)
+    own_descriptor(check_return(unsafe { libc::syscall(libc::SYS_seccomp, mode, flag, ptr::from_ref(&prog)) })?)
 }
 
-fn own(fd: c_long) -> Result<OwnedFd, Errno> {
+fn own_descriptor(fd: c_long) -> Result<OwnedFd, Errno> {
     let raw = RawFd::try_from(fd).map_err(|_| Errno::BADF)?;
     // SAFETY: the kernel has just made this descriptor for us; nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
@@ -69,7 +69,7 @@ pub(crate) fn next_call(listener: BorrowedFd<'_>) -> Result<libc::seccomp_notif,
     // SAFETY: all zeroes are a valid value, and what the kernel wants to find.
     let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
     // SAFETY: the struct has the kernel's layout and outlives the call.
-    answer(c_long::from(unsafe {
+    check_return(c_long::from(unsafe {
         libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut call)
     }))?;
     Ok(call)
@@ -85,7 +85,7 @@ pub(crate) fn still_waits(listener: BorrowedFd<'_>, id: u64) -> bool {
 }
 
 /// Lets the caller go on with a result. One that has ended meanwhile needs none.
-pub(crate) fn reply(listener: BorrowedFd<'_>, id: u64, result: Result<(), Errno>) {
+pub(crate) fn reply_to_call(listener: BorrowedFd<'_>, id: u64, result: Result<(), Errno>) {
     let error = result.err().map_or(0, |errno| -errno.raw_os_error());
     let mut answer = libc::seccomp_notif_resp { id, val: 0, error, flags: 0 };
     // SAFETY: the struct has the kernel's layout and outlives the call.
@@ -102,14 +102,14 @@ pub(crate) fn read_memory(pid: u32, from: u64, into: &mut [u8]) -> Result<usize,
     // SAFETY: the local part is the whole of a buffer that outlives the call; the remote one is an
     // address of another process, which the kernel checks.
     let count = unsafe { libc::process_vm_readv(pid.cast_signed(), &local, 1, &remote, 1, 0) };
-    answer(count as c_long).and_then(|count| usize::try_from(count).map_err(|_| Errno::FAULT))
+    check_return(count as c_long).and_then(|count| usize::try_from(count).map_err(|_| Errno::FAULT))
 }
 
 /// Changes the mode of what a descriptor names.
 pub(super) fn set_mode(of: BorrowedFd<'_>, mode: c_uint) -> Result<(), Errno> {
     let flags = libc::AT_EMPTY_PATH;
     // SAFETY: the path is a C string.
-    answer(unsafe {
+    check_return(unsafe {
         libc::syscall(libc::SYS_fchmodat2, of.as_raw_fd(), c"".as_ptr(), mode, flags)
     })?;
     Ok(())
@@ -128,6 +128,6 @@ pub(super) fn set_times(of: BorrowedFd<'_>, times: Option<[u8; 32]>) -> Result<(
     let pointer = given.as_ref().map_or(ptr::null(), ptr::from_ref);
     let (fd, flags) = (of.as_raw_fd(), libc::AT_EMPTY_PATH);
     // SAFETY: the path is a C string; the times, if any, outlive the call.
-    answer(unsafe { libc::syscall(libc::SYS_utimensat, fd, c"".as_ptr(), pointer, flags) })?;
+    check_return(unsafe { libc::syscall(libc::SYS_utimensat, fd, c"".as_ptr(), pointer, flags) })?;
     Ok(())
 }

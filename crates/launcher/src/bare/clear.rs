@@ -15,7 +15,7 @@ const MAX_BATCH_ENTRIES: usize = 512;
 
 /// Removes a directory with everything in it. Succeeds when nothing is there.
 pub fn clear(path: &Path) -> io::Result<()> {
-    let top = match open(CWD, path) {
+    let top = match open_directory(CWD, path) {
         Err(Errno::NOENT) => return Ok(()),
         opened => opened?,
     };
@@ -23,7 +23,7 @@ pub fn clear(path: &Path) -> io::Result<()> {
     // A directory inside gives its own directories to the top before it goes, so that the way down
     // is never longer than one step.
     loop {
-        empty(&top, |name| flatten(&top, name, &mut moved))?;
+        empty_directory(&top, |name| flatten_directory(&top, name, &mut moved))?;
         match ignore_missing(unlinkat(CWD, path, AtFlags::REMOVEDIR)) {
             // Somebody else who clears has just moved a directory up.
             Err(Errno::NOTEMPTY) => {}
@@ -33,12 +33,12 @@ pub fn clear(path: &Path) -> io::Result<()> {
 }
 
 /// Removes everything but directories, which are dealt with as told until none is left.
-fn empty(
+fn empty_directory(
     directory: &OwnedFd,
     mut deal_with: impl FnMut(&CStr) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
     loop {
-        let entries = batch(directory)?;
+        let entries = read_entry_batch(directory)?;
         if entries.is_empty() {
             return Ok(());
         }
@@ -67,13 +67,13 @@ fn ignore_missing(removed: Result<(), Errno>) -> Result<(), Errno> {
     if removed == Err(Errno::NOENT) { Ok(()) } else { removed }
 }
 
-fn open(at: impl std::os::fd::AsFd, name: impl rustix::path::Arg) -> Result<OwnedFd, Errno> {
+fn open_directory(at: impl std::os::fd::AsFd, name: impl rustix::path::Arg) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(at, name, flags, Mode::empty())
 }
 
 /// Some entries, each with whether it is a directory; none only where there are none.
-fn batch(directory: &OwnedFd) -> Result<Vec<(CString, bool)>, Errno> {
+fn read_entry_batch(directory: &OwnedFd) -> Result<Vec<(CString, bool)>, Errno> {
     let mut entries = Vec::new();
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
@@ -102,11 +102,11 @@ fn is_directory(directory: &OwnedFd, name: &CStr, told: FileType) -> Result<bool
 }
 
 /// Empties one directory of the top and removes it.
-fn flatten(top: &OwnedFd, name: &CStr, moved: &mut u64) -> Result<(), Errno> {
+fn flatten_directory(top: &OwnedFd, name: &CStr, moved: &mut u64) -> Result<(), Errno> {
     // Its owner may have locked itself out of it.
     chmodat(top, name, Mode::RWXU, AtFlags::empty())?;
-    let directory = open(top, name)?;
-    empty(&directory, |inner| move_up(&directory, inner, top, moved))?;
+    let directory = open_directory(top, name)?;
+    empty_directory(&directory, |inner| move_up(&directory, inner, top, moved))?;
     match ignore_missing(unlinkat(top, name, AtFlags::REMOVEDIR)) {
         // Another one has been moved here meanwhile: it is met again at the top.
         Err(Errno::NOTEMPTY) => Ok(()),
@@ -141,11 +141,11 @@ mod tests {
         std::fs::write(&kept, "kept").unwrap();
         symlink(home.path(), top.join("link")).unwrap();
         std::fs::write(top.join(".cleared-1"), "in the way").unwrap();
-        let mut at = open(CWD, &top).unwrap();
+        let mut at = open_directory(CWD, &top).unwrap();
         // Deeper than any path can name, and than descriptors can follow.
         for _ in 0..3000 {
             rustix::fs::mkdirat(&at, "d", Mode::RWXU).unwrap();
-            at = open(&at, "d").unwrap();
+            at = open_directory(&at, "d").unwrap();
         }
         let locked = top.join("locked");
         std::fs::create_dir(&locked).unwrap();
@@ -157,7 +157,7 @@ mod tests {
         clear(&top).unwrap();
     }
 
-    fn fill(top: &Path) {
+    fn fill_tree(top: &Path) {
         for place in ["a/b/c", "a/d", "e/f/g/h", "i"] {
             let place = top.join(place);
             std::fs::create_dir_all(&place).unwrap();
@@ -170,7 +170,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let top = home.path().join("top");
         for _ in 0..50 {
-            fill(&top);
+            fill_tree(&top);
             let start = std::sync::Barrier::new(2);
             std::thread::scope(|scope| {
                 let both = [(); 2].map(|()| {

@@ -8,31 +8,31 @@ use rustix::io::Errno;
 
 use super::plan::BarePlan;
 use crate::error::{At, Failure, Wall};
-use crate::open::{name, resolved};
+use crate::open::{format_path, open_without_symlinks};
 use crate::template;
-use crate::walls::landlock::{BOTH_TCP, Rules, place};
+use crate::walls::landlock::{BOTH_TCP, Rules, open_rule_path};
 
 /// Files that describe the machine, which a guest finds out anyhow.
 const MACHINE_INFO_FILES: [&str; 2] = ["/proc/cpuinfo", "/proc/meminfo"];
 
 /// Puts the process under the rules of this plan.
-pub(super) fn restrict(abi: u32, plan: &BarePlan) -> Result<(), Failure> {
+pub(super) fn restrict_to_plan(abi: u32, plan: &BarePlan) -> Result<(), Failure> {
     let rules = Rules::new(abi, BOTH_TCP)?;
-    for path in template::readable().iter().map(String::as_str).chain(MACHINE_INFO_FILES) {
+    for path in template::list_readable_paths().iter().map(String::as_str).chain(MACHINE_INFO_FILES) {
         if_there(path, |found| rules.read(found))?;
     }
-    for path in template::devices() {
-        if_there(&path, |found| rules.device(found))?;
+    for path in template::list_device_paths() {
+        if_there(&path, |found| rules.allow_device(found))?;
     }
     let workspace = open_plan_directory(&plan.workspace)?;
-    rules.read(&workspace).at(Wall::Workspace, &name(&plan.workspace))?;
+    rules.read(&workspace).at(Wall::Workspace, &format_path(&plan.workspace))?;
     for path in &plan.readable {
-        rules.read(open_plan_directory(path)?).at(Wall::Landlock, &name(path))?;
+        rules.read(open_plan_directory(path)?).at(Wall::Landlock, &format_path(path))?;
     }
     for path in plan.changeable() {
-        rules.write(open_plan_directory(path)?).at(Wall::Landlock, &name(path))?;
+        rules.write(open_plan_directory(path)?).at(Wall::Landlock, &format_path(path))?;
     }
-    rules.enforce()
+    rules.enforce_rules()
 }
 
 /// Not every host has everything.
@@ -40,7 +40,7 @@ fn if_there(
     path: &str,
     allow: impl FnOnce(std::os::fd::OwnedFd) -> Result<(), Errno>,
 ) -> Result<(), Failure> {
-    match place(path) {
+    match open_rule_path(path) {
         Ok(found) => allow(found).at(Wall::Landlock, path),
         Err(_) => Ok(()),
     }
@@ -48,5 +48,5 @@ fn if_there(
 
 /// A directory of the plan's own, through no symbolic link.
 fn open_plan_directory(path: &Path) -> Result<std::os::fd::OwnedFd, Failure> {
-    resolved(path).at(Wall::Source, &name(path))
+    open_without_symlinks(path).at(Wall::Source, &format_path(path))
 }

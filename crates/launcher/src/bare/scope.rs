@@ -11,24 +11,24 @@ use crate::walls::landlock;
 /// Proof that this process's signals stay among its own descendants. Nothing else may end everybody in
 /// reach: without the scope that would be every process of this user.
 #[derive(Clone, Copy)]
-pub(super) struct Scope(());
+pub(super) struct LandlockScope(());
 
-impl Scope {
+impl LandlockScope {
     /// Enters a scope of its own. `outside` is a process of the same user that must be out of reach
     /// afterwards, and is within it before.
-    pub(super) fn enter(outside: Pid) -> Result<Scope, Failure> {
+    pub(super) fn enter(outside: Pid) -> Result<LandlockScope, Failure> {
         if test_kill_process(outside).is_err() {
-            return Err(unproved("the process outside cannot be reached to begin with"));
+            return Err(build_unproved_failure("the process outside cannot be reached to begin with"));
         }
         landlock::keep_signals()?;
-        Scope::prove(outside)
+        LandlockScope::prove(outside)
     }
 
-    fn prove(outside: Pid) -> Result<Scope, Failure> {
+    fn prove(outside: Pid) -> Result<LandlockScope, Failure> {
         match test_kill_process(outside) {
-            Err(Errno::PERM) => Ok(Scope(())),
+            Err(Errno::PERM) => Ok(LandlockScope(())),
             Err(errno) => Err(Failure::new(Wall::Landlock, errno, "asking for the scope")),
-            Ok(()) => Err(unproved("a process outside can be signalled")),
+            Ok(()) => Err(build_unproved_failure("a process outside can be signalled")),
         }
     }
 
@@ -40,9 +40,9 @@ impl Scope {
 
 /// Reads back that signals do not reach a process outside.
 pub(super) fn read_back(outside: Pid) -> Result<String, Failure> {
-    Scope::prove(outside).map(|_| "its warden cannot be signalled".to_owned())
+    LandlockScope::prove(outside).map(|_| "its warden cannot be signalled".to_owned())
 }
 
-fn unproved(detail: &str) -> Failure {
+fn build_unproved_failure(detail: &str) -> Failure {
     Failure::without_errno(Wall::Landlock, detail)
 }

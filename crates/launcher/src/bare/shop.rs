@@ -13,11 +13,11 @@ use super::plan::BarePlan;
 use super::warden;
 use crate::error::{At, Failure, Wall};
 use crate::seal;
-use crate::seccomp::{self, Kind};
+use crate::seccomp::{self, FilterKind};
 use crate::sys::{self, Cloned};
 use crate::walls::cgroup::{self, Membership};
 use crate::walls::landlock::SCOPES_SINCE;
-use crate::wire::{self, Reply};
+use crate::wire::{self, LaunchReply};
 
 /// What is made once and used for every sandbox.
 pub(crate) struct Shop {
@@ -51,7 +51,7 @@ impl Commission<'_> {
 impl Shop {
     /// Prepares everything that does not depend on a plan.
     pub(crate) fn open(agent: OwnedFd) -> Result<Shop, Failure> {
-        seal::check(&agent)?;
+        seal::check_seals(&agent)?;
         let pid = getpid();
         let itself = pidfd_open(pid, PidfdFlags::empty()).at(Wall::Ground, "own pidfd")?;
         let capable = capabilities(None).at(Wall::Ground, "its capabilities")?.effective;
@@ -64,8 +64,8 @@ impl Shop {
             }
         }
         let privileged = capable.contains(CapabilitySet::SETPCAP);
-        let filter = seccomp::program(Kind::Bare);
-        Ok(Shop { filter, landlock: landlock()?, privileged, pid, itself, agent })
+        let filter = seccomp::compile_filter(FilterKind::Bare);
+        Ok(Shop { filter, landlock: read_landlock_abi()?, privileged, pid, itself, agent })
     }
 
     /// Starts building one sandbox around the agent that will hold `pipe`. The new processes tell the
@@ -76,7 +76,7 @@ impl Shop {
         pipe: &OwnedFd,
         reply: &OwnedFd,
     ) -> Result<Pid, Failure> {
-        let membership = cgroup::open(plan.cgroup.as_ref())?;
+        let membership = cgroup::open_cgroups(plan.cgroup.as_ref())?;
         let go = eventfd(0, EventfdFlags::CLOEXEC).at(Wall::Request, "an eventfd")?;
         let commission = Commission {
             shop: self,
@@ -88,9 +88,9 @@ impl Shop {
         };
         let cgroup = membership.unified.as_ref().map(AsFd::as_fd);
         match sys::clone_into(0, cgroup).at(Wall::Agent, "a warden")? {
-            Cloned::Child => warden::run(&commission),
+            Cloned::Child => warden::run_warden(&commission),
             Cloned::Parent { pid, pidfd } => {
-                release(pid, &pidfd, reply, &go).inspect_err(|_| {
+                release_warden(pid, &pidfd, reply, &go).inspect_err(|_| {
                     // It has not begun: nothing of it is left.
                     let _ = pidfd_send_signal(&pidfd, Signal::KILL);
                 })?;
@@ -100,7 +100,7 @@ impl Shop {
     }
 }
 
-fn landlock() -> Result<u32, Failure> {
+fn read_landlock_abi() -> Result<u32, Failure> {
     let none = |errno| Failure::new(Wall::Landlock, errno, "the kernel has no Landlock");
     let remedy = "use Linux 6.12 or later with Landlock switched on (lsm=landlock,…)";
     match sys::landlock_abi().map_err(|errno| none(errno).remedy(remedy))? {
@@ -113,9 +113,9 @@ fn landlock() -> Result<u32, Failure> {
 }
 
 /// Tells the owner and lets the warden go, in this order, so that the owner hears in order too.
-fn release(pid: Pid, pidfd: &OwnedFd, reply: &OwnedFd, go: &OwnedFd) -> Result<(), Failure> {
-    let begun = Reply::Begun { pid: pid.as_raw_nonzero().get().unsigned_abs() };
-    wire::reply(reply, &begun, Some(pidfd.as_fd())).at(Wall::Request, "the owner is gone")?;
+fn release_warden(pid: Pid, pidfd: &OwnedFd, reply: &OwnedFd, go: &OwnedFd) -> Result<(), Failure> {
+    let begun = LaunchReply::Begun { pid: pid.as_raw_nonzero().get().unsigned_abs() };
+    wire::send_reply(reply, &begun, Some(pidfd.as_fd())).at(Wall::Request, "the owner is gone")?;
     rustix::io::write(go, &1_u64.to_ne_bytes()).at(Wall::Request, "letting it go")?;
     Ok(())
 }

@@ -14,19 +14,19 @@ use rustix::process::{
     Pid, Signal, WaitOptions, getpid, set_child_subreaper, set_parent_process_death_signal, wait,
 };
 
-use super::agent::{self, Blueprint};
+use super::agent::{self, BareBlueprint};
 use super::plan::BarePlan;
-use super::scope::Scope;
+use super::scope::LandlockScope;
 use super::shop::Commission;
 use super::{attributes, calls, clear};
 use crate::error::{At, Failure, Wall};
 use crate::sys::{self, Cloned};
 use crate::walls::{caps, cgroup, parent};
-use crate::wire::{self, Reply};
+use crate::wire::{self, LaunchReply};
 
 /// What the warden itself holds on to.
 struct Post {
-    scope: Scope,
+    scope: LandlockScope,
     agent: Pid,
     signals: OwnedFd,
     launcher: OwnedFd,
@@ -34,13 +34,13 @@ struct Post {
 }
 
 /// Takes up its post, starts the agent, and stays until the end.
-pub(super) fn run(c: &Commission<'_>) -> ! {
+pub(super) fn run_warden(c: &Commission<'_>) -> ! {
     match take_up(c) {
         Err(failure) => {
             // Nobody is left to tell if this fails.
-            let _ = wire::reply(c.reply, &Reply::Failed(failure), None);
+            let _ = wire::send_reply(c.reply, &LaunchReply::Failed(failure), None);
         }
-        Ok(post) => post.stay(c.plan),
+        Ok(post) => post.stay_until_end(c.plan),
     }
     sys::exit_now(1)
 }
@@ -59,14 +59,14 @@ fn take_up(c: &Commission<'_>) -> Result<Post, Failure> {
     } else {
         caps::drop_own()?
     }
-    let scope = Scope::enter(c.shop.pid)?;
+    let scope = LandlockScope::enter(c.shop.pid)?;
     // Whatever loses its parent inside falls to the agent, and after that here.
     set_child_subreaper(Some(getpid())).at(Wall::ParentDeath, "becoming the warden")?;
     let signals = calls::warden_signals().at(Wall::ParentDeath, "signals")?;
     let launcher = c.shop.itself.try_clone();
     let launcher = launcher.map_err(|_| Failure::without_errno(Wall::ParentDeath, "a copy"))?;
-    let (hand, theirs) = wire::pair().at(Wall::Seccomp, "a way for the listener")?;
-    let agent = start(c, theirs.as_fd())?;
+    let (hand, theirs) = wire::packet_pair().at(Wall::Seccomp, "a way for the listener")?;
+    let agent = start_agent(c, theirs.as_fd())?;
     let post = Post { scope, agent, signals, launcher, hand };
     drop(theirs);
     let post = post.let_go_of_the_rest()?;
@@ -74,8 +74,8 @@ fn take_up(c: &Commission<'_>) -> Result<Post, Failure> {
     Ok(post)
 }
 
-fn start(c: &Commission<'_>, hand: BorrowedFd<'_>) -> Result<Pid, Failure> {
-    let blueprint = Blueprint {
+fn start_agent(c: &Commission<'_>, hand: BorrowedFd<'_>) -> Result<Pid, Failure> {
+    let blueprint = BareBlueprint {
         plan: c.plan,
         filter: &c.shop.filter,
         landlock: c.shop.landlock,
@@ -87,7 +87,7 @@ fn start(c: &Commission<'_>, hand: BorrowedFd<'_>) -> Result<Pid, Failure> {
         warden: getpid(),
     };
     match sys::clone_into(0, None).at(Wall::Agent, "a process for it")? {
-        Cloned::Child => agent::enter(&blueprint),
+        Cloned::Child => agent::enter_agent(&blueprint),
         Cloned::Parent { pid, .. } => Ok(pid),
     }
 }
@@ -102,10 +102,10 @@ impl Post {
         Ok(Post { scope, agent, signals, launcher, hand })
     }
 
-    fn stay(self, plan: &BarePlan) -> ! {
+    fn stay_until_end(self, plan: &BarePlan) -> ! {
         let listener = self.receive_listener();
         let writable: Vec<PathBuf> = plan.changeable().cloned().collect();
-        self.watch(listener, &writable);
+        self.watch_agent(listener, &writable);
         self.scope.kill_all();
         bury_all();
         let cleared = clear(&plan.private);
@@ -114,12 +114,12 @@ impl Post {
 
     /// The agent's process sends it; one that failed before has nothing to send.
     fn receive_listener(&self) -> Option<OwnedFd> {
-        let message = wire::receive(&self.hand, RecvFlags::empty()).ok()??;
+        let message = wire::receive_message(&self.hand, RecvFlags::empty()).ok()??;
         message.fds.into_iter().next()
     }
 
     /// Returns when everything is to end.
-    fn watch(&self, mut listener: Option<OwnedFd>, writable: &[PathBuf]) {
+    fn watch_agent(&self, mut listener: Option<OwnedFd>, writable: &[PathBuf]) {
         while let Ok(ready) = self.wait(listener.as_ref()) {
             let [signals, launcher, asked] = ready;
             if launcher || (signals && self.is_over()) {
@@ -127,7 +127,7 @@ impl Post {
             }
             if asked
                 && let Some(open) = &listener
-                && attributes::serve(open.as_fd(), writable).is_err()
+                && attributes::serve_call(open.as_fd(), writable).is_err()
             {
                 listener = None;
             }

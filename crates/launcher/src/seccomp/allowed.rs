@@ -4,10 +4,10 @@
 
 use libc::*;
 
-use super::{Action, Check};
+use super::{SyscallAction, ArgumentCheck};
 
 /// One reviewed group.
-pub(super) struct Group {
+pub(super) struct SyscallGroup {
     /// Why it is let through.
     #[cfg_attr(not(test), allow(dead_code))]
     // read by people, and by the test that it is there
@@ -16,13 +16,13 @@ pub(super) struct Group {
     pub calls: &'static [c_long],
 }
 
-const fn group(reason: &'static str, calls: &'static [c_long]) -> Group {
-    Group { reason, calls }
+const fn allowed_group(reason: &'static str, calls: &'static [c_long]) -> SyscallGroup {
+    SyscallGroup { reason, calls }
 }
 
 /// Let through whatever their arguments.
-pub(super) const ALLOWED_SYSCALLS: &[Group] = &[
-    group(
+pub(super) const ALLOWED_SYSCALLS: &[SyscallGroup] = &[
+    allowed_group(
         "bytes through descriptors the caller holds",
         &[
             SYS_read,
@@ -46,7 +46,7 @@ pub(super) const ALLOWED_SYSCALLS: &[Group] = &[
             SYS_sync_file_range,
         ],
     ),
-    group(
+    allowed_group(
         "descriptors: making, copying, closing",
         &[
             SYS_close,
@@ -60,11 +60,11 @@ pub(super) const ALLOWED_SYSCALLS: &[Group] = &[
             SYS_memfd_create,
         ],
     ),
-    group(
+    allowed_group(
         "opening files, which mounts, permissions and Landlock decide about",
         &[SYS_openat2, SYS_name_to_handle_at],
     ),
-    group(
+    allowed_group(
         "looking at files",
         &[
             SYS_fstat,
@@ -79,7 +79,7 @@ pub(super) const ALLOWED_SYSCALLS: &[Group] = &[
             SYS_getcwd,
         ],
     ),
-    group(
+    allowed_group(
         "changing files and directories, which mounts, permissions and Landlock decide about",
         &[
             SYS_mkdirat,
@@ -99,7 +99,7 @@ pub(super) const ALLOWED_SYSCALLS: &[Group] = &[
             SYS_fchdir,
         ],
     ),
-    group(
+    allowed_group(
         "extended attributes of files the caller may change",
         &[
             SYS_getxattr,
@@ -116,12 +116,12 @@ pub(super) const ALLOWED_SYSCALLS: &[Group] = &[
             SYS_fremovexattr,
         ],
     ),
-    group("writing back", &[SYS_sync, SYS_syncfs, SYS_fsync, SYS_fdatasync, SYS_msync]),
-    group(
+    allowed_group("writing back", &[SYS_sync, SYS_syncfs, SYS_fsync, SYS_fdatasync, SYS_msync]),
+    allowed_group(
         "watching files",
         &[SYS_inotify_init1, SYS_inotify_add_watch, SYS_inotify_rm_watch, SYS_fanotify_mark],
     ),
-    group(
+    allowed_group(
         "the caller's own memory",
         &[
             SYS_mmap,
@@ -144,15 +144,15 @@ pub(super) const ALLOWED_SYSCALLS: &[Group] = &[
             SYS_mseal,
         ],
     ),
-    group(
+    allowed_group(
         "placement of the caller's memory on nodes",
         &[SYS_get_mempolicy, SYS_set_mempolicy, SYS_mbind],
     ),
-    group(
+    allowed_group(
         "processes: ending, waiting, executing",
         &[SYS_execve, SYS_execveat, SYS_exit, SYS_exit_group, SYS_wait4, SYS_waitid],
     ),
-    group(
+    allowed_group(
         "who the caller is and who its relatives are",
         &[
             SYS_getpid,
@@ -172,7 +172,7 @@ pub(super) const ALLOWED_SYSCALLS: &[Group] = &[
             SYS_getcpu,
         ],
     ),
-    group(
+    allowed_group(
         "changing ids, of which only one is mapped",
         &[
             SYS_setuid,
@@ -186,8 +186,8 @@ pub(super) const ALLOWED_SYSCALLS: &[Group] = &[
             SYS_setgroups,
         ],
     ),
-    group("capabilities, of which there are none to gain", &[SYS_capget, SYS_capset]),
-    group(
+    allowed_group("capabilities, of which there are none to gain", &[SYS_capget, SYS_capset]),
+    allowed_group(
         "settings of the calling thread",
         &[
             SYS_prctl,
@@ -198,8 +198,8 @@ pub(super) const ALLOWED_SYSCALLS: &[Group] = &[
             SYS_sched_yield,
         ],
     ),
-    group("waiting on memory words", &[SYS_futex, SYS_futex_waitv]),
-    group(
+    allowed_group("waiting on memory words", &[SYS_futex, SYS_futex_waitv]),
+    allowed_group(
         "signals, which the pid namespace keeps inside",
         &[
             SYS_kill,
@@ -218,11 +218,11 @@ pub(super) const ALLOWED_SYSCALLS: &[Group] = &[
             SYS_restart_syscall,
         ],
     ),
-    group(
+    allowed_group(
         "processes by descriptor, which the pid namespace keeps inside",
         &[SYS_pidfd_open, SYS_pidfd_send_signal],
     ),
-    group(
+    allowed_group(
         "scheduling of the sandbox's own processes",
         &[
             SYS_sched_getaffinity,
@@ -242,11 +242,11 @@ pub(super) const ALLOWED_SYSCALLS: &[Group] = &[
             SYS_ioprio_set,
         ],
     ),
-    group(
+    allowed_group(
         "limits and usage; the hard limits cannot be raised",
         &[SYS_prlimit64, SYS_getrlimit, SYS_setrlimit, SYS_getrusage, SYS_times],
     ),
-    group(
+    allowed_group(
         "reading clocks and waiting for them",
         &[
             SYS_clock_gettime,
@@ -266,7 +266,7 @@ pub(super) const ALLOWED_SYSCALLS: &[Group] = &[
             SYS_setitimer,
         ],
     ),
-    group(
+    allowed_group(
         "waiting for descriptors",
         &[
             SYS_ppoll,
@@ -277,7 +277,7 @@ pub(super) const ALLOWED_SYSCALLS: &[Group] = &[
             SYS_epoll_pwait2,
         ],
     ),
-    group(
+    allowed_group(
         "using sockets; which can be made is checked where they are made",
         &[
             SYS_bind,
@@ -298,7 +298,7 @@ pub(super) const ALLOWED_SYSCALLS: &[Group] = &[
             SYS_shutdown,
         ],
     ),
-    group(
+    allowed_group(
         "System V and POSIX objects, which the ipc namespace keeps inside",
         &[
             SYS_shmget,
@@ -321,8 +321,8 @@ pub(super) const ALLOWED_SYSCALLS: &[Group] = &[
             SYS_mq_getsetattr,
         ],
     ),
-    group("random bytes, and what the system is", &[SYS_getrandom, SYS_uname, SYS_sysinfo]),
-    group(
+    allowed_group("random bytes, and what the system is", &[SYS_getrandom, SYS_uname, SYS_sysinfo]),
+    allowed_group(
         "further walls a program builds around itself",
         &[
             SYS_seccomp,
@@ -335,8 +335,8 @@ pub(super) const ALLOWED_SYSCALLS: &[Group] = &[
 
 /// The same deeds under the older names that only this architecture has.
 #[cfg(target_arch = "x86_64")]
-pub(super) const ALLOWED_ARCH_SYSCALLS: &[Group] = &[
-    group(
+pub(super) const ALLOWED_ARCH_SYSCALLS: &[SyscallGroup] = &[
+    allowed_group(
         "older forms of calls allowed above",
         &[
             SYS_stat,
@@ -370,40 +370,40 @@ pub(super) const ALLOWED_ARCH_SYSCALLS: &[Group] = &[
             SYS_pause,
         ],
     ),
-    group("processes without namespaces: fork takes no flags", &[SYS_fork, SYS_vfork]),
-    group("the thread pointer", &[SYS_arch_prctl]),
+    allowed_group("processes without namespaces: fork takes no flags", &[SYS_fork, SYS_vfork]),
+    allowed_group("the thread pointer", &[SYS_arch_prctl]),
 ];
 
 /// Architectures without older names.
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) const ALLOWED_ARCH_SYSCALLS: &[Group] = &[];
+pub(super) const ALLOWED_ARCH_SYSCALLS: &[SyscallGroup] = &[];
 
 /// Let through or not by their arguments.
-pub(super) const CHECKED_SYSCALLS: &[(c_long, Action)] = &[
-    (SYS_clone, Action::Look(Check::Clone)),
-    (SYS_socket, Action::Look(Check::Socket)),
-    (SYS_socketpair, Action::Look(Check::SocketPair)),
-    (SYS_ioctl, Action::Look(Check::Ioctl)),
-    (SYS_personality, Action::Look(Check::Personality)),
-    (SYS_openat, Action::Look(Check::Opens(2))),
-    (SYS_fchmod, Action::Look(Check::Mode(1))),
-    (SYS_fchmodat, Action::Look(Check::Mode(2))),
-    (SYS_fchmodat2, Action::Look(Check::Mode(2))),
-    (SYS_mknodat, Action::Look(Check::Mode(2))),
+pub(super) const CHECKED_SYSCALLS: &[(c_long, SyscallAction)] = &[
+    (SYS_clone, SyscallAction::Look(ArgumentCheck::Clone)),
+    (SYS_socket, SyscallAction::Look(ArgumentCheck::Socket)),
+    (SYS_socketpair, SyscallAction::Look(ArgumentCheck::SocketPair)),
+    (SYS_ioctl, SyscallAction::Look(ArgumentCheck::Ioctl)),
+    (SYS_personality, SyscallAction::Look(ArgumentCheck::Personality)),
+    (SYS_openat, SyscallAction::Look(ArgumentCheck::Opens(2))),
+    (SYS_fchmod, SyscallAction::Look(ArgumentCheck::Mode(1))),
+    (SYS_fchmodat, SyscallAction::Look(ArgumentCheck::Mode(2))),
+    (SYS_fchmodat2, SyscallAction::Look(ArgumentCheck::Mode(2))),
+    (SYS_mknodat, SyscallAction::Look(ArgumentCheck::Mode(2))),
 ];
 
 /// The same under the older names that only this architecture has.
 #[cfg(target_arch = "x86_64")]
-pub(super) const CHECKED_ARCH_SYSCALLS: &[(c_long, Action)] = &[
-    (SYS_open, Action::Look(Check::Opens(1))),
-    (SYS_creat, Action::Look(Check::Mode(1))),
-    (SYS_chmod, Action::Look(Check::Mode(1))),
-    (SYS_mknod, Action::Look(Check::Mode(1))),
+pub(super) const CHECKED_ARCH_SYSCALLS: &[(c_long, SyscallAction)] = &[
+    (SYS_open, SyscallAction::Look(ArgumentCheck::Opens(1))),
+    (SYS_creat, SyscallAction::Look(ArgumentCheck::Mode(1))),
+    (SYS_chmod, SyscallAction::Look(ArgumentCheck::Mode(1))),
+    (SYS_mknod, SyscallAction::Look(ArgumentCheck::Mode(1))),
 ];
 
 /// Architectures without older names.
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) const CHECKED_ARCH_SYSCALLS: &[(c_long, Action)] = &[];
+pub(super) const CHECKED_ARCH_SYSCALLS: &[(c_long, SyscallAction)] = &[];
 
 #[cfg(test)]
 mod tests {

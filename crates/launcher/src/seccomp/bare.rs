@@ -3,12 +3,12 @@
 
 use libc::*;
 
-use super::{Action, Check};
+use super::{SyscallAction, ArgumentCheck};
 
 /// One call that is treated otherwise.
 pub(super) struct Otherwise {
     pub number: c_long,
-    pub action: Action,
+    pub action: SyscallAction,
     /// Why it is.
     #[cfg_attr(not(test), allow(dead_code))]
     // read by people, and by the test that it is there
@@ -21,12 +21,12 @@ macro_rules! otherwise {
     };
 }
 
-use Action::{Ask, Look, Refuse};
+use SyscallAction::{Ask, Look, Refuse};
 
 /// Calls of every architecture.
 pub(super) const BARE_SYSCALLS: &[Otherwise] = otherwise! {
     SYS_socket Refuse(EAFNOSUPPORT), "the network here is the host's, and a local socket connects to any path";
-    SYS_socketpair Look(Check::StreamPair), "a pair is connected for good; datagrams could be sent to names";
+    SYS_socketpair Look(ArgumentCheck::StreamPair), "a pair is connected for good; datagrams could be sent to names";
     SYS_connect Refuse(EPERM), "Landlock does not decide about sockets that have a path";
     SYS_bind Refuse(EPERM), "nobody could connect to it";
     SYS_fchmod Ask, "Landlock does not decide about modes; reading a file is enough to change its own";
@@ -48,14 +48,14 @@ pub(super) const BARE_SYSCALLS: &[Otherwise] = otherwise! {
     SYS_inotify_init1 Refuse(ENOSYS), "instances are counted for all of the user's processes together, and of no use here";
     SYS_inotify_add_watch Refuse(EACCES), "tells the names in directories that cannot be listed";
     SYS_fanotify_mark Refuse(EACCES), "likewise";
-    SYS_ioctl Look(Check::IoctlKeeps), "reading a file is enough to change its flags";
-    SYS_prlimit64 Look(Check::Itself), "limits of the user's other processes are ways to end them";
-    SYS_sched_setaffinity Look(Check::Itself), "the user's other processes";
-    SYS_sched_setscheduler Look(Check::Itself), "likewise";
-    SYS_sched_setparam Look(Check::Itself), "likewise";
-    SYS_sched_setattr Look(Check::Itself), "likewise";
-    SYS_setpriority Look(Check::ItsPriority(PRIO_PROCESS)), "likewise";
-    SYS_ioprio_set Look(Check::ItsPriority(1)), "likewise";
+    SYS_ioctl Look(ArgumentCheck::IoctlKeeps), "reading a file is enough to change its flags";
+    SYS_prlimit64 Look(ArgumentCheck::Itself), "limits of the user's other processes are ways to end them";
+    SYS_sched_setaffinity Look(ArgumentCheck::Itself), "the user's other processes";
+    SYS_sched_setscheduler Look(ArgumentCheck::Itself), "likewise";
+    SYS_sched_setparam Look(ArgumentCheck::Itself), "likewise";
+    SYS_sched_setattr Look(ArgumentCheck::Itself), "likewise";
+    SYS_setpriority Look(ArgumentCheck::ItsPriority(PRIO_PROCESS)), "likewise";
+    SYS_ioprio_set Look(ArgumentCheck::ItsPriority(1)), "likewise";
     SYS_shmget Refuse(ENOSYS), "these objects are the host's, found by number";
     SYS_shmat Refuse(ENOSYS), "likewise";
     SYS_shmctl Refuse(ENOSYS), "likewise";

@@ -10,7 +10,7 @@ use super::allowed::{
     ALLOWED_ARCH_SYSCALLS, ALLOWED_SYSCALLS, CHECKED_ARCH_SYSCALLS, CHECKED_SYSCALLS,
 };
 use super::bare::{BARE_ARCH_SYSCALLS, BARE_SYSCALLS};
-use super::{Action, Check, DENIED_SYSCALLS, Kind};
+use super::{SyscallAction, ArgumentCheck, DENIED_SYSCALLS, FilterKind};
 
 #[cfg(target_arch = "x86_64")]
 const AUDIT_ARCH: u32 = 0xC000_003E;
@@ -36,70 +36,70 @@ const OP_JSET: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
 const OP_JA: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
 const OP_RET: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
-fn ins(code: u16, k: u32) -> sock_filter {
+fn build_instruction(code: u16, k: u32) -> sock_filter {
     sock_filter { code, jt: 0, jf: 0, k }
 }
 
-fn test(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
+fn build_jump(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
     sock_filter { code, jt, jf, k }
 }
 
-fn allow() -> sock_filter {
-    ins(OP_RET, libc::SECCOMP_RET_ALLOW)
+fn return_allow() -> sock_filter {
+    build_instruction(OP_RET, libc::SECCOMP_RET_ALLOW)
 }
 
-fn refuse(errno: i32) -> sock_filter {
-    ins(OP_RET, libc::SECCOMP_RET_ERRNO | (errno as u32 & libc::SECCOMP_RET_DATA))
+fn return_errno(errno: i32) -> sock_filter {
+    build_instruction(OP_RET, libc::SECCOMP_RET_ERRNO | (errno as u32 & libc::SECCOMP_RET_DATA))
 }
 
 /// The whole filter, for a sandbox of this kind.
-pub(crate) fn program(kind: Kind) -> Vec<sock_filter> {
+pub(crate) fn compile_filter(kind: FilterKind) -> Vec<sock_filter> {
     let mut program = vec![
-        ins(OP_LD, ARCH_OFFSET),
-        test(OP_JEQ, AUDIT_ARCH, 1, 0),
-        ins(OP_RET, libc::SECCOMP_RET_KILL_PROCESS),
-        ins(OP_LD, NR_OFFSET),
-        test(OP_JGE, FOREIGN_ABI, 0, 1),
-        ins(OP_RET, libc::SECCOMP_RET_KILL_PROCESS),
+        build_instruction(OP_LD, ARCH_OFFSET),
+        build_jump(OP_JEQ, AUDIT_ARCH, 1, 0),
+        build_instruction(OP_RET, libc::SECCOMP_RET_KILL_PROCESS),
+        build_instruction(OP_LD, NR_OFFSET),
+        build_jump(OP_JGE, FOREIGN_ABI, 0, 1),
+        build_instruction(OP_RET, libc::SECCOMP_RET_KILL_PROCESS),
     ];
-    program.extend(halve(&ranges(kind)));
+    program.extend(compile_search_tree(&list_ranges(kind)));
     program
 }
 
 /// What happens to each call, by number.
-fn actions(kind: Kind) -> BTreeMap<u32, Action> {
-    let mut actions: BTreeMap<u32, Action> = BTreeMap::new();
+fn list_actions(kind: FilterKind) -> BTreeMap<u32, SyscallAction> {
+    let mut actions: BTreeMap<u32, SyscallAction> = BTreeMap::new();
     for group in ALLOWED_SYSCALLS.iter().chain(ALLOWED_ARCH_SYSCALLS) {
-        actions.extend(group.calls.iter().map(|call| (*call as u32, Action::Allow)));
+        actions.extend(group.calls.iter().map(|call| (*call as u32, SyscallAction::Allow)));
     }
     let looked_at = CHECKED_SYSCALLS.iter().chain(CHECKED_ARCH_SYSCALLS);
     actions.extend(looked_at.map(|(call, action)| (*call as u32, *action)));
     match kind {
-        Kind::Namespaces => {}
-        Kind::Asking => {
-            actions.extend(NOTIFY_CHECKS.map(|(call, check)| (call as u32, Action::Look(check))))
+        FilterKind::Namespaces => {}
+        FilterKind::Asking => {
+            actions.extend(NOTIFY_CHECKS.map(|(call, check)| (call as u32, SyscallAction::Look(check))))
         }
-        Kind::Bare => {
+        FilterKind::Bare => {
             let calls = BARE_SYSCALLS.iter().chain(BARE_ARCH_SYSCALLS);
             actions.extend(calls.map(|call| (call.number as u32, call.action)));
         }
     }
     // Last, so that a call on both lists is refused.
     actions.extend(
-        DENIED_SYSCALLS.iter().map(|call| (call.number as u32, Action::Refuse(call.errno))),
+        DENIED_SYSCALLS.iter().map(|call| (call.number as u32, SyscallAction::Refuse(call.errno))),
     );
     actions
 }
 
 /// Where each range begins, and what is done from there on.
-fn ranges(kind: Kind) -> Vec<(u32, Action)> {
-    let actions = actions(kind);
-    let mut ranges: Vec<(u32, Action)> = Vec::new();
+fn list_ranges(kind: FilterKind) -> Vec<(u32, SyscallAction)> {
+    let actions = list_actions(kind);
+    let mut ranges: Vec<(u32, SyscallAction)> = Vec::new();
     for number in 0..SYSCALL_NUMBER_LIMIT {
         let fallback = match number < FIRST_NEW_SYSCALL {
-            true => Action::Refuse(libc::EPERM),
+            true => SyscallAction::Refuse(libc::EPERM),
             // A call from the future: programs know how to do without one that is not there.
-            false => Action::Refuse(libc::ENOSYS),
+            false => SyscallAction::Refuse(libc::ENOSYS),
         };
         let action = actions.get(&number).copied().unwrap_or(fallback);
         if ranges.last().is_none_or(|(_, before)| *before != action) {
@@ -109,58 +109,58 @@ fn ranges(kind: Kind) -> Vec<(u32, Action)> {
     ranges
 }
 
-fn halve(ranges: &[(u32, Action)]) -> Vec<sock_filter> {
+fn compile_search_tree(ranges: &[(u32, SyscallAction)]) -> Vec<sock_filter> {
     match ranges {
-        [] => vec![refuse(libc::EPERM)],
-        [(_, action)] => leaf(*action),
+        [] => vec![return_errno(libc::EPERM)],
+        [(_, action)] => compile_leaf(*action),
         _ => {
             let (low, high) = ranges.split_at(ranges.len() / 2);
             let first = high.first().map_or(0, |range| range.0);
-            let low = halve(low);
-            let mut code = branch(first, low.len());
+            let low = compile_search_tree(low);
+            let mut code = compile_branch(first, low.len());
             code.extend(low);
-            code.extend(halve(high));
+            code.extend(compile_search_tree(high));
             code
         }
     }
 }
 
 /// Skips `distance` instructions where the number is at least `first`.
-fn branch(first: u32, distance: usize) -> Vec<sock_filter> {
+fn compile_branch(first: u32, distance: usize) -> Vec<sock_filter> {
     match u8::try_from(distance) {
-        Ok(distance) => vec![test(OP_JGE, first, distance, 0)],
-        Err(_) => vec![test(OP_JGE, first, 0, 1), ins(OP_JA, distance as u32)],
+        Ok(distance) => vec![build_jump(OP_JGE, first, distance, 0)],
+        Err(_) => vec![build_jump(OP_JGE, first, 0, 1), build_instruction(OP_JA, distance as u32)],
     }
 }
 
-fn leaf(action: Action) -> Vec<sock_filter> {
+fn compile_leaf(action: SyscallAction) -> Vec<sock_filter> {
     match action {
-        Action::Allow => vec![allow()],
-        Action::Refuse(errno) => vec![refuse(errno)],
-        Action::Ask => vec![ins(OP_RET, libc::SECCOMP_RET_USER_NOTIF)],
-        Action::Look(Check::Clone) => clone(),
-        Action::Look(Check::Socket) => socket(),
-        Action::Look(Check::SocketPair) => socket_pair(),
-        Action::Look(Check::Ioctl) => ioctl(),
-        Action::Look(Check::Personality) => personality(),
-        Action::Look(Check::StreamPair) => stream_pair(),
-        Action::Look(Check::Itself) => itself(0),
-        Action::Look(Check::ItsPriority(process)) => its_priority(process),
-        Action::Look(Check::IoctlKeeps) => ioctl_keeps(),
-        Action::Look(Check::SocketKeeps) => socket_keeps(),
-        Action::Look(Check::Connect) => connect(),
-        Action::Look(Check::Mode(index)) => plain_mode(index),
-        Action::Look(Check::Opens(flags)) => opens_with_plain_mode(flags),
+        SyscallAction::Allow => vec![return_allow()],
+        SyscallAction::Refuse(errno) => vec![return_errno(errno)],
+        SyscallAction::Ask => vec![build_instruction(OP_RET, libc::SECCOMP_RET_USER_NOTIF)],
+        SyscallAction::Look(ArgumentCheck::Clone) => check_clone(),
+        SyscallAction::Look(ArgumentCheck::Socket) => check_socket(),
+        SyscallAction::Look(ArgumentCheck::SocketPair) => socket_pair(),
+        SyscallAction::Look(ArgumentCheck::Ioctl) => check_ioctl(),
+        SyscallAction::Look(ArgumentCheck::Personality) => check_personality(),
+        SyscallAction::Look(ArgumentCheck::StreamPair) => stream_pair(),
+        SyscallAction::Look(ArgumentCheck::Itself) => check_own_pid(0),
+        SyscallAction::Look(ArgumentCheck::ItsPriority(process)) => its_priority(process),
+        SyscallAction::Look(ArgumentCheck::IoctlKeeps) => ioctl_keeps(),
+        SyscallAction::Look(ArgumentCheck::SocketKeeps) => socket_keeps(),
+        SyscallAction::Look(ArgumentCheck::Connect) => check_connect(),
+        SyscallAction::Look(ArgumentCheck::Mode(index)) => plain_mode(index),
+        SyscallAction::Look(ArgumentCheck::Opens(flags)) => opens_with_plain_mode(flags),
     }
 }
 
 /// The lower half of an argument; the kernel itself looks at no more of those checked here.
-fn argument(index: u32) -> sock_filter {
+fn load_argument(index: u32) -> sock_filter {
     let high_first = u32::from(cfg!(target_endian = "big")) * 4;
-    ins(OP_LD, ARGS_OFFSET + 8 * index + high_first)
+    build_instruction(OP_LD, ARGS_OFFSET + 8 * index + high_first)
 }
 
-fn clone() -> Vec<sock_filter> {
+fn check_clone() -> Vec<sock_filter> {
     let namespaces = libc::CLONE_NEWNS
         | libc::CLONE_NEWCGROUP
         | libc::CLONE_NEWUTS
@@ -168,157 +168,157 @@ fn clone() -> Vec<sock_filter> {
         | libc::CLONE_NEWUSER
         | libc::CLONE_NEWPID
         | libc::CLONE_NEWNET;
-    let masked = ins(OP_AND, namespaces as u32);
-    vec![argument(0), masked, test(OP_JEQ, 0, 0, 1), allow(), refuse(libc::EPERM)]
+    let masked = build_instruction(OP_AND, namespaces as u32);
+    vec![load_argument(0), masked, build_jump(OP_JEQ, 0, 0, 1), return_allow(), return_errno(libc::EPERM)]
 }
 
 /// Checks that are others where a process outside is asked about sockets that have a path. Sending
 /// without connecting cannot be asked about, for its address lies in memory; so there are no
 /// sockets that can.
-const NOTIFY_CHECKS: [(libc::c_long, Check); 3] = [
-    (libc::SYS_connect, Check::Connect),
-    (libc::SYS_socket, Check::SocketKeeps),
-    (libc::SYS_socketpair, Check::StreamPair),
+const NOTIFY_CHECKS: [(libc::c_long, ArgumentCheck); 3] = [
+    (libc::SYS_connect, ArgumentCheck::Connect),
+    (libc::SYS_socket, ArgumentCheck::SocketKeeps),
+    (libc::SYS_socketpair, ArgumentCheck::StreamPair),
 ];
 
 /// An address that is longer than any with a path leads to no file.
-fn connect() -> Vec<sock_filter> {
+fn check_connect() -> Vec<sock_filter> {
     let longest = size_of::<libc::sockaddr_un>() as u32;
-    let asked = ins(OP_RET, libc::SECCOMP_RET_USER_NOTIF);
-    vec![argument(2), test(OP_JGE, longest + 1, 1, 0), asked, allow()]
+    let asked = build_instruction(OP_RET, libc::SECCOMP_RET_USER_NOTIF);
+    vec![load_argument(2), build_jump(OP_JGE, longest + 1, 1, 0), asked, return_allow()]
 }
 
-/// As [`socket`], and of local ones those alone that have to be connected first.
+/// As [`check_socket`], and of local ones those alone that have to be connected first.
 fn socket_keeps() -> Vec<sock_filter> {
     let local = [
-        argument(1),
-        ins(OP_AND, 0xF), // the rest are flags
-        test(OP_JEQ, libc::SOCK_STREAM as u32, 2, 0),
-        test(OP_JEQ, libc::SOCK_SEQPACKET as u32, 1, 0),
-        refuse(libc::ESOCKTNOSUPPORT),
-        allow(),
+        load_argument(1),
+        build_instruction(OP_AND, 0xF), // the rest are flags
+        build_jump(OP_JEQ, libc::SOCK_STREAM as u32, 2, 0),
+        build_jump(OP_JEQ, libc::SOCK_SEQPACKET as u32, 1, 0),
+        return_errno(libc::ESOCKTNOSUPPORT),
+        return_allow(),
     ];
-    let mut code = vec![argument(0), test(OP_JEQ, libc::AF_UNIX as u32, 0, local.len() as u8)];
+    let mut code = vec![load_argument(0), build_jump(OP_JEQ, libc::AF_UNIX as u32, 0, local.len() as u8)];
     code.extend(local);
-    code.extend(socket());
+    code.extend(check_socket());
     code
 }
 
 /// Local sockets; TCP and UDP, which have nowhere to go but loopback; and the route socket by which
 /// programs list interfaces. Every other family or protocol would load kernel code for the asking.
-fn socket() -> Vec<sock_filter> {
-    let family = |family: i32, length: u8| test(OP_JEQ, family as u32, 0, length);
-    let mut code = vec![argument(0)];
-    code.extend([family(libc::AF_UNIX, 1), allow()]);
-    let netlink = [argument(2), test(OP_JEQ, libc::NETLINK_ROUTE as u32, 0, 1), allow()];
+fn check_socket() -> Vec<sock_filter> {
+    let family = |family: i32, length: u8| build_jump(OP_JEQ, family as u32, 0, length);
+    let mut code = vec![load_argument(0)];
+    code.extend([family(libc::AF_UNIX, 1), return_allow()]);
+    let netlink = [load_argument(2), build_jump(OP_JEQ, libc::NETLINK_ROUTE as u32, 0, 1), return_allow()];
     code.push(family(libc::AF_NETLINK, netlink.len() as u8 + 1));
     code.extend(netlink);
-    code.push(refuse(libc::EAFNOSUPPORT));
+    code.push(return_errno(libc::EAFNOSUPPORT));
     code.extend([
-        test(OP_JEQ, libc::AF_INET as u32, 2, 0),
-        test(OP_JEQ, libc::AF_INET6 as u32, 1, 0),
+        build_jump(OP_JEQ, libc::AF_INET as u32, 2, 0),
+        build_jump(OP_JEQ, libc::AF_INET6 as u32, 1, 0),
     ]);
-    code.push(refuse(libc::EAFNOSUPPORT));
-    code.extend(internet());
+    code.push(return_errno(libc::EAFNOSUPPORT));
+    code.extend(check_internet_socket());
     code
 }
 
-fn internet() -> Vec<sock_filter> {
+fn check_internet_socket() -> Vec<sock_filter> {
     vec![
-        argument(1),
-        ins(OP_AND, 0xF), // the rest are flags
-        test(OP_JEQ, libc::SOCK_STREAM as u32, 2, 0),
-        test(OP_JEQ, libc::SOCK_DGRAM as u32, 1, 0),
-        refuse(libc::EAFNOSUPPORT),
-        argument(2),
-        test(OP_JEQ, 0, 2, 0),
-        test(OP_JEQ, libc::IPPROTO_TCP as u32, 1, 0),
-        test(OP_JEQ, libc::IPPROTO_UDP as u32, 0, 1),
-        allow(),
-        refuse(libc::EAFNOSUPPORT),
+        load_argument(1),
+        build_instruction(OP_AND, 0xF), // the rest are flags
+        build_jump(OP_JEQ, libc::SOCK_STREAM as u32, 2, 0),
+        build_jump(OP_JEQ, libc::SOCK_DGRAM as u32, 1, 0),
+        return_errno(libc::EAFNOSUPPORT),
+        load_argument(2),
+        build_jump(OP_JEQ, 0, 2, 0),
+        build_jump(OP_JEQ, libc::IPPROTO_TCP as u32, 1, 0),
+        build_jump(OP_JEQ, libc::IPPROTO_UDP as u32, 0, 1),
+        return_allow(),
+        return_errno(libc::EAFNOSUPPORT),
     ]
 }
 
 fn socket_pair() -> Vec<sock_filter> {
-    let local = test(OP_JEQ, libc::AF_UNIX as u32, 0, 1);
-    vec![argument(0), local, allow(), refuse(libc::EAFNOSUPPORT)]
+    let local = build_jump(OP_JEQ, libc::AF_UNIX as u32, 0, 1);
+    vec![load_argument(0), local, return_allow(), return_errno(libc::EAFNOSUPPORT)]
 }
 
 /// A pair of connected local sockets. Not datagrams: those can still be sent to any name.
 fn stream_pair() -> Vec<sock_filter> {
     vec![
-        argument(0),
-        test(OP_JEQ, libc::AF_UNIX as u32, 0, 4),
-        argument(1),
-        ins(OP_AND, 0xF), // the rest are flags
-        test(OP_JEQ, libc::SOCK_STREAM as u32, 2, 0),
-        test(OP_JEQ, libc::SOCK_SEQPACKET as u32, 1, 0),
-        refuse(libc::EAFNOSUPPORT),
-        allow(),
+        load_argument(0),
+        build_jump(OP_JEQ, libc::AF_UNIX as u32, 0, 4),
+        load_argument(1),
+        build_instruction(OP_AND, 0xF), // the rest are flags
+        build_jump(OP_JEQ, libc::SOCK_STREAM as u32, 2, 0),
+        build_jump(OP_JEQ, libc::SOCK_SEQPACKET as u32, 1, 0),
+        return_errno(libc::EAFNOSUPPORT),
+        return_allow(),
     ]
 }
 
 /// The process named by this argument is the caller, by the number that always means it.
-fn itself(index: u32) -> Vec<sock_filter> {
-    vec![argument(index), test(OP_JEQ, 0, 0, 1), allow(), refuse(libc::EPERM)]
+fn check_own_pid(index: u32) -> Vec<sock_filter> {
+    vec![load_argument(index), build_jump(OP_JEQ, 0, 0, 1), return_allow(), return_errno(libc::EPERM)]
 }
 
 /// The same where the first argument says of what the second is the number.
 fn its_priority(process: u32) -> Vec<sock_filter> {
-    let mut code = vec![argument(0), test(OP_JEQ, process, 1, 0), refuse(libc::EPERM)];
-    code.extend(itself(1));
+    let mut code = vec![load_argument(0), build_jump(OP_JEQ, process, 1, 0), return_errno(libc::EPERM)];
+    code.extend(check_own_pid(1));
     code
 }
 
-/// As [`ioctl`], and nothing that changes a file's flags, for which reading it is enough.
+/// As [`check_ioctl`], and nothing that changes a file's flags, for which reading it is enough.
 fn ioctl_keeps() -> Vec<sock_filter> {
     const SET_FLAGS: u32 = 0x4008_6602;
     const SET_PROJECT: u32 = 0x401C_5820;
     let mut code = vec![
-        argument(1),
-        test(OP_JEQ, SET_FLAGS, 1, 0),
-        test(OP_JEQ, SET_PROJECT, 0, 1),
-        refuse(libc::EPERM),
+        load_argument(1),
+        build_jump(OP_JEQ, SET_FLAGS, 1, 0),
+        build_jump(OP_JEQ, SET_PROJECT, 0, 1),
+        return_errno(libc::EPERM),
     ];
-    code.extend(ioctl());
+    code.extend(check_ioctl());
     code
 }
 
 /// A file that runs as its owner or its group is a way out for whoever runs it on the host.
 fn plain_mode(index: u32) -> Vec<sock_filter> {
     const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
-    vec![argument(index), test(OP_JSET, SET_ID, 1, 0), allow(), refuse(libc::EPERM)]
+    vec![load_argument(index), build_jump(OP_JSET, SET_ID, 1, 0), return_allow(), return_errno(libc::EPERM)]
 }
 
 /// Without these flags the mode is whatever the register happens to hold.
 fn opens_with_plain_mode(flags: u32) -> Vec<sock_filter> {
     const CREATE_FLAGS: u32 = (libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u32;
     let mode = plain_mode(flags + 1);
-    let mut code = vec![argument(flags), test(OP_JSET, CREATE_FLAGS, 1, 0), allow()];
+    let mut code = vec![load_argument(flags), build_jump(OP_JSET, CREATE_FLAGS, 1, 0), return_allow()];
     code.extend(mode);
     code
 }
 
-fn ioctl() -> Vec<sock_filter> {
+fn check_ioctl() -> Vec<sock_filter> {
     vec![
-        argument(1),
-        test(OP_JEQ, libc::TIOCSTI as u32, 3, 0), // types into the terminal
-        test(OP_JEQ, libc::TIOCLINUX as u32, 2, 0), // pastes into a console
-        test(OP_JEQ, libc::TIOCSETD as u32, 1, 0), // loads line disciplines
-        allow(),
-        refuse(libc::EPERM),
+        load_argument(1),
+        build_jump(OP_JEQ, libc::TIOCSTI as u32, 3, 0), // types into the terminal
+        build_jump(OP_JEQ, libc::TIOCLINUX as u32, 2, 0), // pastes into a console
+        build_jump(OP_JEQ, libc::TIOCSETD as u32, 1, 0), // loads line disciplines
+        return_allow(),
+        return_errno(libc::EPERM),
     ]
 }
 
 /// Asking, the default, and the 32-bit and old-version names for the machine.
-fn personality() -> Vec<sock_filter> {
+fn check_personality() -> Vec<sock_filter> {
     vec![
-        argument(0),
-        test(OP_JEQ, u32::MAX, 4, 0),
-        test(OP_JEQ, 0, 3, 0),
-        test(OP_JEQ, 0x8, 2, 0),
-        test(OP_JEQ, 0x2_0000, 1, 0),
-        refuse(libc::EPERM),
-        allow(),
+        load_argument(0),
+        build_jump(OP_JEQ, u32::MAX, 4, 0),
+        build_jump(OP_JEQ, 0, 3, 0),
+        build_jump(OP_JEQ, 0x8, 2, 0),
+        build_jump(OP_JEQ, 0x2_0000, 1, 0),
+        return_errno(libc::EPERM),
+        return_allow(),
     ]
 }

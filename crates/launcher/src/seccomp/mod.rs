@@ -8,11 +8,11 @@ mod denied;
 
 pub use denied::{DENIED_SYSCALLS, Denied};
 
-pub(crate) use compile::program;
+pub(crate) use compile::compile_filter;
 
 /// What else stands around the guest, which decides what the filter has to refuse itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum FilterKind {
     /// Namespaces keep processes, networks and names inside, and Landlock sockets that have a path.
     Namespaces,
     /// Namespaces, and a process outside that is asked about sockets that have a path.
@@ -23,20 +23,20 @@ pub(crate) enum Kind {
 
 /// What the filter does with one system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
+pub(crate) enum SyscallAction {
     /// The kernel carries it out.
     Allow,
     /// The call fails with this errno; the kernel does nothing.
     Refuse(i32),
     /// Its arguments decide.
-    Look(Check),
+    Look(ArgumentCheck),
     /// Whoever watches from outside decides, and does it in the caller's stead.
     Ask,
 }
 
 /// Calls whose arguments decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Check {
+pub(crate) enum ArgumentCheck {
     /// `clone`: no new namespaces.
     Clone,
     /// `socket`: families and protocols by allow-list.

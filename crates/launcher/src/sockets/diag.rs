@@ -34,7 +34,7 @@ impl Diag {
 
     /// Every inode that a local socket of the namespace is bound to.
     pub(super) fn bound(&self) -> Result<BTreeSet<Bound>, Errno> {
-        send(&self.0, &request(), SendFlags::empty())?;
+        send(&self.0, &build_request(), SendFlags::empty())?;
         let mut all = BTreeSet::new();
         let mut buffer = vec![0; 64 << 10];
         loop {
@@ -42,10 +42,10 @@ impl Diag {
             let Some(mut rest) = buffer.get(..length).filter(|rest| !rest.is_empty()) else {
                 return Err(Errno::MSGSIZE);
             };
-            while let Some((kind, body, next)) = message(rest) {
+            while let Some((kind, body, next)) = split_message(rest) {
                 match kind {
                     NLMSG_DONE => return Ok(all),
-                    NLMSG_ERROR => return Err(failure(body)),
+                    NLMSG_ERROR => return Err(parse_failure(body)),
                     _ => all.extend(bound_in(body)),
                 }
                 rest = next;
@@ -54,7 +54,7 @@ impl Diag {
     }
 }
 
-fn request() -> Vec<u8> {
+fn build_request() -> Vec<u8> {
     let mut bytes = Vec::with_capacity(NLMSG_HEADER_BYTES + 24);
     bytes.extend_from_slice(&(NLMSG_HEADER_BYTES as u32 + 24).to_ne_bytes());
     bytes.extend_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
@@ -69,14 +69,14 @@ fn request() -> Vec<u8> {
 }
 
 /// The kind and the body of the first message, and what follows it.
-fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+fn split_message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let length = read_u32(bytes, 0)? as usize;
     let kind = read_u16(bytes, 4)?;
     let body = bytes.get(NLMSG_HEADER_BYTES..length)?;
     Some((kind, body, bytes.get(length.next_multiple_of(4)..).unwrap_or_default()))
 }
 
-fn failure(body: &[u8]) -> Errno {
+fn parse_failure(body: &[u8]) -> Errno {
     let code = read_u32(body, 0).map_or(0, u32::cast_signed);
     Errno::from_raw_os_error(if code < 0 { -code } else { libc::EIO })
 }

@@ -10,11 +10,11 @@ mod server;
 mod waiting;
 mod watch;
 
-pub(crate) use watch::Watch;
+pub(crate) use watch::SocketWatch;
 
 /// Whom the guest is on the host: its peers are told so.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Guest {
+pub(crate) struct SocketGuest {
     pub uid: u32,
     pub gid: u32,
 }

@@ -18,8 +18,8 @@ use rustix::process::{
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::diag::{Bound, Diag};
-use super::waiting::{Attempt, Outcome, Waiting};
-use super::{Guest, watch};
+use super::waiting::{GuestConnect, ConnectOutcome, WaitingConnect};
+use super::{SocketGuest, watch};
 use crate::bare::calls;
 use crate::sys;
 use crate::walls::scratch::PRIVATE_DIRECTORIES;
@@ -28,25 +28,25 @@ use crate::walls::scratch::PRIVATE_DIRECTORIES;
 const MAX_ADDRESS: usize = 128;
 
 /// Starts one for the sandbox of this listener.
-pub(super) fn start(listener: &OwnedFd, guest: Guest) -> Result<Pid, Errno> {
+pub(super) fn start_server(listener: &OwnedFd, guest: SocketGuest) -> Result<Pid, Errno> {
     let listener = rustix::io::fcntl_dupfd_cloexec(listener, 3)?;
-    watch::fork(move || {
+    watch::fork_worker(move || {
         // Nothing of the launcher's stays: while this process held a pipe, nobody would notice its end.
         let alone = set_parent_process_death_signal(Some(Signal::KILL))
             .and_then(|()| sys::keep_only([listener]));
         if let Ok([listener]) = alone {
-            serve(&listener, guest);
+            serve_listener(&listener, guest);
         }
     })
 }
 
 /// Returns when nobody is left whom it could serve.
-fn serve(listener: &OwnedFd, guest: Guest) {
-    let mut server = Server { guest, diag: None, waiting: Vec::new() };
+fn serve_listener(listener: &OwnedFd, guest: SocketGuest) {
+    let mut server = SocketServer { guest, diag: None, waiting: Vec::new() };
     loop {
         let timeout = server.next_try();
         let mut ready = vec![PollFd::new(listener, PollFlags::IN)];
-        ready.extend(server.waiting.iter().filter_map(Waiting::poll_fd));
+        ready.extend(server.waiting.iter().filter_map(WaitingConnect::poll_fd));
         match poll(&mut ready, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(_) => return,
@@ -62,25 +62,25 @@ fn serve(listener: &OwnedFd, guest: Guest) {
     }
 }
 
-struct Server {
-    guest: Guest,
+struct SocketServer {
+    guest: SocketGuest,
     /// Made with the first call: the namespace is that of whoever calls.
     diag: Option<Diag>,
-    waiting: Vec<Waiting>,
+    waiting: Vec<WaitingConnect>,
 }
 
-impl Server {
+impl SocketServer {
     fn next_try(&self) -> Option<rustix::event::Timespec> {
-        self.waiting.iter().map(Waiting::interval).min()
+        self.waiting.iter().map(WaitingConnect::interval).min()
     }
 
     fn take_call(&mut self, listener: &OwnedFd) {
         // Whoever asked may have been ended before it was heard.
         let Ok(call) = calls::next_call(listener.as_fd()) else { return };
         match self.connect(listener, &call) {
-            Ok(Outcome::Waits(waiting)) => self.waiting.push(waiting),
-            Ok(Outcome::Done(result)) => calls::reply(listener.as_fd(), call.id, result),
-            Err(errno) => calls::reply(listener.as_fd(), call.id, Err(errno)),
+            Ok(ConnectOutcome::Waits(waiting)) => self.waiting.push(waiting),
+            Ok(ConnectOutcome::Done(result)) => calls::reply_to_call(listener.as_fd(), call.id, result),
+            Err(errno) => calls::reply_to_call(listener.as_fd(), call.id, Err(errno)),
         }
     }
 
@@ -91,9 +91,9 @@ impl Server {
                 continue;
             }
             let call = waiting.call;
-            match waiting.again() {
-                Outcome::Waits(waiting) => self.waiting.push(waiting),
-                Outcome::Done(result) => calls::reply(listener.as_fd(), call, result),
+            match waiting.try_again() {
+                ConnectOutcome::Waits(waiting) => self.waiting.push(waiting),
+                ConnectOutcome::Done(result) => calls::reply_to_call(listener.as_fd(), call, result),
             }
         }
     }
@@ -102,7 +102,7 @@ impl Server {
         &mut self,
         listener: &OwnedFd,
         call: &libc::seccomp_notif,
-    ) -> Result<Outcome, Errno> {
+    ) -> Result<ConnectOutcome, Errno> {
         let [number, pointer, length, ..] = call.data.args;
         let address = copy_address(call.pid, pointer, length)?;
         let socket = socket_of(call.pid, number)?;
@@ -115,18 +115,18 @@ impl Server {
             Some(path) => Some(self.open_own(call.pid, path)?),
             None => None,
         };
-        let attempt = Attempt { socket, address, target, guest: self.guest };
+        let attempt = GuestConnect { socket, address, target, guest: self.guest };
         Ok(attempt.begin(call.id))
     }
 
     /// Opens the socket that a path of the guest's names, if it was made in the sandbox.
     fn open_own(&mut self, pid: u32, path: &Path) -> Result<OwnedFd, Errno> {
-        let target = resolve(pid, path)?;
+        let target = resolve_for_process(pid, path)?;
         let found = rustix::fs::fstat(&target)?;
         if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
             return Err(Errno::CONNREFUSED);
         }
-        let mount = Mounted::of(pid, &target, found.st_dev)?;
+        let mount = SocketMount::of(pid, &target, found.st_dev)?;
         let own = match self.bound(pid) {
             Ok(all) => all.contains(&(mount.device, found.st_ino as u32)),
             // The kernel does not tell of sockets: then none but those in the sandbox's own places.
@@ -196,7 +196,7 @@ fn path_in(address: &[u8]) -> Option<&Path> {
 }
 
 /// Opens what a path means to a process, only to name it.
-fn resolve(pid: u32, path: &Path) -> Result<OwnedFd, Errno> {
+fn resolve_for_process(pid: u32, path: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let root = openat(CWD, format!("/proc/{pid}/root"), flags, Mode::empty())?;
     let whole = match path.is_absolute() {
@@ -214,7 +214,7 @@ fn working_directory(pid: u32) -> Result<PathBuf, Errno> {
 }
 
 /// The mount that an object lies on.
-struct Mounted {
+struct SocketMount {
     /// The device of its file system, as the kernel itself numbers it: what programs are told is another one on
     /// file systems of several parts.
     device: u32,
@@ -222,8 +222,8 @@ struct Mounted {
     place: Option<String>,
 }
 
-impl Mounted {
-    fn of(pid: u32, object: &OwnedFd, told: u64) -> Result<Mounted, Errno> {
+impl SocketMount {
+    fn of(pid: u32, object: &OwnedFd, told: u64) -> Result<SocketMount, Errno> {
         let device = |major: u32, minor: u32| major << 20 | minor;
         let found = rustix::fs::statx(object, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?;
         let mounts = std::fs::read_to_string(format!("/proc/{pid}/mountinfo"));
@@ -236,10 +236,10 @@ impl Mounted {
             let alone =
                 mounts.lines().filter(|line| line.split(' ').nth(4) == Some(place)).count() == 1;
             let device = device(major.parse().ok()?, minor.parse().ok()?);
-            this.then(|| Mounted { device, place: alone.then(|| place.to_owned()) })
+            this.then(|| SocketMount { device, place: alone.then(|| place.to_owned()) })
         });
         let (major, minor) = (rustix::fs::major(told), rustix::fs::minor(told));
-        Ok(mounted.unwrap_or(Mounted { device: device(major, minor), place: None }))
+        Ok(mounted.unwrap_or(SocketMount { device: device(major, minor), place: None }))
     }
 
     /// Whether it is one of those that every sandbox has to itself, and nothing else is mounted over it.

@@ -10,7 +10,7 @@ use rustix::net::{SocketAddrUnix, connect, sockopt};
 use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_res_gid, set_thread_res_uid};
 
-use super::Guest;
+use super::SocketGuest;
 use super::server::name_of;
 use crate::sys;
 
@@ -20,20 +20,20 @@ const RETRY_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 const CALLER_POLL_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// What to connect, and to what.
-pub(super) struct Attempt {
+pub(super) struct GuestConnect {
     /// The guest's socket, of which it holds a descriptor too.
     pub socket: OwnedFd,
     /// The address as the guest gave it.
     pub address: Vec<u8>,
     /// The inode that a path in it was found to name.
     pub target: Option<OwnedFd>,
-    pub guest: Guest,
+    pub guest: SocketGuest,
 }
 
 /// A call that could not be answered yet.
-pub(super) struct Waiting {
+pub(super) struct WaitingConnect {
     pub call: u64,
-    attempt: Attempt,
+    attempt: GuestConnect,
     until: Until,
 }
 
@@ -46,42 +46,42 @@ enum Until {
     Connected,
 }
 
-pub(super) enum Outcome {
+pub(super) enum ConnectOutcome {
     Done(Result<(), Errno>),
-    Waits(Waiting),
+    Waits(WaitingConnect),
 }
 
-impl Attempt {
+impl GuestConnect {
     /// Begins, as the call does whose socket may not block.
-    pub(super) fn begin(self, call: u64) -> Outcome {
+    pub(super) fn begin(self, call: u64) -> ConnectOutcome {
         let flags = match fcntl_getfl(&self.socket) {
             Ok(flags) => flags,
-            Err(errno) => return Outcome::Done(Err(errno)),
+            Err(errno) => return ConnectOutcome::Done(Err(errno)),
         };
         let blocks = !flags.contains(OFlags::NONBLOCK);
         match (self.connect(flags), blocks) {
-            (Err(Errno::AGAIN), true) => self.waits(call, Until::Room),
-            (Err(Errno::INPROGRESS | Errno::ALREADY), true) => self.waits(call, Until::Connected),
-            (result, _) => Outcome::Done(result),
+            (Err(Errno::AGAIN), true) => self.wait_until(call, Until::Room),
+            (Err(Errno::INPROGRESS | Errno::ALREADY), true) => self.wait_until(call, Until::Connected),
+            (result, _) => ConnectOutcome::Done(result),
         }
     }
 
-    fn waits(self, call: u64, until: Until) -> Outcome {
-        Outcome::Waits(Waiting { call, attempt: self, until })
+    fn wait_until(self, call: u64, until: Until) -> ConnectOutcome {
+        ConnectOutcome::Waits(WaitingConnect { call, attempt: self, until })
     }
 
     fn connect(&self, flags: OFlags) -> Result<(), Errno> {
         fcntl_setfl(&self.socket, flags | OFlags::NONBLOCK)?;
         let connected = as_guest(self.guest, || match &self.target {
             Some(target) => connect(&self.socket, &SocketAddrUnix::new(name_of(target))?),
-            None => sys::connect(self.socket.as_fd(), &self.address),
+            None => sys::connect_socket(self.socket.as_fd(), &self.address),
         });
         fcntl_setfl(&self.socket, flags)?;
         connected
     }
 }
 
-impl Waiting {
+impl WaitingConnect {
     /// What to wait for, if the kernel tells: it does not tell of room in the queue of a peer.
     pub(super) fn poll_fd(&self) -> Option<PollFd<'_>> {
         match self.until {
@@ -98,13 +98,13 @@ impl Waiting {
         }
     }
 
-    pub(super) fn again(self) -> Outcome {
+    pub(super) fn try_again(self) -> ConnectOutcome {
         match self.until {
             Until::Room => self.attempt.begin(self.call),
             Until::Connected => match self.is_connected() {
-                Ok(true) => Outcome::Done(Ok(())),
-                Ok(false) => Outcome::Waits(self),
-                Err(errno) => Outcome::Done(Err(errno)),
+                Ok(true) => ConnectOutcome::Done(Ok(())),
+                Ok(false) => ConnectOutcome::Waits(self),
+                Err(errno) => ConnectOutcome::Done(Err(errno)),
             },
         }
     }
@@ -121,7 +121,7 @@ impl Waiting {
 }
 
 /// Does something as the user that the guest is on the host, so that its peers are told the truth.
-fn as_guest<T>(guest: Guest, work: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+fn as_guest<T>(guest: SocketGuest, work: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     let (guest_uid, guest_gid) = (Uid::from_raw(guest.uid), Gid::from_raw(guest.gid));
     let changes = (uid, gid) != (guest_uid, guest_gid);

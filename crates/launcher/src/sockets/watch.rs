@@ -9,41 +9,41 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{Guest, server};
+use super::{SocketGuest, server};
 use crate::sys::{self, Cloned};
 use crate::wire;
 
 /// Everything that is waited for.
-pub(crate) struct Watch {
+pub(crate) struct SocketWatch {
     epoll: OwnedFd,
-    sandboxes: HashMap<Pid, State>,
+    sandboxes: HashMap<Pid, ListenerState>,
 }
 
 /// What of one sandbox is waited for.
-enum State {
+enum ListenerState {
     /// Its process to hand over the listener.
-    Hand(OwnedFd, Guest),
+    Hand(OwnedFd, SocketGuest),
     /// Its guest to connect.
-    Listener(OwnedFd, Guest),
+    Listener(OwnedFd, SocketGuest),
     /// Nothing: this process serves it.
     Served(Pid),
 }
 
-impl Watch {
-    pub(crate) fn new() -> Result<Watch, Errno> {
+impl SocketWatch {
+    pub(crate) fn new() -> Result<SocketWatch, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(Watch { epoll, sandboxes: HashMap::new() })
+        Ok(SocketWatch { epoll, sandboxes: HashMap::new() })
     }
 
     /// From now on the listener of this sandbox is waited for.
-    pub(crate) fn expect(
+    pub(crate) fn expect_listener(
         &mut self,
         sandbox: Pid,
         hand: OwnedFd,
-        guest: Guest,
+        guest: SocketGuest,
     ) -> Result<(), Errno> {
         self.wait_for(sandbox, hand.as_fd())?;
-        self.sandboxes.insert(sandbox, State::Hand(hand, guest));
+        self.sandboxes.insert(sandbox, ListenerState::Hand(hand, guest));
         Ok(())
     }
 
@@ -63,67 +63,67 @@ impl Watch {
         for event in events {
             let number = i32::try_from(event.data.u64()).ok();
             if let Some(sandbox) = number.and_then(Pid::from_raw) {
-                self.advance(sandbox);
+                self.advance_sandbox(sandbox);
             }
         }
     }
 
-    fn advance(&mut self, sandbox: Pid) {
+    fn advance_sandbox(&mut self, sandbox: Pid) {
         // Closed in any case: that takes it from what is waited for.
         match self.sandboxes.remove(&sandbox) {
-            Some(State::Hand(hand, guest)) => {
+            Some(ListenerState::Hand(hand, guest)) => {
                 let listener = receive_fd(&hand);
                 drop(hand);
                 if let Some(listener) = listener
                     && self.wait_for(sandbox, listener.as_fd()).is_ok()
                 {
-                    self.sandboxes.insert(sandbox, State::Listener(listener, guest));
+                    self.sandboxes.insert(sandbox, ListenerState::Listener(listener, guest));
                 }
             }
             // Where no process can be had, the listener is closed, and connecting fails.
-            Some(State::Listener(listener, guest)) => match server::start(&listener, guest) {
-                Ok(served) => drop(self.sandboxes.insert(sandbox, State::Served(served))),
+            Some(ListenerState::Listener(listener, guest)) => match server::start_server(&listener, guest) {
+                Ok(served) => drop(self.sandboxes.insert(sandbox, ListenerState::Served(served))),
                 Err(_) => drop(listener),
             },
-            Some(served @ State::Served(_)) => drop(self.sandboxes.insert(sandbox, served)),
+            Some(served @ ListenerState::Served(_)) => drop(self.sandboxes.insert(sandbox, served)),
             None => {}
         }
     }
 
     /// A sandbox has ended, and whoever served it is to end with it.
-    pub(crate) fn forget(&mut self, sandbox: Pid) {
-        if let Some(State::Served(server)) = self.sandboxes.remove(&sandbox) {
+    pub(crate) fn forget_sandbox(&mut self, sandbox: Pid) {
+        if let Some(ListenerState::Served(server)) = self.sandboxes.remove(&sandbox) {
             // It ends by itself too, when nobody is left whom it could serve.
             let _ = kill_process(server, Signal::KILL);
         }
     }
 
     /// One of this process's children has ended: if it served a sandbox, nobody does any more.
-    pub(crate) fn buried(&mut self, child: Pid) {
-        let served = |state: &State| matches!(state, State::Served(server) if *server == child);
+    pub(crate) fn forget_child(&mut self, child: Pid) {
+        let served = |state: &ListenerState| matches!(state, ListenerState::Served(server) if *server == child);
         self.sandboxes.retain(|_, state| !served(state));
     }
 
     /// Ends all who serve.
     pub(crate) fn end_all(&mut self) {
         let sandboxes: Vec<Pid> = self.sandboxes.keys().copied().collect();
-        sandboxes.into_iter().for_each(|sandbox| self.forget(sandbox));
+        sandboxes.into_iter().for_each(|sandbox| self.forget_sandbox(sandbox));
     }
 }
 
-impl AsFd for Watch {
+impl AsFd for SocketWatch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 }
 
 fn receive_fd(hand: &OwnedFd) -> Option<OwnedFd> {
-    let message = wire::receive(hand, RecvFlags::DONTWAIT).ok()??;
+    let message = wire::receive_message(hand, RecvFlags::DONTWAIT).ok()??;
     message.fds.into_iter().next()
 }
 
 /// A copy of this process that does something else until its end.
-pub(super) fn fork(work: impl FnOnce()) -> Result<Pid, Errno> {
+pub(super) fn fork_worker(work: impl FnOnce()) -> Result<Pid, Errno> {
     match sys::clone_into(0, None)? {
         Cloned::Parent { pid, .. } => Ok(pid),
         Cloned::Child => {

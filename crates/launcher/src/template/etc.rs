@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use super::SANDBOX_HOME;
-use super::piece::{Made, Piece, piece};
+use super::piece::{Made, Piece, find_piece};
 
 /// Entries taken over from the host's `/etc`, with why. A name that ends in `*` stands for all that
 /// begin like it. Copied where it is a file, mounted read-only where it is a directory.
@@ -47,22 +47,22 @@ const HOST_ETC_ENTRIES: &[(&str, &str)] = &[
 const HOSTS_TEXT: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n";
 
 /// Files that are written for the sandbox.
-pub(super) fn generated(uid: u32, gid: u32) -> Vec<Piece> {
+pub(super) fn generate_files(uid: u32, gid: u32) -> Vec<Piece> {
     let file = |target: &str, text: String| Piece {
         target: PathBuf::from(target),
         made: Made::File(text.into_bytes()),
     };
     let mounts = PathBuf::from("/proc/self/mounts");
     vec![
-        file("/etc/passwd", passwd(uid, gid)),
-        file("/etc/group", group(gid)),
+        file("/etc/passwd", format_passwd(uid, gid)),
+        file("/etc/group", format_group(gid)),
         file("/etc/hosts", HOSTS_TEXT.to_owned()),
         file("/etc/resolv.conf", String::new()),
         Piece { target: PathBuf::from("/etc/mtab"), made: Made::Link(mounts) },
     ]
 }
 
-fn passwd(uid: u32, gid: u32) -> String {
+fn format_passwd(uid: u32, gid: u32) -> String {
     let mut text = String::new();
     if uid != 0 {
         text += "root:x:0:0:root:/root:/usr/sbin/nologin\n";
@@ -75,7 +75,7 @@ fn passwd(uid: u32, gid: u32) -> String {
     text
 }
 
-fn group(gid: u32) -> String {
+fn format_group(gid: u32) -> String {
     let mut text = String::new();
     if gid != 0 {
         text += "root:x:0:\n";
@@ -89,18 +89,18 @@ fn group(gid: u32) -> String {
 }
 
 /// What the host has of the list.
-pub(super) fn kept() -> Vec<Piece> {
-    paths().iter().filter_map(|inside| piece(Path::new("/"), inside)).collect()
+pub(super) fn list_kept_files() -> Vec<Piece> {
+    list_paths().iter().filter_map(|inside| find_piece(Path::new("/"), inside)).collect()
 }
 
 /// The list with its patterns filled in, from the host's root.
-pub(super) fn paths() -> Vec<String> {
+pub(super) fn list_paths() -> Vec<String> {
     let names = list_host_etc();
-    let expanded = HOST_ETC_ENTRIES.iter().flat_map(|(entry, _)| expand(entry, &names));
+    let expanded = HOST_ETC_ENTRIES.iter().flat_map(|(entry, _)| expand_pattern(entry, &names));
     expanded.map(|inside| format!("etc/{inside}")).collect()
 }
 
-fn expand(entry: &str, names: &[String]) -> Vec<String> {
+fn expand_pattern(entry: &str, names: &[String]) -> Vec<String> {
     match entry.strip_suffix('*') {
         None => vec![entry.to_owned()],
         Some(start) => names.iter().filter(|name| name.starts_with(start)).cloned().collect(),

@@ -7,22 +7,22 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FileType, fstat};
 
 use super::etc;
-use super::piece::{Made, Piece, piece};
+use super::piece::{Made, Piece, find_piece};
 use crate::error::{At, Failure, Wall};
 use crate::fs;
-use crate::open::{name, resolved};
+use crate::open::{format_path, open_without_symlinks};
 use crate::plan::Root;
 
 /// One thing to lay into the root.
 #[derive(Debug)]
-pub(super) struct Item {
+pub(super) struct TemplateItem {
     pub target: PathBuf,
-    pub what: What,
+    pub what: TemplateContent,
 }
 
 /// What kind of thing it is.
 #[derive(Debug)]
-pub(super) enum What {
+pub(super) enum TemplateContent {
     Link(PathBuf),
     File(Vec<u8>),
     Tree { tree: OwnedFd, directory: bool, layer: bool },
@@ -64,36 +64,36 @@ const DEVICE_LINKS: &[(&str, &str)] = &[
 const RESERVED_DIRECTORIES: &[&str] = &["dev", "proc", "sys", "tmp", "run", "home"];
 
 /// Everything for one kind of root.
-pub(super) fn gather(
+pub(super) fn gather_items(
     root: &Root,
     (uid, gid): (u32, u32),
     further: &[String],
-) -> Result<Vec<Item>, Failure> {
+) -> Result<Vec<TemplateItem>, Failure> {
     let mut names: Vec<&str> = device_names().collect();
     names.extend(further.iter().map(String::as_str));
-    let mut items = devices(&names)?;
+    let mut items = gather_devices(&names)?;
     match root {
         Root::Host => {
-            for directory in system() {
-                items.extend(item(Path::new("/"), directory, true)?);
+            for directory in list_system_directories() {
+                items.extend(find_item(Path::new("/"), directory, true)?);
             }
-            for piece in etc::generated(uid, gid).into_iter().chain(etc::kept()) {
-                items.push(opened(piece, false)?);
+            for piece in etc::generate_files(uid, gid).into_iter().chain(etc::list_kept_files()) {
+                items.push(open_piece(piece, false)?);
             }
         }
-        Root::Directory(path) => items.extend(image(path)?),
+        Root::Directory(path) => items.extend(gather_image(path)?),
     }
     Ok(items)
 }
 
 /// The host's directories that hold programs, from the host's root.
-pub(super) fn system() -> impl Iterator<Item = &'static str> {
+pub(super) fn list_system_directories() -> impl Iterator<Item = &'static str> {
     SYSTEM_DIRECTORIES.iter().map(|(directory, _)| *directory)
 }
 
 /// What of the host any guest may read, from the host's root; not all of it need be there.
-pub(super) fn readable() -> Vec<String> {
-    system().map(str::to_owned).chain(etc::paths()).collect()
+pub(super) fn list_readable_paths() -> Vec<String> {
+    list_system_directories().map(str::to_owned).chain(etc::list_paths()).collect()
 }
 
 /// The device nodes any guest may use, by their names in `/dev`.
@@ -102,15 +102,15 @@ pub(super) fn device_names() -> impl Iterator<Item = &'static str> {
 }
 
 /// Tells an image apart from another that has taken its place.
-pub(super) fn version(path: &Path) -> Result<(u64, u64, i64, u64), Failure> {
-    let place = resolved(path).at(Wall::Source, &name(path))?;
-    let stat = fstat(place).at(Wall::Source, &name(path))?;
+pub(super) fn read_image_version(path: &Path) -> Result<(u64, u64, i64, u64), Failure> {
+    let place = open_without_symlinks(path).at(Wall::Source, &format_path(path))?;
+    let stat = fstat(place).at(Wall::Source, &format_path(path))?;
     let nanoseconds = stat.st_mtime_nsec as u64;
     Ok((stat.st_dev, stat.st_ino, stat.st_mtime, nanoseconds))
 }
 
-fn image(path: &Path) -> Result<Vec<Item>, Failure> {
-    resolved(path).at(Wall::Source, &name(path))?;
+fn gather_image(path: &Path) -> Result<Vec<TemplateItem>, Failure> {
+    open_without_symlinks(path).at(Wall::Source, &format_path(path))?;
     let mut entries = entry_names(path)?;
     entries.retain(|entry| !RESERVED_DIRECTORIES.contains(&entry.as_str()));
     if lacks_var_tmp(path) {
@@ -126,7 +126,7 @@ fn image(path: &Path) -> Result<Vec<Item>, Failure> {
 fn entry_names(directory: &Path) -> Result<Vec<String>, Failure> {
     let unreadable = |error: std::io::Error| {
         let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO);
-        Failure::new(Wall::Source, errno, name(directory))
+        Failure::new(Wall::Source, errno, format_path(directory))
     };
     let mut names = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(unreadable)? {
@@ -144,51 +144,51 @@ fn lacks_var_tmp(image: &Path) -> bool {
     is_directory("var") && !is_directory("var/tmp")
 }
 
-/// Like [`item`], but a file is mounted: an image's own programs keep their size and their mode.
-fn image_item(path: &Path, entry: &str) -> Result<Option<Item>, Failure> {
+/// Like [`find_item`], but a file is mounted: an image's own programs keep their size and their mode.
+fn image_item(path: &Path, entry: &str) -> Result<Option<TemplateItem>, Failure> {
     let source = path.join(entry);
     let regular = rustix::fs::lstat(&source)
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
     if !regular {
-        return item(path, entry, true);
+        return find_item(path, entry, true);
     }
-    let tree = fs::clone_with(CWD, &name(&source), fs::READ_ONLY_MOUNT)
-        .at(Wall::Source, &name(&source))?;
-    let what = What::Tree { tree, directory: false, layer: false };
-    Ok(Some(Item { target: Path::new("/").join(entry), what }))
+    let tree = fs::clone_with(CWD, &format_path(&source), fs::READ_ONLY_MOUNT)
+        .at(Wall::Source, &format_path(&source))?;
+    let what = TemplateContent::Tree { tree, directory: false, layer: false };
+    Ok(Some(TemplateItem { target: Path::new("/").join(entry), what }))
 }
 
-fn devices(names: &[&str]) -> Result<Vec<Item>, Failure> {
+fn gather_devices(names: &[&str]) -> Result<Vec<TemplateItem>, Failure> {
     let mut items = Vec::new();
     for device in names {
         let target = Path::new("/dev").join(device);
         let tree =
-            fs::clone_with(CWD, &name(&target), fs::DEVICE_MOUNT).at(Wall::Source, device)?;
-        let what = What::Tree { tree, directory: false, layer: false };
-        items.push(Item { target, what });
+            fs::clone_with(CWD, &format_path(&target), fs::DEVICE_MOUNT).at(Wall::Source, device)?;
+        let what = TemplateContent::Tree { tree, directory: false, layer: false };
+        items.push(TemplateItem { target, what });
     }
     for (link, target) in DEVICE_LINKS {
-        items.push(Item { target: PathBuf::from(link), what: What::Link(PathBuf::from(target)) });
+        items.push(TemplateItem { target: PathBuf::from(link), what: TemplateContent::Link(PathBuf::from(target)) });
     }
     Ok(items)
 }
 
 /// One entry of a root, if there is something that can be part of one.
-fn item(base: &Path, inside: &str, layer: bool) -> Result<Option<Item>, Failure> {
-    piece(base, inside).map(|piece| opened(piece, layer)).transpose()
+fn find_item(base: &Path, inside: &str, layer: bool) -> Result<Option<TemplateItem>, Failure> {
+    find_piece(base, inside).map(|piece| open_piece(piece, layer)).transpose()
 }
 
-fn opened(Piece { target, made }: Piece, layer: bool) -> Result<Item, Failure> {
+fn open_piece(Piece { target, made }: Piece, layer: bool) -> Result<TemplateItem, Failure> {
     let what = match made {
-        Made::Link(to) => What::Link(to),
-        Made::File(bytes) => What::File(bytes),
-        Made::Mount(source) => mounted(&source, layer)?,
+        Made::Link(to) => TemplateContent::Link(to),
+        Made::File(bytes) => TemplateContent::File(bytes),
+        Made::Mount(source) => clone_mount(&source, layer)?,
     };
-    Ok(Item { target, what })
+    Ok(TemplateItem { target, what })
 }
 
-fn mounted(source: &Path, layer: bool) -> Result<What, Failure> {
+fn clone_mount(source: &Path, layer: bool) -> Result<TemplateContent, Failure> {
     let tree =
-        fs::clone_with(CWD, &name(source), fs::READ_ONLY_MOUNT).at(Wall::Source, &name(source))?;
-    Ok(What::Tree { tree, directory: true, layer })
+        fs::clone_with(CWD, &format_path(source), fs::READ_ONLY_MOUNT).at(Wall::Source, &format_path(source))?;
+    Ok(TemplateContent::Tree { tree, directory: true, layer })
 }

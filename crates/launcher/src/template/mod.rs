@@ -14,20 +14,20 @@ use rustix::mount::UnmountFlags;
 
 use crate::error::{At, Failure, Wall};
 use crate::ground::{Ground, ROOTS_DIR};
-use crate::open::{Source, name};
+use crate::open::{OpenSource, format_path};
 use crate::plan::{LaunchPlan, Root};
 use crate::{fs, sys};
-use gather::{Item, What};
+use gather::{TemplateItem, TemplateContent};
 
 pub use piece::{Made, Piece, host_root};
 
 /// What of the host any guest may read, as whole paths; not all of it need be there.
-pub(crate) fn readable() -> Vec<String> {
-    gather::readable().into_iter().map(|inside| format!("/{inside}")).collect()
+pub(crate) fn list_readable_paths() -> Vec<String> {
+    gather::list_readable_paths().into_iter().map(|inside| format!("/{inside}")).collect()
 }
 
 /// The device nodes any guest may use, as whole paths.
-pub(crate) fn devices() -> Vec<String> {
+pub(crate) fn list_device_paths() -> Vec<String> {
     gather::device_names().map(|device| format!("/dev/{device}")).collect()
 }
 
@@ -51,7 +51,7 @@ struct Key {
 
 /// One prepared root.
 #[derive(Debug)]
-pub(crate) struct Template {
+pub(crate) struct RootTemplate {
     key: Key,
     /// Where it stands in the namespace of prepared roots.
     pub path: String,
@@ -61,10 +61,10 @@ pub(crate) struct Template {
     pub layers: Vec<PathBuf>,
 }
 
-impl Template {
+impl RootTemplate {
     /// The root once more, without anything mounted in it: an overlay's lower directory must not
     /// have mounts below that its user namespace did not make.
-    pub(crate) fn bare(&self) -> String {
+    pub(crate) fn bare_path(&self) -> String {
         format!("{}-bare", self.path)
     }
 }
@@ -72,7 +72,7 @@ impl Template {
 /// The prepared roots at hand, the latest used last.
 #[derive(Default)]
 pub(crate) struct Templates {
-    kept: Vec<Template>,
+    kept: Vec<RootTemplate>,
     made: u64,
 }
 
@@ -82,34 +82,34 @@ impl Templates {
         &mut self,
         ground: &Ground,
         plan: &LaunchPlan,
-        mounts: &[Source],
-    ) -> Result<&Template, Failure> {
-        let key = key(ground, plan, mounts)?;
+        mounts: &[OpenSource],
+    ) -> Result<&RootTemplate, Failure> {
+        let key = build_key(ground, plan, mounts)?;
         let template = match self.kept.iter().position(|template| template.key == key) {
             Some(index) => self.kept.remove(index),
-            None => self.make(ground, key)?,
+            None => self.make_template(ground, key)?,
         };
         self.kept.push(template);
         let missing = || Failure::without_errno(Wall::Template, "no prepared root");
         self.kept.last().ok_or_else(missing)
     }
 
-    fn make(&mut self, ground: &Ground, key: Key) -> Result<Template, Failure> {
+    fn make_template(&mut self, ground: &Ground, key: Key) -> Result<RootTemplate, Failure> {
         if self.kept.len() >= MAX_CACHED_ROOTS {
-            discard(&self.kept.remove(0)).at(Wall::Template, "an old prepared root")?;
+            discard_template(&self.kept.remove(0)).at(Wall::Template, "an old prepared root")?;
         }
         let items =
-            ground.on_host(|| gather::gather(&key.root, (key.uid, key.gid), &key.devices))?;
+            ground.on_host(|| gather::gather_items(&key.root, (key.uid, key.gid), &key.devices))?;
         self.made += 1;
         let path = format!("{ROOTS_DIR}/{}", self.made);
-        lay(key, path, items)
+        lay_template(key, path, items)
     }
 }
 
-fn key(ground: &Ground, plan: &LaunchPlan, mounts: &[Source]) -> Result<Key, Failure> {
+fn build_key(ground: &Ground, plan: &LaunchPlan, mounts: &[OpenSource]) -> Result<Key, Failure> {
     let version = match &plan.root {
         Root::Host => (0, 0, 0, 0),
-        Root::Directory(path) => ground.on_host(|| gather::version(path))?,
+        Root::Directory(path) => ground.on_host(|| gather::read_image_version(path))?,
     };
     let kinds = plan.mounts.iter().zip(mounts);
     let mut targets: Vec<_> =
@@ -119,8 +119,8 @@ fn key(ground: &Ground, plan: &LaunchPlan, mounts: &[Source]) -> Result<Key, Fai
     Ok(Key { root: plan.root.clone(), version, uid: plan.uid, gid: plan.gid, devices, targets })
 }
 
-fn discard(template: &Template) -> Result<(), Errno> {
-    for path in [&template.bare(), &template.path] {
+fn discard_template(template: &RootTemplate) -> Result<(), Errno> {
+    for path in [&template.bare_path(), &template.path] {
         rustix::mount::unmount(path.as_str(), UnmountFlags::DETACH)?;
         rustix::fs::rmdir(path.as_str())?;
     }
@@ -129,19 +129,19 @@ fn discard(template: &Template) -> Result<(), Errno> {
 
 fn mount_at(tree: &OwnedFd, path: &str) -> Result<(), Errno> {
     rustix::fs::mkdir(path, Mode::from_raw_mode(0o755))?;
-    fs::attach(tree, fs::open_path(path)?)
+    fs::attach_mount(tree, fs::open_path(path)?)
 }
 
-fn lay(key: Key, path: String, items: Vec<Item>) -> Result<Template, Failure> {
-    let mut template = Template { key, path, mounts: Vec::new(), layers: Vec::new() };
-    let root = fs::tmpfs(ROOT_BYTES, "0755", fs::WRITABLE_MOUNT).at(Wall::Template, "a tmpfs")?;
+fn lay_template(key: Key, path: String, items: Vec<TemplateItem>) -> Result<RootTemplate, Failure> {
+    let mut template = RootTemplate { key, path, mounts: Vec::new(), layers: Vec::new() };
+    let root = fs::make_tmpfs(ROOT_BYTES, "0755", fs::WRITABLE_MOUNT).at(Wall::Template, "a tmpfs")?;
     mount_at(&root, &template.path).at(Wall::Template, &template.path)?;
     let bare =
         fs::clone_with(&root, "", fs::READ_ONLY_MOUNT).at(Wall::Template, "its bare copy")?;
-    mount_at(&bare, &template.bare()).at(Wall::Template, &template.bare())?;
+    mount_at(&bare, &template.bare_path()).at(Wall::Template, &template.bare_path())?;
     for item in &items {
-        lay_item(&root, item).at(Wall::Template, &name(&item.target))?;
-        if let What::Tree { layer, .. } = item.what {
+        lay_item(&root, item).at(Wall::Template, &format_path(&item.target))?;
+        if let TemplateContent::Tree { layer, .. } = item.what {
             template.mounts.push(item.target.clone());
             template.layers.extend(layer.then(|| item.target.clone()));
         }
@@ -151,14 +151,14 @@ fn lay(key: Key, path: String, items: Vec<Item>) -> Result<Template, Failure> {
     Ok(template)
 }
 
-fn lay_item(root: &OwnedFd, item: &Item) -> Result<(), Errno> {
+fn lay_item(root: &OwnedFd, item: &TemplateItem) -> Result<(), Errno> {
     let parent = item.target.parent().unwrap_or(Path::new("/"));
     fs::make_place(root, parent, true)?;
     let inside = item.target.strip_prefix("/").map_err(|_| Errno::INVAL)?;
     match &item.what {
-        What::Link(target) => rustix::fs::symlinkat(target, root, inside),
-        What::File(content) => write_new(root, inside, content),
-        What::Tree { tree, directory, .. } => {
+        TemplateContent::Link(target) => rustix::fs::symlinkat(target, root, inside),
+        TemplateContent::File(content) => write_new(root, inside, content),
+        TemplateContent::Tree { tree, directory, .. } => {
             fs::make_place(root, &item.target, *directory)?;
             fs::attach_in(tree, root, &item.target)
         }
@@ -184,13 +184,13 @@ fn lay_mount_points(root: &OwnedFd, targets: &[(PathBuf, bool)]) -> Result<(), F
         match fs::make_place(root, target, *directory) {
             // Below a private place of the sandbox it is made there, when that exists.
             Ok(()) | Err(Errno::ROFS) => {}
-            Err(errno) => return Err(Failure::new(Wall::Template, errno, name(target))),
+            Err(errno) => return Err(Failure::new(Wall::Template, errno, format_path(target))),
         }
     }
     Ok(())
 }
 
 /// Opens a prepared root by its path, as a sandbox does in its own copy of the namespace.
-pub(crate) fn clone_of(template: &Template) -> Result<OwnedFd, Errno> {
+pub(crate) fn clone_of(template: &RootTemplate) -> Result<OwnedFd, Errno> {
     fs::clone_tree(CWD, &template.path)
 }

@@ -33,13 +33,13 @@ const COPY_LIMIT: u64 = 1 << 20;
 /// The host's own programs and libraries as a root for this user, without the host's homes, state and
 /// secrets. Directories for mounts and private places are not among the pieces.
 pub fn host_root(uid: u32, gid: u32) -> Vec<Piece> {
-    let system = gather::system().filter_map(|inside| piece(Path::new("/"), inside));
-    system.chain(etc::generated(uid, gid)).chain(etc::kept()).collect()
+    let system = gather::list_system_directories().filter_map(|inside| find_piece(Path::new("/"), inside));
+    system.chain(etc::generate_files(uid, gid)).chain(etc::list_kept_files()).collect()
 }
 
 /// One entry of a root: a link as a link, a directory by mount, a small file by copy; nothing where
 /// the host has nothing, or something else.
-pub(super) fn piece(base: &Path, inside: &str) -> Option<Piece> {
+pub(super) fn find_piece(base: &Path, inside: &str) -> Option<Piece> {
     let source = base.join(inside);
     let stat = rustix::fs::lstat(&source).ok()?;
     let made = match FileType::from_raw_mode(stat.st_mode) {

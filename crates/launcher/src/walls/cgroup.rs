@@ -8,7 +8,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::thread::UnshareFlags;
 
 use crate::error::{At, Failure, Wall};
-use crate::open::name;
+use crate::open::format_path;
 use crate::plan::Cgroup;
 use crate::sys;
 
@@ -22,14 +22,14 @@ pub(crate) struct Membership {
 }
 
 /// Opens them; the caller stands in the host's mount namespace.
-pub(crate) fn open(cgroup: Option<&Cgroup>) -> Result<Membership, Failure> {
+pub(crate) fn open_cgroups(cgroup: Option<&Cgroup>) -> Result<Membership, Failure> {
     let mut membership = Membership::default();
     match cgroup {
         None => {}
         Some(Cgroup::V2(directory)) => {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let opened = rustix::fs::openat(CWD, directory, flags, Mode::empty());
-            membership.unified = Some(opened.at(Wall::Cgroup, &name(directory))?);
+            membership.unified = Some(opened.at(Wall::Cgroup, &format_path(directory))?);
         }
         Some(Cgroup::V1(directories)) => {
             for directory in directories {
@@ -45,14 +45,14 @@ pub(crate) fn open(cgroup: Option<&Cgroup>) -> Result<Membership, Failure> {
 fn member_list(directory: &Path) -> Result<OwnedFd, Failure> {
     let list = directory.join("tasks");
     let opened = rustix::fs::openat(CWD, &list, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
-    opened.at(Wall::Cgroup, &name(&list))
+    opened.at(Wall::Cgroup, &format_path(&list))
 }
 
 /// Joins, and then makes the groups joined the top of what can be seen: in the other order the
 /// namespace would show the launcher's own place in the hierarchy.
-pub(crate) fn join(membership: &Membership) -> Result<(), Failure> {
+pub(crate) fn join_cgroups(membership: &Membership) -> Result<(), Failure> {
     join_lists(membership)?;
-    sys::unshare(UnshareFlags::NEWCGROUP).at(Wall::Namespaces, "the cgroup namespace")
+    sys::unshare_namespaces(UnshareFlags::NEWCGROUP).at(Wall::Namespaces, "the cgroup namespace")
 }
 
 /// Joins where there is a list to join; a unified group was joined by birth.

@@ -34,10 +34,10 @@ pub(crate) fn close_all(
     report: BorrowedFd<'_>,
     hand: Option<BorrowedFd<'_>>,
 ) -> Result<Remaining, Failure> {
-    close(pipe, agent, report, hand).at(Wall::Descriptors, "closing the host's descriptors")
+    close_other_fds(pipe, agent, report, hand).at(Wall::Descriptors, "closing the host's descriptors")
 }
 
-fn close(
+fn close_other_fds(
     pipe: BorrowedFd<'_>,
     agent: BorrowedFd<'_>,
     report: BorrowedFd<'_>,
@@ -60,10 +60,10 @@ fn close(
     };
     sys::close_from(last as u32 + 1, true)?;
     standard_streams()?;
-    let hand = hand.map(|_| sys::inherited(HANDOVER_FD)).transpose()?;
+    let hand = hand.map(|_| sys::take_inherited_fd(HANDOVER_FD)).transpose()?;
     Ok(Remaining {
-        agent: sys::inherited(AGENT_PROGRAM_FD)?,
-        report: sys::inherited(REPORT_FD)?,
+        agent: sys::take_inherited_fd(AGENT_PROGRAM_FD)?,
+        report: sys::take_inherited_fd(REPORT_FD)?,
         hand,
     })
 }

@@ -15,7 +15,7 @@ use crate::ground::{Ground, write_file};
 use crate::plan::LaunchPlan;
 
 /// In the launcher: writes the maps of a child that is waiting for them.
-pub(crate) fn map(ground: &Ground, plan: &LaunchPlan, child: Pid) -> Result<(), Failure> {
+pub(crate) fn write_id_maps(ground: &Ground, plan: &LaunchPlan, child: Pid) -> Result<(), Failure> {
     let pid = child.as_raw_nonzero();
     let uid = plan.host_uid.unwrap_or(ground.uid);
     let gid = plan.host_gid.unwrap_or(ground.gid);
@@ -30,7 +30,7 @@ pub(crate) fn map(ground: &Ground, plan: &LaunchPlan, child: Pid) -> Result<(), 
 
 /// In the child: waits until it is mapped, and becomes whom the plan names.
 pub(crate) fn become_mapped(go: BorrowedFd<'_>, plan: &LaunchPlan) -> Result<(), Failure> {
-    wait(go).at(Wall::Identity, "waiting for the map")?;
+    wait_for_go(go).at(Wall::Identity, "waiting for the map")?;
     // Giving up one id for another would otherwise cost the capabilities that build the walls.
     set_capabilities_secure_bits(CapabilitiesSecureBits::NO_SETUID_FIXUP)
         .at(Wall::Identity, "keeping capabilities")?;
@@ -39,7 +39,7 @@ pub(crate) fn become_mapped(go: BorrowedFd<'_>, plan: &LaunchPlan) -> Result<(),
     set_thread_res_uid(uid, uid, uid).at(Wall::Identity, "the user")
 }
 
-fn wait(go: BorrowedFd<'_>) -> Result<(), Errno> {
+fn wait_for_go(go: BorrowedFd<'_>) -> Result<(), Errno> {
     let mut counter = [0; 8];
     match rustix::io::read(go, &mut counter)? {
         8 => Ok(()),

@@ -12,19 +12,19 @@ const SHARE_DIVISOR: u64 = 8;
 
 /// What a sandbox may have of each, by the file in its user namespace; absent where the host does not say.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Bounds {
+pub(crate) struct InotifyBounds {
     instances: Option<u64>,
     watches: Option<u64>,
 }
 
-impl Bounds {
+impl InotifyBounds {
     /// Looks at what the host allows a user; once.
-    pub(crate) fn of_host() -> Bounds {
+    pub(crate) fn of_host() -> InotifyBounds {
         let share = |name: &str| {
-            let most = number(&format!("/proc/sys/fs/inotify/{name}"))?;
+            let most = read_number(&format!("/proc/sys/fs/inotify/{name}"))?;
             Some((most / SHARE_DIVISOR).max(1))
         };
-        Bounds { instances: share("max_user_instances"), watches: share("max_user_watches") }
+        InotifyBounds { instances: share("max_user_instances"), watches: share("max_user_watches") }
     }
 
     fn files(self) -> [(&'static str, Option<u64>); 2] {
@@ -48,7 +48,7 @@ impl Bounds {
     }
 }
 
-fn number(path: &str) -> Option<u64> {
+fn read_number(path: &str) -> Option<u64> {
     let file =
         rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let mut text = [0; 32];

@@ -8,7 +8,7 @@ use rustix::fs::{CWD, Mode, OFlags, fstat};
 use rustix::io::Errno;
 
 use crate::error::{At, Failure, Wall};
-use crate::open::name;
+use crate::open::format_path;
 use crate::plan::Network;
 use crate::sys::{self, RulesetAttr};
 
@@ -88,12 +88,12 @@ impl Rules {
 
     /// Allows reading and executing below a place.
     pub(crate) fn read(&self, place: impl AsFd) -> Result<(), Errno> {
-        self.allow(place, READ_ACCESS)
+        self.add_rule(place, READ_ACCESS)
     }
 
     /// Allows the use of a device, or of all below a directory.
-    pub(crate) fn device(&self, place: impl AsFd) -> Result<(), Errno> {
-        self.allow(
+    pub(crate) fn allow_device(&self, place: impl AsFd) -> Result<(), Errno> {
+        self.add_rule(
             place,
             READ_ACCESS | ACCESS_FS_WRITE_FILE | ACCESS_FS_TRUNCATE | ACCESS_FS_IOCTL_DEV,
         )
@@ -101,41 +101,41 @@ impl Rules {
 
     /// Allows everything below a place, but making devices.
     pub(crate) fn write(&self, place: impl AsFd) -> Result<(), Errno> {
-        self.allow(place, self.handled & !FORBIDDEN_ACCESS)
+        self.add_rule(place, self.handled & !FORBIDDEN_ACCESS)
     }
 
-    fn allow(&self, place: impl AsFd, access: u64) -> Result<(), Errno> {
+    fn add_rule(&self, place: impl AsFd, access: u64) -> Result<(), Errno> {
         let directory = fstat(&place)?.st_mode & libc::S_IFMT == libc::S_IFDIR;
         let access = if directory { access } else { access & FILE_ACCESS };
         sys::landlock_allow(self.ruleset.as_fd(), place.as_fd(), access & self.handled)
     }
 
     /// Puts the process under them, for good.
-    pub(crate) fn enforce(&self) -> Result<(), Failure> {
+    pub(crate) fn enforce_rules(&self) -> Result<(), Failure> {
         sys::landlock_restrict(self.ruleset.as_fd()).at(Wall::Landlock, "the restriction")
     }
 }
 
 /// Opens a place for a rule.
-pub(crate) fn place(path: &str) -> Result<OwnedFd, Errno> {
+pub(crate) fn open_rule_path(path: &str) -> Result<OwnedFd, Errno> {
     rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// Puts the process under its rules. Comes after the last mount, which Landlock would refuse.
-pub(crate) fn restrict(abi: u32, network: Network, writable: &[PathBuf]) -> Result<(), Failure> {
+pub(crate) fn restrict_process(abi: u32, network: Network, writable: &[PathBuf]) -> Result<(), Failure> {
     let wall = Wall::Landlock;
     let tcp = match network {
         Network::None => BOTH_TCP,
         Network::Loopback => 0,
     };
     let rules = Rules::new(abi, tcp)?;
-    place("/").and_then(|root| rules.read(root)).at(wall, "/")?;
-    place("/dev").and_then(|devices| rules.device(devices)).at(wall, "/dev")?;
+    open_rule_path("/").and_then(|root| rules.read(root)).at(wall, "/")?;
+    open_rule_path("/dev").and_then(|devices| rules.allow_device(devices)).at(wall, "/dev")?;
     for path in writable {
-        let path = name(path);
-        place(&path).and_then(|found| rules.write(found)).at(wall, &path)?;
+        let path = format_path(path);
+        open_rule_path(&path).and_then(|found| rules.write(found)).at(wall, &path)?;
     }
-    rules.enforce()
+    rules.enforce_rules()
 }
 
 /// Keeps signals of this process and all its descendants among themselves, and nothing else.
@@ -149,7 +149,7 @@ pub(crate) fn keep_signals() -> Result<(), Failure> {
 /// Asks for something that Landlock refuses before anybody else does, and in its own way: a block device in a
 /// place that is writable, which without it would be refused for want of a capability. Not the empty node by
 /// which overlays mark deletions: newer kernels take that for a plain file.
-pub(crate) fn prove() -> Result<String, Failure> {
+pub(crate) fn prove_landlock() -> Result<String, Failure> {
     const PROBE_PATH: &str = "/tmp/.stockade-probe";
     let kind = rustix::fs::FileType::BlockDevice;
     let made = rustix::fs::mknodat(CWD, PROBE_PATH, kind, Mode::from_raw_mode(0o600), 0);

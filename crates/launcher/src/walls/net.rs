@@ -22,7 +22,7 @@ pub(crate) struct Spare {
 impl Spare {
     /// Makes one ready. A failure shows when one is needed.
     pub(crate) fn prepare(&mut self) {
-        self.fresh = self.fresh || fresh().is_ok();
+        self.fresh = self.fresh || create_network_namespace().is_ok();
     }
 
     /// Whether one is ready.
@@ -33,7 +33,7 @@ impl Spare {
     /// Stands in a namespace that nobody has used, set up as the plan says, and uses it up.
     pub(crate) fn take(&mut self, network: Network) -> Result<(), Failure> {
         if !std::mem::take(&mut self.fresh) {
-            fresh().at(Wall::Network, "a network namespace")?;
+            create_network_namespace().at(Wall::Network, "a network namespace")?;
         }
         match network {
             Network::None => Ok(()),
@@ -42,8 +42,8 @@ impl Spare {
     }
 }
 
-fn fresh() -> Result<(), Errno> {
-    sys::unshare(UnshareFlags::NEWNET)
+fn create_network_namespace() -> Result<(), Errno> {
+    sys::unshare_namespaces(UnshareFlags::NEWNET)
 }
 
 fn bring_up_loopback() -> Result<(), Errno> {

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use crate::error::{At, Failure, Wall};
 use crate::fs;
 use crate::ground::{CHANGES_DIR, LOWER_DIR};
-use crate::open::Layers;
+use crate::open::OpenLayers;
 
 /// The kernel's name for the file system.
 pub(crate) const OVERLAY_FS_TYPE: &str = "overlay";
@@ -19,23 +19,23 @@ const PROBE_XATTR: &str = "user.stockade";
 
 /// Mounts the view, detached. A view that is only read needs no place for changes: what was changed
 /// before lies on top of what is shown.
-pub(crate) fn mount(layers: &Layers, read_only: bool) -> Result<OwnedFd, Failure> {
+pub(crate) fn mount_overlay(layers: &OpenLayers, read_only: bool) -> Result<OwnedFd, Failure> {
     attach_tree(&layers.lower, LOWER_DIR)?;
     attach_tree(&layers.beside, CHANGES_DIR)?;
-    let (upper, work) = (opened(&layers.upper), opened(&layers.work));
+    let (upper, work) = (descriptor_path(&layers.upper), descriptor_path(&layers.work));
     if read_only {
         let both = format!("{upper}:{LOWER_DIR}");
         let options = [("lowerdir", both.as_str()), ("userxattr", "")];
-        return fs::make(OVERLAY_FS_TYPE, &options, fs::READ_ONLY_MOUNT).map_err(refused);
+        return fs::make_detached_fs(OVERLAY_FS_TYPE, &options, fs::READ_ONLY_MOUNT).map_err(build_mount_failure);
     }
     holds_marks(&work)?;
-    writable(LOWER_DIR, &upper, &work)
+    mount_writable(LOWER_DIR, &upper, &work)
 }
 
 /// Mounts a view of an empty directory, with layers in memory. On older kernels memory holds no marks,
 /// which the layers of a real one must.
-pub(crate) fn trial() -> Result<OwnedFd, Failure> {
-    let memory = fs::tmpfs(1 << 20, "0755", fs::WRITABLE_MOUNT).at(Wall::Workspace, "a tmpfs")?;
+pub(crate) fn mount_trial_overlay() -> Result<OwnedFd, Failure> {
+    let memory = fs::make_tmpfs(1 << 20, "0755", fs::WRITABLE_MOUNT).at(Wall::Workspace, "a tmpfs")?;
     attach_tree(&memory, CHANGES_DIR)?;
     for layer in ["lower", "upper", "work"] {
         let made = rustix::fs::mkdirat(&memory, layer, Mode::from_raw_mode(0o755));
@@ -43,10 +43,10 @@ pub(crate) fn trial() -> Result<OwnedFd, Failure> {
     }
     let [lower, upper, work] =
         ["lower", "upper", "work"].map(|name| format!("{CHANGES_DIR}/{name}"));
-    writable(&lower, &upper, &work)
+    mount_writable(&lower, &upper, &work)
 }
 
-fn writable(lower: &str, upper: &str, work: &str) -> Result<OwnedFd, Failure> {
+fn mount_writable(lower: &str, upper: &str, work: &str) -> Result<OwnedFd, Failure> {
     let options = [
         ("lowerdir", lower),
         ("upperdir", upper),
@@ -55,16 +55,16 @@ fn writable(lower: &str, upper: &str, work: &str) -> Result<OwnedFd, Failure> {
         // An index would tie the layers to this very lower directory, and a copy of them to none.
         ("index", "off"),
     ];
-    fs::make(OVERLAY_FS_TYPE, &options, fs::WRITABLE_MOUNT).map_err(refused)
+    fs::make_detached_fs(OVERLAY_FS_TYPE, &options, fs::WRITABLE_MOUNT).map_err(build_mount_failure)
 }
 
 /// A path to something that is open. The mount it was opened in is this sandbox's by now.
-fn opened(layer: &OwnedFd) -> String {
+fn descriptor_path(layer: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", layer.as_raw_fd())
 }
 
 fn attach_tree(tree: &OwnedFd, place: &str) -> Result<(), Failure> {
-    fs::open_path(place).and_then(|place| fs::attach(tree, place)).at(Wall::Workspace, place)
+    fs::open_path(place).and_then(|place| fs::attach_mount(tree, place)).at(Wall::Workspace, place)
 }
 
 /// Without marks the kernel would mount it all the same, and fail at the first directory that is
@@ -84,7 +84,7 @@ fn holds_marks(work: &str) -> Result<(), Failure> {
     })
 }
 
-fn refused(errno: Errno) -> Failure {
+fn build_mount_failure(errno: Errno) -> Failure {
     Failure::new(Wall::Workspace, errno, "an overlay of the workspace").remedy(
         "use Linux 5.11 or later, keep the layers on a plain file system (not on an overlay or a \
          network's), and show a directory without other file systems below",

@@ -38,18 +38,18 @@ const MASKED_ENTRIES: &[(&str, &str)] = &[
 
 /// One masked name, and whether it is a directory.
 #[derive(Clone, Debug)]
-pub(crate) struct Mask {
+pub(crate) struct ProcMask {
     name: String,
     pub path: String,
     directory: bool,
 }
 
 /// What of the list this host has; looked up once.
-pub(crate) fn masks() -> Vec<Mask> {
+pub(crate) fn list_masks() -> Vec<ProcMask> {
     let of = |name: &str| {
         let path = format!("/proc/{name}");
         let directory = rustix::fs::lstat(path.as_str()).ok()?.st_mode & libc::S_IFMT;
-        Some(Mask { name: name.to_owned(), path, directory: directory == libc::S_IFDIR })
+        Some(ProcMask { name: name.to_owned(), path, directory: directory == libc::S_IFDIR })
     };
     let listed = MASKED_ENTRIES.iter().map(|(name, _)| (*name).to_owned());
     let names: BTreeSet<String> = listed.chain(roots_alone()).collect();
@@ -68,8 +68,8 @@ fn roots_alone() -> Vec<String> {
 
 /// Mounts and masks it. Comes before the old root is left: the kernel gives a fresh `/proc` only to
 /// those who can still see a whole one.
-pub(crate) fn set_up(root: &OwnedFd, masks: &[Mask]) -> Result<(), Failure> {
-    let tree = fs::make("proc", &[], fs::NOEXEC_MOUNT).at(Wall::Proc, "a fresh /proc")?;
+pub(crate) fn set_up(root: &OwnedFd, masks: &[ProcMask]) -> Result<(), Failure> {
+    let tree = fs::make_detached_fs("proc", &[], fs::NOEXEC_MOUNT).at(Wall::Proc, "a fresh /proc")?;
     fs::attach_in(&tree, root, Path::new("/proc")).at(Wall::Proc, "/proc")?;
     for mask in masks {
         // The root's /sys is an empty directory, and /dev/null reads as an empty file.
@@ -81,9 +81,9 @@ pub(crate) fn set_up(root: &OwnedFd, masks: &[Mask]) -> Result<(), Failure> {
 }
 
 /// The sandbox's own terminals: none of the host's can be seen or opened.
-pub(crate) fn terminals(root: &OwnedFd) -> Result<(), Failure> {
+pub(crate) fn mount_terminals(root: &OwnedFd) -> Result<(), Failure> {
     let options = [("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620"), ("max", "256")];
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-    let tree = fs::make("devpts", &options, attributes).at(Wall::Devpts, "terminals")?;
+    let tree = fs::make_detached_fs("devpts", &options, attributes).at(Wall::Devpts, "terminals")?;
     fs::attach_in(tree, root, Path::new("/dev/pts")).at(Wall::Devpts, "/dev/pts")
 }

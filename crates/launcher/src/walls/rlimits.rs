@@ -12,9 +12,9 @@ const PENDING_SIGNALS: u64 = 1024;
 const QUEUE_BYTES: u64 = 400 << 10;
 
 /// One limit: soft and hard.
-type Wanted = (Resource, &'static str, Option<(u64, u64)>);
+type WantedRlimit = (Resource, &'static str, Option<(u64, u64)>);
 
-fn wanted(limits: &Rlimits) -> impl Iterator<Item = Wanted> {
+fn list_wanted(limits: &Rlimits) -> impl Iterator<Item = WantedRlimit> {
     let nofile = limits.nofile.map(|soft| (soft, limits.nofile_hard.unwrap_or(soft).max(soft)));
     let alike = soft_as_hard(limits).into_iter();
     let alike =
@@ -39,8 +39,8 @@ fn soft_as_hard(limits: &Rlimits) -> [(Resource, &'static str, Option<u64>); 10]
 }
 
 /// Sets each limit given, never above a hard limit that is there already.
-pub(crate) fn set(limits: &Rlimits) -> Result<(), Failure> {
-    for (resource, name, value) in wanted(limits) {
+pub(crate) fn set_rlimits(limits: &Rlimits) -> Result<(), Failure> {
+    for (resource, name, value) in list_wanted(limits) {
         let Some(value) = value else { continue };
         let most = getrlimit(resource).maximum.unwrap_or(u64::MAX);
         let (soft, hard) = (value.0.min(most), value.1.min(most));
@@ -51,9 +51,9 @@ pub(crate) fn set(limits: &Rlimits) -> Result<(), Failure> {
 }
 
 /// Reads them back.
-pub(crate) fn prove(limits: &Rlimits) -> Result<String, Failure> {
+pub(crate) fn prove_rlimits(limits: &Rlimits) -> Result<String, Failure> {
     let mut evidence = Vec::new();
-    for (resource, name, value) in wanted(limits) {
+    for (resource, name, value) in list_wanted(limits) {
         let Some(value) = value else { continue };
         let kernel = getrlimit(resource);
         match (kernel.current, kernel.maximum) {

@@ -6,24 +6,24 @@ use crate::error::{At, Failure, Wall};
 use crate::fs;
 use crate::ground::STAGE_DIR;
 use crate::plan::LaunchPlan;
-use crate::template::{Template, clone_of};
+use crate::template::{RootTemplate, clone_of};
 use crate::walls::layer;
 
 /// Puts the root on the stage: read-only as prepared, or under a writable layer.
-pub(crate) fn stage(plan: &LaunchPlan, template: &Template) -> Result<OwnedFd, Failure> {
+pub(crate) fn stage_root(plan: &LaunchPlan, template: &RootTemplate) -> Result<OwnedFd, Failure> {
     match plan.copy_on_write {
-        Some(bytes) => layer::stage(bytes, template, plan.uid),
+        Some(bytes) => layer::stage_layered_root(bytes, template, plan.uid),
         None => {
             let root = clone_of(template).at(Wall::Root, "the prepared root")?;
             let stage = fs::open_path(STAGE_DIR).at(Wall::Root, "the stage")?;
-            fs::attach(&root, stage).at(Wall::Root, "onto the stage")?;
+            fs::attach_mount(&root, stage).at(Wall::Root, "onto the stage")?;
             Ok(root)
         }
     }
 }
 
 /// Makes the staged root the only one.
-pub(crate) fn enter(root: &OwnedFd) -> Result<(), Failure> {
+pub(crate) fn switch_root(root: &OwnedFd) -> Result<(), Failure> {
     rustix::process::fchdir(root).at(Wall::Root, "into the new root")?;
     fs::enter_root().at(Wall::Root, "leaving the old root")
 }

@@ -6,38 +6,38 @@ use std::path::Path;
 
 use crate::error::{At, Failure, Wall};
 use crate::fs;
-use crate::open::{Sources, name};
+use crate::open::{Sources, format_path};
 use crate::plan::{LaunchPlan, Workspace};
 use crate::walls::{overlay, scratch};
 use rustix::io::Errno;
 
 /// Mounts the workspace into the staged root.
-pub(crate) fn workspace(
+pub(crate) fn mount_workspace(
     root: &OwnedFd,
     plan: &LaunchPlan,
     sources: &Sources,
 ) -> Result<(), Failure> {
     let target = &plan.workspace_target;
-    ensure_mount_point(root, target, true, true).at(Wall::Workspace, &name(target))?;
+    ensure_mount_point(root, target, true, true).at(Wall::Workspace, &format_path(target))?;
     let attach =
-        |tree: &OwnedFd| fs::attach_in(tree, root, target).at(Wall::Workspace, &name(target));
+        |tree: &OwnedFd| fs::attach_in(tree, root, target).at(Wall::Workspace, &format_path(target));
     match (&plan.workspace, &sources.workspace, &sources.layers) {
         (Workspace::Local { .. }, Some(source), _) => attach(&source.tree),
         (Workspace::Overlay { .. }, _, Some(layers)) => {
-            attach(&overlay::mount(layers, plan.read_only)?)
+            attach(&overlay::mount_overlay(layers, plan.read_only)?)
         }
-        (Workspace::Trial, ..) => attach(&overlay::trial()?),
+        (Workspace::Trial, ..) => attach(&overlay::mount_trial_overlay()?),
         // Nothing is ever in it.
         (Workspace::Ephemeral { bytes }, ..) if plan.read_only => {
             let tree =
-                fs::tmpfs(*bytes, "0755", fs::READ_ONLY_MOUNT).at(Wall::Workspace, "a tmpfs")?;
+                fs::make_tmpfs(*bytes, "0755", fs::READ_ONLY_MOUNT).at(Wall::Workspace, "a tmpfs")?;
             attach(&tree)
         }
         (Workspace::Ephemeral { .. }, ..) => {
-            attach(&scratch::workspace().at(Wall::Workspace, "a private place")?)
+            attach(&scratch::make_scratch_workspace().at(Wall::Workspace, "a private place")?)
         }
         (Workspace::Local { .. } | Workspace::Overlay { .. }, ..) => {
-            Err(Failure::new(Wall::Workspace, Errno::NOENT, name(target)))
+            Err(Failure::new(Wall::Workspace, Errno::NOENT, format_path(target)))
         }
     }
 }
@@ -47,27 +47,27 @@ pub(crate) fn workspace_alias(root: &OwnedFd, plan: &LaunchPlan) -> Result<(), F
     let Some(alias) = &plan.workspace_alias else { return Ok(()) };
     let shown = || {
         ensure_mount_point(root, alias, true, true)?;
-        let tree = fs::clone_tree(fs::place(root, &plan.workspace_target)?, "")?;
+        let tree = fs::clone_tree(fs::open_mount_point(root, &plan.workspace_target)?, "")?;
         fs::attach_in(&tree, root, alias)
     };
-    shown().at(Wall::Workspace, &name(alias))
+    shown().at(Wall::Workspace, &format_path(alias))
 }
 
 /// Which of the mounts: those below `/proc` have to wait for it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum When {
+pub(crate) enum MountWhen {
     BeforeProc,
     InProc,
 }
 
 /// Mounts the rest, in the plan's order.
-pub(crate) fn mounts(
+pub(crate) fn mount_extras(
     root: &OwnedFd,
     plan: &LaunchPlan,
     sources: &Sources,
-    when: When,
+    when: MountWhen,
 ) -> Result<(), Failure> {
-    let due = |target: &Path| target.starts_with("/proc") == (when == When::InProc);
+    let due = |target: &Path| target.starts_with("/proc") == (when == MountWhen::InProc);
     let all = plan.mounts.iter().zip(&sources.mounts);
     for (mount, source) in all.filter(|(mount, _)| due(&mount.target)) {
         let target = &mount.target;
@@ -75,7 +75,7 @@ pub(crate) fn mounts(
         let mounted = ensure_mount_point(root, target, source.directory, make)
             .and_then(|()| fs::attach_in(&source.tree, root, target));
         mounted.map_err(|errno| {
-            Failure::new(Wall::Mounts, errno, name(target)).remedy(
+            Failure::new(Wall::Mounts, errno, format_path(target)).remedy(
                 "choose a target that exists in the root or the workspace, or one at its top",
             )
         })?;
@@ -98,7 +98,7 @@ fn ensure_mount_point(
     directory: bool,
     make: bool,
 ) -> Result<(), Errno> {
-    match fs::place(root, target) {
+    match fs::open_mount_point(root, target) {
         Ok(_) => Ok(()),
         Err(Errno::NOENT) if make => fs::make_place(root, target, directory),
         Err(errno) => Err(errno),

@@ -3,6 +3,6 @@
 use crate::error::{At, Failure, Wall};
 
 /// Sets it; the namespace is new, so that nobody else sees it.
-pub(crate) fn set(hostname: &str) -> Result<(), Failure> {
+pub(crate) fn set_hostname(hostname: &str) -> Result<(), Failure> {
     rustix::system::sethostname(hostname.as_bytes()).at(Wall::Hostname, hostname)
 }

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::process::{Signal, parent_process_death_signal};
 
 use crate::error::{At, Failure, Wall};
-use crate::ground::{Ground, namespace};
+use crate::ground::{Ground, read_namespace_id};
 use crate::plan::{LaunchPlan, Workspace};
 use crate::walls::{landlock, overlay, parent, rlimits};
 use crate::wire::Proof;
@@ -25,31 +25,31 @@ pub(crate) struct Expected<'a> {
     pub landlock: Option<u32>,
 }
 
-pub(crate) fn missing<T>(wall: Wall, detail: impl Into<String>) -> Result<T, Failure> {
+pub(crate) fn refuse_missing_wall<T>(wall: Wall, detail: impl Into<String>) -> Result<T, Failure> {
     Err(Failure::without_errno(wall, detail))
 }
 
 /// All of them, in the order in which they were built.
 pub(crate) fn read_back(expected: &Expected<'_>) -> Result<Vec<Proof>, Failure> {
-    let process = Process::open()?;
-    let status = Status(process.read("status", Wall::Capabilities)?);
+    let process = ProcessFiles::open()?;
+    let status = ProcessStatus(process.read("status", Wall::Capabilities)?);
     let mountinfo = process.read("mountinfo", Wall::Root)?;
-    let mounts = Mounts::parse(&mountinfo);
+    let mounts = VerifiedMounts::parse(&mountinfo);
     let plan = expected.plan;
     let proofs = [
-        (Wall::Namespaces, namespaces(&process, expected.ground)?),
-        (Wall::Identity, identity(&process, plan)?),
+        (Wall::Namespaces, verify_namespaces(&process, expected.ground)?),
+        (Wall::Identity, verify_identity(&process, plan)?),
         (Wall::Session, parent::prove_group()?),
         (Wall::ParentDeath, parent_death()?),
-        (Wall::Cgroup, cgroup(&process, plan)?),
-        (Wall::Hostname, hostname(plan)?),
-        (Wall::Root, root(plan, expected, &mounts)?),
-        (Wall::Workspace, workspace(plan, &mounts)?),
-        (Wall::Mounts, extra(plan, &mounts)?),
+        (Wall::Cgroup, verify_cgroup(&process, plan)?),
+        (Wall::Hostname, verify_hostname(plan)?),
+        (Wall::Root, verify_root(plan, expected, &mounts)?),
+        (Wall::Workspace, verify_workspace(plan, &mounts)?),
+        (Wall::Mounts, verify_extra_mounts(plan, &mounts)?),
         (Wall::Proc, mounts.has(Wall::Proc, Path::new("/proc"), "ro")?),
-        (Wall::Descriptors, descriptors(&process)?),
-        (Wall::Rlimits, rlimits::prove(&plan.rlimits)?),
-        (Wall::Capabilities, capabilities(&status)?),
+        (Wall::Descriptors, verify_descriptors(&process)?),
+        (Wall::Rlimits, rlimits::prove_rlimits(&plan.rlimits)?),
+        (Wall::Capabilities, verify_capabilities(&status)?),
         (Wall::Landlock, second_wall(expected.landlock)?),
         (Wall::Seccomp, status.is(Wall::Seccomp, "Seccomp", "2")?),
     ];
@@ -57,13 +57,13 @@ pub(crate) fn read_back(expected: &Expected<'_>) -> Result<Vec<Proof>, Failure> 
 }
 
 /// What the kernel says about this process, behind one open directory.
-pub(crate) struct Process(pub OwnedFd);
+pub(crate) struct ProcessFiles(pub OwnedFd);
 
-impl Process {
-    pub(crate) fn open() -> Result<Process, Failure> {
+impl ProcessFiles {
+    pub(crate) fn open() -> Result<ProcessFiles, Failure> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::openat(CWD, "/proc/self", flags, Mode::empty());
-        opened.map(Process).at(Wall::Proc, "/proc/self")
+        opened.map(ProcessFiles).at(Wall::Proc, "/proc/self")
     }
 
     fn read(&self, name: &str, wall: Wall) -> Result<String, Failure> {
@@ -84,13 +84,13 @@ pub(crate) fn read_all(file: &OwnedFd, name: &str, wall: Wall) -> Result<String,
             break;
         }
     }
-    String::from_utf8(text).or_else(|_| missing(wall, format!("{name} is not text")))
+    String::from_utf8(text).or_else(|_| refuse_missing_wall(wall, format!("{name} is not text")))
 }
 
 /// `/proc/self/status`, read once.
-pub(crate) struct Status(pub String);
+pub(crate) struct ProcessStatus(pub String);
 
-impl Status {
+impl ProcessStatus {
     fn field(&self, name: &str) -> &str {
         let of = |line: &'_ str| -> Option<usize> {
             line.strip_prefix(name)?.strip_prefix(':').map(|_| name.len() + 1)
@@ -102,33 +102,33 @@ impl Status {
     pub(crate) fn is(&self, wall: Wall, name: &str, value: &str) -> Result<String, Failure> {
         match self.field(name) {
             found if found == value => Ok(format!("{name}: {found}")),
-            found => missing(wall, format!("{name} is {found:?} and should be {value:?}")),
+            found => refuse_missing_wall(wall, format!("{name} is {found:?} and should be {value:?}")),
         }
     }
 }
 
-fn namespaces(process: &Process, ground: &Ground) -> Result<String, Failure> {
+fn verify_namespaces(process: &ProcessFiles, ground: &Ground) -> Result<String, Failure> {
     let mut evidence = Vec::new();
     for (name, outside) in &ground.namespaces {
-        match namespace(&process.0, name) {
+        match read_namespace_id(&process.0, name) {
             Some(inside) if inside != *outside => evidence.push(inside),
-            Some(_) | None => return missing(Wall::Namespaces, format!("{name} is shared")),
+            Some(_) | None => return refuse_missing_wall(Wall::Namespaces, format!("{name} is shared")),
         }
     }
     Ok(evidence.join(" "))
 }
 
-fn identity(process: &Process, plan: &LaunchPlan) -> Result<String, Failure> {
+fn verify_identity(process: &ProcessFiles, plan: &LaunchPlan) -> Result<String, Failure> {
     let uid = (rustix::process::getuid().as_raw(), rustix::process::geteuid().as_raw());
     let gid = (rustix::process::getgid().as_raw(), rustix::process::getegid().as_raw());
     if uid != (plan.uid, plan.uid) || gid != (plan.gid, plan.gid) {
-        return missing(Wall::Identity, format!("the ids are {uid:?} and {gid:?}"));
+        return refuse_missing_wall(Wall::Identity, format!("the ids are {uid:?} and {gid:?}"));
     }
     for (file, id) in [("uid_map", plan.uid), ("gid_map", plan.gid)] {
         let map = process.read(file, Wall::Identity)?;
         let fields: Vec<&str> = map.split_whitespace().collect();
         if !matches!(fields.as_slice(), [inside, _, "1"] if *inside == id.to_string()) {
-            return missing(Wall::Identity, format!("{file} maps more than one id: {map:?}"));
+            return refuse_missing_wall(Wall::Identity, format!("{file} maps more than one id: {map:?}"));
         }
     }
     Ok(format!("uid {} gid {}, one of each mapped", plan.uid, plan.gid))
@@ -137,32 +137,32 @@ fn identity(process: &Process, plan: &LaunchPlan) -> Result<String, Failure> {
 pub(crate) fn parent_death() -> Result<String, Failure> {
     match parent_process_death_signal().at(Wall::ParentDeath, "asking")? {
         Some(Signal::KILL) => Ok("SIGKILL".to_owned()),
-        _ => missing(Wall::ParentDeath, "no signal is set"),
+        _ => refuse_missing_wall(Wall::ParentDeath, "no signal is set"),
     }
 }
 
 /// Inside, a group that was joined before the namespace was made is the top: `/`.
-fn cgroup(process: &Process, plan: &LaunchPlan) -> Result<String, Failure> {
+fn verify_cgroup(process: &ProcessFiles, plan: &LaunchPlan) -> Result<String, Failure> {
     let Some(asked) = &plan.cgroup else { return Ok("none asked for".to_owned()) };
     let text = process.read("cgroup", Wall::Cgroup)?;
     match text.lines().all(|line| line.ends_with(":/")) {
         true => Ok(format!("member of {}", asked.directories().len())),
-        false => missing(Wall::Cgroup, "a control group lies outside of its namespace"),
+        false => refuse_missing_wall(Wall::Cgroup, "a control group lies outside of its namespace"),
     }
 }
 
-fn hostname(plan: &LaunchPlan) -> Result<String, Failure> {
+fn verify_hostname(plan: &LaunchPlan) -> Result<String, Failure> {
     match rustix::system::uname().nodename().to_str() {
         Ok(name) if name == plan.hostname => Ok(name.to_owned()),
-        _ => missing(Wall::Hostname, "the name was not set"),
+        _ => refuse_missing_wall(Wall::Hostname, "the name was not set"),
     }
 }
 
 /// Mount points with their options and the kind of their file system. Newer kernels list them in the order in
 /// which they were made, which says nothing about what lies on top.
-struct Mounts<'a>(Vec<Mounted<'a>>);
+struct VerifiedMounts<'a>(Vec<VerifiedMount<'a>>);
 
-struct Mounted<'a> {
+struct VerifiedMount<'a> {
     id: &'a str,
     /// What it is mounted on.
     parent: &'a str,
@@ -171,37 +171,37 @@ struct Mounted<'a> {
     kind: &'a str,
 }
 
-impl<'a> Mounts<'a> {
-    fn parse(text: &'a str) -> Mounts<'a> {
+impl<'a> VerifiedMounts<'a> {
+    fn parse(text: &'a str) -> VerifiedMounts<'a> {
         let entry = |line: &'a str| {
             let (mount, file_system) = line.split_once(" - ")?;
             let mut fields = mount.split(' ');
             let (id, parent) = (fields.next()?, fields.next()?);
             let mut fields = fields.skip(2);
             let kind = file_system.split(' ').next()?;
-            Some(Mounted { id, parent, place: fields.next()?, options: fields.next()?, kind })
+            Some(VerifiedMount { id, parent, place: fields.next()?, options: fields.next()?, kind })
         };
-        Mounts(text.lines().filter_map(entry).collect())
+        VerifiedMounts(text.lines().filter_map(entry).collect())
     }
 
     fn has(&self, wall: Wall, place: &Path, option: &str) -> Result<String, Failure> {
         let (name, options) = (place.display(), self.find(wall, place)?.options);
         match options.split(',').any(|found| found == option) {
             true => Ok(format!("{name} {options}")),
-            false => missing(wall, format!("{name} is {options}, not {option}")),
+            false => refuse_missing_wall(wall, format!("{name} is {options}, not {option}")),
         }
     }
 
-    fn find(&self, wall: Wall, place: &Path) -> Result<&Mounted<'a>, Failure> {
-        let escaped = escape(place);
+    fn find(&self, wall: Wall, place: &Path) -> Result<&VerifiedMount<'a>, Failure> {
+        let escaped = escape_mount_path(place);
         let here = || self.0.iter().filter(|mounted| mounted.place == escaped);
         let found = here().find(|one| here().all(|other| other.parent != one.id));
-        found.map_or_else(|| missing(wall, format!("{} is not mounted", place.display())), Ok)
+        found.map_or_else(|| refuse_missing_wall(wall, format!("{} is not mounted", place.display())), Ok)
     }
 }
 
 /// The kernel writes space, tab, newline and backslash in octal.
-fn escape(place: &Path) -> String {
+fn escape_mount_path(place: &Path) -> String {
     let escapes = [("\\", "\\134"), (" ", "\\040"), ("\t", "\\011"), ("\n", "\\012")];
     let text = place.to_string_lossy().into_owned();
     escapes.iter().fold(text, |text, (from, to)| match text.contains(from) {
@@ -216,15 +216,15 @@ fn below_any(deep: &[String], place: &str) -> bool {
     deep.iter().any(|top| place.strip_prefix(top.as_str()).is_some_and(below))
 }
 
-fn root(
+fn verify_root(
     plan: &LaunchPlan,
     expected: &Expected<'_>,
-    mounts: &Mounts<'_>,
+    mounts: &VerifiedMounts<'_>,
 ) -> Result<String, Failure> {
-    let deep: Vec<String> = expected.deep.iter().map(|place| escape(place)).collect();
-    for Mounted { place, .. } in &mounts.0 {
+    let deep: Vec<String> = expected.deep.iter().map(|place| escape_mount_path(place)).collect();
+    for VerifiedMount { place, .. } in &mounts.0 {
         if !expected.mounts.contains(place) && !below_any(&deep, place) {
-            return missing(Wall::Root, format!("{place} should not be mounted"));
+            return refuse_missing_wall(Wall::Root, format!("{place} should not be mounted"));
         }
     }
     if plan.copy_on_write.is_some() {
@@ -235,11 +235,11 @@ fn root(
     match rustix::fs::openat(CWD, "/.stockade-probe", flags, Mode::from_raw_mode(0o600)) {
         Err(Errno::ROFS | Errno::ACCESS) => Ok(format!("{evidence}, {} mounts", mounts.0.len())),
         Err(errno) => Err(Failure::new(Wall::Root, errno, "the probe was refused otherwise")),
-        Ok(_) => missing(Wall::Root, "a file could be made in it"),
+        Ok(_) => refuse_missing_wall(Wall::Root, "a file could be made in it"),
     }
 }
 
-fn workspace(plan: &LaunchPlan, mounts: &Mounts<'_>) -> Result<String, Failure> {
+fn verify_workspace(plan: &LaunchPlan, mounts: &VerifiedMounts<'_>) -> Result<String, Failure> {
     let (wall, target) = (Wall::Workspace, plan.workspace_target.as_path());
     let option = if plan.read_only { "ro" } else { "rw" };
     mounts.has(wall, target, "nosuid")?;
@@ -252,12 +252,12 @@ fn workspace(plan: &LaunchPlan, mounts: &Mounts<'_>) -> Result<String, Failure> 
         Workspace::Ephemeral { .. } | Workspace::Local { .. } => Ok(evidence),
         Workspace::Overlay { .. } | Workspace::Trial => match mounts.find(wall, target)?.kind {
             overlay::OVERLAY_FS_TYPE => Ok(format!("{evidence}, an overlay")),
-            kind => missing(wall, format!("{} is a {kind}, not an overlay", target.display())),
+            kind => refuse_missing_wall(wall, format!("{} is a {kind}, not an overlay", target.display())),
         },
     }
 }
 
-fn extra(plan: &LaunchPlan, mounts: &Mounts<'_>) -> Result<String, Failure> {
+fn verify_extra_mounts(plan: &LaunchPlan, mounts: &VerifiedMounts<'_>) -> Result<String, Failure> {
     let mut evidence = Vec::new();
     for mount in &plan.mounts {
         let option = if mount.read_only { "ro" } else { "rw" };
@@ -268,7 +268,7 @@ fn extra(plan: &LaunchPlan, mounts: &Mounts<'_>) -> Result<String, Failure> {
 }
 
 /// The three standard streams, the pipe, the agent, the report, and the two that ask.
-fn descriptors(process: &Process) -> Result<String, Failure> {
+fn verify_descriptors(process: &ProcessFiles) -> Result<String, Failure> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let open = rustix::fs::openat(&process.0, "fd", flags, Mode::empty())
         .at(Wall::Descriptors, "/proc/self/fd")?;
@@ -286,11 +286,11 @@ pub(crate) fn count_descriptors(open: &OwnedFd) -> Result<String, Failure> {
     }
     match count {
         8 => Ok("0-2 of its own, the pipe, and what execution closes".to_owned()),
-        count => missing(Wall::Descriptors, format!("{count} are open and should be 8")),
+        count => refuse_missing_wall(Wall::Descriptors, format!("{count} are open and should be 8")),
     }
 }
 
-fn capabilities(status: &Status) -> Result<String, Failure> {
+fn verify_capabilities(status: &ProcessStatus) -> Result<String, Failure> {
     for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
         status.is(Wall::Capabilities, set, "0000000000000000")?;
     }
@@ -300,7 +300,7 @@ fn capabilities(status: &Status) -> Result<String, Failure> {
 
 fn second_wall(abi: Option<u32>) -> Result<String, Failure> {
     match abi {
-        Some(abi) => landlock::prove().map(|evidence| format!("version {abi}: {evidence}")),
+        Some(abi) => landlock::prove_landlock().map(|evidence| format!("version {abi}: {evidence}")),
         None => Ok("absent: given up, the kernel has none".to_owned()),
     }
 }
@@ -310,27 +310,27 @@ fn second_wall(abi: Option<u32>) -> Result<String, Failure> {
 mod tests {
     use super::*;
 
-    fn refused<T>(result: Result<T, Failure>) -> Wall {
+    fn refused_wall<T>(result: Result<T, Failure>) -> Wall {
         result.err().map(|failure| failure.wall).unwrap()
     }
 
     #[test]
     fn a_process_without_walls_is_refused_by_every_proof() {
-        let process = Process::open().unwrap();
-        let status = Status(process.read("status", Wall::Capabilities).unwrap());
+        let process = ProcessFiles::open().unwrap();
+        let status = ProcessStatus(process.read("status", Wall::Capabilities).unwrap());
         let text = process.read("mountinfo", Wall::Root).unwrap();
-        let mounts = Mounts::parse(&text);
+        let mounts = VerifiedMounts::parse(&text);
         let plan = LaunchPlan { uid: u32::MAX - 1, hostname: "other".into(), ..Default::default() };
-        assert_eq!(refused(identity(&process, &plan)), Wall::Identity);
-        assert_eq!(refused(parent::prove_group()), Wall::Session);
-        assert_eq!(refused(parent_death()), Wall::ParentDeath);
-        assert_eq!(refused(hostname(&plan)), Wall::Hostname);
-        assert_eq!(refused(workspace(&plan, &mounts)), Wall::Workspace);
-        assert_eq!(refused(mounts.has(Wall::Proc, Path::new("/proc"), "ro")), Wall::Proc);
-        assert_eq!(refused(capabilities(&status)), Wall::Capabilities);
-        assert_eq!(refused(status.is(Wall::Seccomp, "Seccomp", "2")), Wall::Seccomp);
-        let _more = [(); 4].map(|()| Process::open().unwrap());
-        assert_eq!(refused(descriptors(&process)), Wall::Descriptors);
+        assert_eq!(refused_wall(verify_identity(&process, &plan)), Wall::Identity);
+        assert_eq!(refused_wall(parent::prove_group()), Wall::Session);
+        assert_eq!(refused_wall(parent_death()), Wall::ParentDeath);
+        assert_eq!(refused_wall(verify_hostname(&plan)), Wall::Hostname);
+        assert_eq!(refused_wall(verify_workspace(&plan, &mounts)), Wall::Workspace);
+        assert_eq!(refused_wall(mounts.has(Wall::Proc, Path::new("/proc"), "ro")), Wall::Proc);
+        assert_eq!(refused_wall(verify_capabilities(&status)), Wall::Capabilities);
+        assert_eq!(refused_wall(status.is(Wall::Seccomp, "Seccomp", "2")), Wall::Seccomp);
+        let _more = [(); 4].map(|()| ProcessFiles::open().unwrap());
+        assert_eq!(refused_wall(verify_descriptors(&process)), Wall::Descriptors);
     }
 
     #[test]
@@ -339,7 +339,7 @@ mod tests {
         let below = "2 1 0:2 / /workspace ro - erofs x ro\n";
         let top = "3 2 0:3 / /workspace rw - ext4 x rw\n";
         for text in [[root, below, top].concat(), [top, root, below].concat()] {
-            let mounts = Mounts::parse(&text);
+            let mounts = VerifiedMounts::parse(&text);
             assert!(mounts.has(Wall::Workspace, Path::new("/workspace"), "rw").is_ok(), "{text}");
         }
     }
@@ -347,12 +347,12 @@ mod tests {
     #[test]
     fn a_mount_that_nobody_asked_for_is_not_expected() {
         let text = "1 0 0:1 / / ro - tmpfs none ro\n2 1 0:2 / /usr/lib rw - ext4 x rw\n";
-        let mounts = Mounts::parse(text);
-        let deep = [escape(Path::new("/usr"))];
+        let mounts = VerifiedMounts::parse(text);
+        let deep = [escape_mount_path(Path::new("/usr"))];
         let known = |place: &str| below_any(&deep, place) || place == "/";
         assert!(mounts.0.iter().all(|mounted| known(mounted.place)));
         assert!(!known("/usrlocal"));
         assert!(!known("/old_root"));
-        assert_eq!(escape(Path::new("/a b\\c")), "/a\\040b\\134c");
+        assert_eq!(escape_mount_path(Path::new("/a b\\c")), "/a\\040b\\134c");
     }
 }

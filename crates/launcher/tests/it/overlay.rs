@@ -9,14 +9,14 @@ use serde_json::json;
 use stockade_launcher::{LaunchPlan, Mount, Wall, Workspace};
 
 /// A directory to show, and one for the changes.
-struct Layers {
+struct TestLayers {
     base: tempfile::TempDir,
 }
 
-impl Layers {
-    fn new(owner: Owner) -> Layers {
+impl TestLayers {
+    fn new(owner: Owner) -> TestLayers {
         let base = directory(owner);
-        let layers = Layers { base };
+        let layers = TestLayers { base };
         for name in ["lower", "lower/dir", "upper", "work"] {
             fs::create_dir(layers.path(name)).unwrap();
             give(owner, &layers.path(name));
@@ -48,7 +48,7 @@ const CHANGE_SCRIPT: &str = "cd /workspace && echo -n inside > changed && echo -
 #[test]
 fn changes_show_inside_and_land_in_the_upper_layer_alone() {
     for_each_owner(|owner, launcher| {
-        let layers = Layers::new(owner);
+        let layers = TestLayers::new(owner);
         let mut inside = launch(launcher, &layers.plan());
         inside.run(&["sh", "-c", CHANGE_SCRIPT]);
         assert_eq!(inside.read("/workspace/changed").unwrap(), "inside");
@@ -69,7 +69,7 @@ fn changes_show_inside_and_land_in_the_upper_layer_alone() {
 #[test]
 fn a_removal_is_an_empty_device_and_a_replaced_directory_is_marked_opaque() {
     for_each_owner(|owner, launcher| {
-        let layers = Layers::new(owner);
+        let layers = TestLayers::new(owner);
         let mut inside = launch(launcher, &layers.plan());
         inside.run(&["sh", "-c", CHANGE_SCRIPT]);
         inside.ended_by_drop();
@@ -86,7 +86,7 @@ fn a_removal_is_an_empty_device_and_a_replaced_directory_is_marked_opaque() {
 #[test]
 fn the_next_sandbox_finds_what_the_one_before_has_left() {
     for_each_owner(|owner, launcher| {
-        let layers = Layers::new(owner);
+        let layers = TestLayers::new(owner);
         let mut first = launch(launcher, &layers.plan());
         first.run(&["sh", "-c", CHANGE_SCRIPT]);
         first.ended_by_drop();
@@ -104,7 +104,7 @@ fn the_next_sandbox_finds_what_the_one_before_has_left() {
 #[test]
 fn a_read_only_view_cannot_be_written_to() {
     for_each_owner(|owner, launcher| {
-        let layers = Layers::new(owner);
+        let layers = TestLayers::new(owner);
         let mut inside = launch(launcher, &LaunchPlan { read_only: true, ..layers.plan() });
         assert_eq!(inside.read("/workspace/kept").unwrap(), "lower");
         for refused in ["/workspace/new", "/workspace/kept", "/workspace/dir/new"] {
@@ -117,7 +117,7 @@ fn a_read_only_view_cannot_be_written_to() {
 #[test]
 fn the_layers_are_nowhere_else_inside() {
     for_each_owner(|owner, launcher| {
-        let layers = Layers::new(owner);
+        let layers = TestLayers::new(owner);
         let mut inside = launch(launcher, &layers.plan());
         for absent in ["/lower", "/beside"] {
             assert_eq!(inside.list(absent), None, "{absent}");
@@ -137,7 +137,7 @@ fn the_layers_are_nowhere_else_inside() {
 #[test]
 fn layers_inside_of_what_is_shown_cannot_be_reached_through_it() {
     for_each_owner(|owner, launcher| {
-        let layers = Layers::new(owner);
+        let layers = TestLayers::new(owner);
         let [lower, upper, work] = ["", "upper", "work"].map(|name| layers.path(name));
         let lower = lower.components().collect();
         let workspace = Workspace::Overlay { lower, upper, work };
@@ -153,7 +153,7 @@ fn layers_inside_of_what_is_shown_cannot_be_reached_through_it() {
 #[test]
 fn nothing_is_mounted_into_a_view_by_making_a_place_in_it() {
     for_each_owner(|owner, launcher| {
-        let layers = Layers::new(owner);
+        let layers = TestLayers::new(owner);
         let source = directory(owner);
         let source = source.path().canonicalize().unwrap();
         let mount =
@@ -169,7 +169,7 @@ fn nothing_is_mounted_into_a_view_by_making_a_place_in_it() {
 #[test]
 fn layers_that_cannot_be_used_are_refused_by_name() {
     for_each_owner(|owner, launcher| {
-        let layers = Layers::new(owner);
+        let layers = TestLayers::new(owner);
         std::os::unix::fs::symlink("upper", layers.path("link")).unwrap();
         fs::write(layers.path("file"), "").unwrap();
         fs::create_dir(layers.path("elsewhere")).unwrap();
@@ -187,7 +187,7 @@ fn layers_that_cannot_be_used_are_refused_by_name() {
 #[test]
 fn a_local_workspace_is_no_overlay() {
     for_each_owner(|owner, launcher| {
-        let layers = Layers::new(owner);
+        let layers = TestLayers::new(owner);
         let plan = LaunchPlan { workspace: local(&layers.path("lower")), ..LaunchPlan::default() };
         let mut inside = launch(launcher, &plan);
         assert_eq!(inside.write("/workspace/new"), 0);
@@ -202,7 +202,7 @@ mod needs_root {
     #[test]
     fn layers_may_have_any_name_and_lie_where_only_root_gets() {
         let launcher = common::launcher(Owner::Root);
-        let layers = Layers::new(Owner::Ordinary);
+        let layers = TestLayers::new(Owner::Ordinary);
         let place = layers.path("root's:own,\\place");
         fs::create_dir(&place).unwrap();
         fs::set_permissions(&place, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();

@@ -10,15 +10,15 @@ use serde_json::{Value, json};
 use stockade_launcher::{LaunchPlan, Launcher, Mount, Network};
 
 /// A program of the host that listens in a directory, open to every user.
-struct Host {
+struct SocketHost {
     stream: UnixListener,
     datagrams: UnixDatagram,
 }
 
-impl Host {
-    fn listens_in(owner: Owner, directory: &Path) -> Host {
+impl SocketHost {
+    fn listens_in(owner: Owner, directory: &Path) -> SocketHost {
         let (stream, datagrams) = (directory.join("stream"), directory.join("datagrams"));
-        let host = Host {
+        let host = SocketHost {
             stream: UnixListener::bind(&stream).unwrap(),
             datagrams: UnixDatagram::bind(&datagrams).unwrap(),
         };
@@ -42,7 +42,7 @@ fn is_refused(answer: &Value) -> bool {
 }
 
 /// Tries every way to a socket of the host, shown at `place`.
-fn nothing_is_reached(launcher: &Launcher, plan: &LaunchPlan, place: &str, host: &Host) {
+fn nothing_is_reached(launcher: &Launcher, plan: &LaunchPlan, place: &str, host: &SocketHost) {
     let mut inside = launch(launcher, plan);
     for path in [format!("{place}/stream"), format!("{place}/../{}/stream", &place[1..])] {
         let answer = inside.ask(json!({ "connect": path }));
@@ -63,7 +63,7 @@ fn nothing_is_reached(launcher: &Launcher, plan: &LaunchPlan, place: &str, host:
 fn no_socket_of_the_host_is_reached_in_whatever_view_it_lies() {
     for_each_owner(|owner, launcher| {
         let shown = directory(owner);
-        let host = Host::listens_in(owner, shown.path());
+        let host = SocketHost::listens_in(owner, shown.path());
         for read_only in [false, true] {
             let workspace = local(shown.path());
             let plan = LaunchPlan { workspace, read_only, ..LaunchPlan::default() };
@@ -84,7 +84,7 @@ fn a_socket_that_begins_to_listen_later_is_not_reached_either() {
         let workspace = local(shown.path());
         let mut inside = launch(launcher, &LaunchPlan { workspace, ..LaunchPlan::default() });
         assert_eq!(inside.ask(json!({ "pair": "/tmp/own" }))["heard"], "hello");
-        let host = Host::listens_in(owner, shown.path());
+        let host = SocketHost::listens_in(owner, shown.path());
         assert!(is_refused(&inside.ask(json!({ "connect": "/workspace/stream" }))));
         assert!(!host.was_reached());
     });

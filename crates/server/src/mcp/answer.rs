@@ -16,12 +16,12 @@ pub fn tool(info: ToolInfo) -> Tool {
         .destructive(info.destructive)
         // What a tool can reach is the sandbox, and that is the same for all.
         .open_world(false);
-    Tool::new(info.name, info.description, Arc::new(object(info.input_schema)))
+    Tool::new(info.name, info.description, Arc::new(into_json_object(info.input_schema)))
         .with_title(info.title)
         .with_annotations(annotations)
 }
 
-fn object(schema: Value) -> JsonObject {
+fn into_json_object(schema: Value) -> JsonObject {
     match schema {
         Value::Object(schema) => schema,
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
@@ -33,12 +33,12 @@ fn object(schema: Value) -> JsonObject {
 /// What a call came to.
 pub fn result(done: Result<ToolAnswer, ToolError>) -> CallToolResult {
     match done {
-        Ok(answer) => success(answer),
-        Err(error) => failure(&error),
+        Ok(answer) => build_success(answer),
+        Err(error) => build_failure(&error),
     }
 }
 
-fn success(answer: ToolAnswer) -> CallToolResult {
+fn build_success(answer: ToolAnswer) -> CallToolResult {
     let pictures = answer
         .images
         .into_iter()
@@ -50,7 +50,7 @@ fn success(answer: ToolAnswer) -> CallToolResult {
     result
 }
 
-fn failure(error: &ToolError) -> CallToolResult {
+fn build_failure(error: &ToolError) -> CallToolResult {
     let mut result = CallToolResult::error(vec![ContentBlock::text(error.to_string())]);
     let mut told = json!({ "code": error.code, "message": error.message });
     if let Some(remedy) = &error.remedy {

@@ -25,7 +25,7 @@ pub async fn call(
     request: CallToolRequestParams,
     context: RequestContext<RoleServer>,
 ) -> Result<CallToolResponse, ErrorData> {
-    let (ask, mut questions) = asking(desk, &request, &context)?;
+    let (ask, mut questions) = choose_asker(desk, &request, &context)?;
     let (canceller, cancelled) = Cancelled::pair();
     let token = context.meta.get_progress_token();
     let progress = Arc::new(Notify::new(context.peer.clone(), token));
@@ -44,12 +44,12 @@ pub async fn call(
     };
     tokio::select! {
         done = until_killed(work, given_up, &canceller) => Ok(done.into()),
-        Some(question) = questions.recv() => postponed(desk, &request, question),
+        Some(question) = questions.recv() => postpone_question(desk, &request, question),
     }
 }
 
 /// Who is asked, and where questions come out that this request does not answer.
-fn asking(
+fn choose_asker(
     desk: &Desk,
     request: &CallToolRequestParams,
     context: &RequestContext<RoleServer>,
@@ -83,7 +83,7 @@ async fn until_killed<T>(
     work.await
 }
 
-fn postponed(
+fn postpone_question(
     desk: &Desk,
     request: &CallToolRequestParams,
     question: Question,

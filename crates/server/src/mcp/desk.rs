@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::answer;
-use super::pending::Pending;
+use super::pending::PendingQuestions;
 use super::person::Unreachable;
 
 /// How a desk is run.
@@ -52,7 +52,7 @@ pub struct Desk {
     clearing: TaskTracker,
     closed: CancellationToken,
     pub(super) calls: Semaphore,
-    pub(super) pending: Pending,
+    pub(super) pending: PendingQuestions,
     pub(super) tools: Vec<Tool>,
 }
 
@@ -62,7 +62,7 @@ struct Common {
 }
 
 /// A session's place. Its sandboxes are cleared away when it is dropped.
-pub(super) struct Seat {
+pub(super) struct SessionSeat {
     toolbox: Arc<Toolbox>,
     clearing: TaskTracker,
     permit: Option<OwnedSemaphorePermit>,
@@ -83,7 +83,7 @@ impl Desk {
             clearing: TaskTracker::new(),
             closed: CancellationToken::new(),
             calls: Semaphore::new(options.calls),
-            pending: Pending::new(options.patience),
+            pending: PendingQuestions::new(options.patience),
             tools,
             options,
         })
@@ -107,8 +107,8 @@ impl Desk {
     /// Ends everything. When this returns, no sandbox is left.
     pub async fn close(&self) {
         self.hurry();
-        let common = lock(&self.common).take().map(|common| common.toolbox);
-        let given: Vec<_> = lock(&self.given).drain(..).collect();
+        let common = lock_ignoring_poison(&self.common).take().map(|common| common.toolbox);
+        let given: Vec<_> = lock_ignoring_poison(&self.given).drain(..).collect();
         for toolbox in common.into_iter().chain(given.iter().filter_map(Weak::upgrade)) {
             toolbox.close().await;
         }
@@ -118,7 +118,7 @@ impl Desk {
 
     /// The toolbox of requests that stand alone.
     pub(super) fn common(&self) -> Arc<Toolbox> {
-        let mut common = lock(&self.common);
+        let mut common = lock_ignoring_poison(&self.common);
         let open = || Common { toolbox: Arc::new((self.open)()), used: Instant::now() };
         let common = common.get_or_insert_with(open);
         common.used = Instant::now();
@@ -126,30 +126,30 @@ impl Desk {
     }
 
     /// A place for one more session, if it is to have one; none when all are taken.
-    pub(super) fn sit(&self) -> Option<Option<Seat>> {
+    pub(super) fn sit(&self) -> Option<Option<SessionSeat>> {
         if !self.options.sessions_apart {
             return Some(None);
         }
         let permit = Arc::clone(&self.seats).try_acquire_owned().ok()?;
         let toolbox = Arc::new((self.open)());
-        let mut given = lock(&self.given);
+        let mut given = lock_ignoring_poison(&self.given);
         given.retain(|one| one.strong_count() > 0);
         given.push(Arc::downgrade(&toolbox));
-        Some(Some(Seat { toolbox, clearing: self.clearing.clone(), permit: Some(permit) }))
+        Some(Some(SessionSeat { toolbox, clearing: self.clearing.clone(), permit: Some(permit) }))
     }
 
     /// Clears the common toolbox away whenever nobody has used it for this long. Never returns.
     pub(super) async fn tidy(&self, idle: Duration) {
         loop {
             tokio::time::sleep(idle / 4).await;
-            if let Some(toolbox) = self.unused(idle) {
+            if let Some(toolbox) = self.take_unused(idle) {
                 toolbox.close().await;
             }
         }
     }
 
-    fn unused(&self, idle: Duration) -> Option<Arc<Toolbox>> {
-        let mut common = lock(&self.common);
+    fn take_unused(&self, idle: Duration) -> Option<Arc<Toolbox>> {
+        let mut common = lock_ignoring_poison(&self.common);
         let unused = common.as_ref().is_some_and(|common| {
             // A call that runs holds on to it.
             Arc::strong_count(&common.toolbox) == 1 && common.used.elapsed() >= idle
@@ -158,13 +158,13 @@ impl Desk {
     }
 }
 
-impl Seat {
+impl SessionSeat {
     pub(super) fn toolbox(&self) -> Arc<Toolbox> {
         Arc::clone(&self.toolbox)
     }
 }
 
-impl Drop for Seat {
+impl Drop for SessionSeat {
     fn drop(&mut self) {
         let toolbox = Arc::clone(&self.toolbox);
         let permit = self.permit.take();
@@ -176,6 +176,6 @@ impl Drop for Seat {
     }
 }
 
-fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock_ignoring_poison<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
     what.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -12,7 +12,7 @@ use rmcp::{ErrorData, RoleServer, ServerHandler};
 use stockade_tools::Toolbox;
 
 use super::calling;
-use super::desk::{Desk, Seat};
+use super::desk::{Desk, SessionSeat};
 
 const SERVER_INSTRUCTIONS: &str = "\
 Tools that run commands and work on files inside a sandbox: no network unless it was allowed, limits \
@@ -28,7 +28,7 @@ nothing reaches the real files until `workspace_apply`; look at `workspace_diff`
 /// One connection, or one request that stands alone.
 pub struct Handler {
     desk: Arc<Desk>,
-    seat: OnceLock<Option<Seat>>,
+    seat: OnceLock<Option<SessionSeat>>,
 }
 
 impl Handler {
@@ -44,18 +44,18 @@ impl Handler {
         }
     }
 
-    fn sit(&self) -> Result<(), ErrorData> {
+    fn take_seat(&self) -> Result<(), ErrorData> {
         if self.seat.get().is_some() {
             return Ok(());
         }
-        let seat = self.desk.sit().ok_or_else(full)?;
+        let seat = self.desk.sit().ok_or_else(sessions_full_error)?;
         // Whoever was first sits; a seat that nobody took is cleared away.
         let _ = self.seat.set(seat);
         Ok(())
     }
 }
 
-fn full() -> ErrorData {
+fn sessions_full_error() -> ErrorData {
     let message = "there are as many sessions as this server takes (remedy: end one, or wait until \
                    an idle one ends)";
     ErrorData::new(ErrorCode::INTERNAL_ERROR, message, None)
@@ -76,7 +76,7 @@ impl ServerHandler for Handler {
         request: InitializeRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<InitializeResult, ErrorData> {
-        self.sit()?;
+        self.take_seat()?;
         context.peer.set_peer_info(request.clone());
         self.negotiate_initialize(&request)
     }

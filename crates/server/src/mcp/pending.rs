@@ -19,12 +19,12 @@ pub const APPROVAL_KEY: &str = "approval";
 const MAX_OPEN_QUESTIONS: usize = 64;
 
 /// Open questions.
-pub struct Pending {
-    open: Mutex<HashMap<String, Open>>,
+pub struct PendingQuestions {
+    open: Mutex<HashMap<String, PendingQuestion>>,
     patience: Duration,
 }
 
-struct Open {
+struct PendingQuestion {
     call: [u8; 32],
     question: Question,
     since: Instant,
@@ -32,7 +32,7 @@ struct Open {
 
 /// Why an answer cannot be taken.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unfit {
+pub enum UnfitAnswer {
     /// Never given out, or used before.
     #[error("requestState names no open question")]
     Unknown,
@@ -41,7 +41,7 @@ pub enum Unfit {
     OtherCall,
 }
 
-impl Pending {
+impl PendingQuestions {
     /// None yet. No answer within this time is a no.
     pub fn new(patience: Duration) -> Self {
         Self { open: Mutex::default(), patience }
@@ -54,12 +54,12 @@ impl Pending {
         question: Question,
     ) -> std::io::Result<String> {
         let handle = handle()?;
-        let mut open = self.lock();
+        let mut open = self.lock_open();
         if open.len() >= MAX_OPEN_QUESTIONS {
             let oldest = open.iter().min_by_key(|(_, one)| one.since).map(|(key, _)| key.clone());
             oldest.and_then(|oldest| open.remove(&oldest));
         }
-        let asked = Open { call: digest(call), question, since: Instant::now() };
+        let asked = PendingQuestion { call: digest_call(call), question, since: Instant::now() };
         open.insert(handle.clone(), asked);
         Ok(handle)
     }
@@ -68,11 +68,11 @@ impl Pending {
     pub fn answer(
         &self,
         call: &CallToolRequestParams,
-    ) -> Result<Option<(Question, Decision)>, Unfit> {
+    ) -> Result<Option<(Question, Decision)>, UnfitAnswer> {
         let Some(handle) = &call.request_state else { return Ok(None) };
-        let open = self.lock().remove(handle).ok_or(Unfit::Unknown)?;
-        if open.call != digest(call) {
-            return Err(Unfit::OtherCall);
+        let open = self.lock_open().remove(handle).ok_or(UnfitAnswer::Unknown)?;
+        if open.call != digest_call(call) {
+            return Err(UnfitAnswer::OtherCall);
         }
         if open.since.elapsed() > self.patience {
             return Ok(Some((open.question, person::no("the answer came too late"))));
@@ -84,12 +84,12 @@ impl Pending {
         Ok(Some((open.question, decision)))
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Open>> {
+    fn lock_open(&self) -> MutexGuard<'_, HashMap<String, PendingQuestion>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn digest(call: &CallToolRequestParams) -> [u8; 32] {
+fn digest_call(call: &CallToolRequestParams) -> [u8; 32] {
     let arguments = serde_json::to_vec(&call.arguments).unwrap_or_default();
     let mut digest = Sha256::new();
     digest.update(call.name.as_bytes());
@@ -146,21 +146,21 @@ mod tests {
 
     #[test]
     fn an_answer_serves_once_and_only_its_own_call() {
-        let pending = Pending::new(Duration::from_secs(60));
+        let pending = PendingQuestions::new(Duration::from_secs(60));
         let state = pending.open(&call("make", None, true), question()).unwrap();
         let other = pending.open(&call("make", None, true), question()).unwrap();
         assert_ne!(state, other);
         let given = pending.answer(&call("make", Some(&state), true)).unwrap();
         assert_eq!(given, Some((question(), Decision::Yes)));
-        assert_eq!(pending.answer(&call("make", Some(&state), true)), Err(Unfit::Unknown));
-        assert_eq!(pending.answer(&call("rm x", Some(&other), true)), Err(Unfit::OtherCall));
-        assert_eq!(pending.answer(&call("make", Some("made up"), true)), Err(Unfit::Unknown));
+        assert_eq!(pending.answer(&call("make", Some(&state), true)), Err(UnfitAnswer::Unknown));
+        assert_eq!(pending.answer(&call("rm x", Some(&other), true)), Err(UnfitAnswer::OtherCall));
+        assert_eq!(pending.answer(&call("make", Some("made up"), true)), Err(UnfitAnswer::Unknown));
         assert_eq!(pending.answer(&call("make", None, true)), Ok(None));
     }
 
     #[test]
     fn a_late_answer_is_a_no() {
-        let pending = Pending::new(Duration::ZERO);
+        let pending = PendingQuestions::new(Duration::ZERO);
         let state = pending.open(&call("make", None, true), question()).unwrap();
         let given = pending.answer(&call("make", Some(&state), true)).unwrap().unwrap();
         assert!(matches!(given.1, Decision::No { because } if because.contains("too late")));
@@ -168,11 +168,11 @@ mod tests {
 
     #[test]
     fn more_questions_than_there_is_room_for_push_out_the_oldest() {
-        let pending = Pending::new(Duration::from_secs(60));
+        let pending = PendingQuestions::new(Duration::from_secs(60));
         let all: Vec<_> = (0..=MAX_OPEN_QUESTIONS)
             .map(|_| pending.open(&call("x", None, true), question()).unwrap())
             .collect();
-        assert_eq!(pending.answer(&call("x", Some(&all[0]), true)), Err(Unfit::Unknown));
+        assert_eq!(pending.answer(&call("x", Some(&all[0]), true)), Err(UnfitAnswer::Unknown));
         assert!(
             pending.answer(&call("x", Some(&all[MAX_OPEN_QUESTIONS]), true)).unwrap().is_some()
         );

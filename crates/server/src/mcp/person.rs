@@ -92,7 +92,7 @@ impl Postpone {
     }
 
     /// An answer holds for the very question that was put, and once.
-    fn answer(&self, question: &Question) -> Option<Decision> {
+    fn take_answer(&self, question: &Question) -> Option<Decision> {
         let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
         answered.take().filter(|(asked, _)| asked == question).map(|(_, decision)| decision)
     }
@@ -101,7 +101,7 @@ impl Postpone {
 #[async_trait]
 impl Ask for Postpone {
     async fn ask(&self, question: Question) -> Decision {
-        if let Some(decision) = self.answer(&question) {
+        if let Some(decision) = self.take_answer(&question) {
             return decision;
         }
         // Whoever listens drops this call: it is made anew when the answer is there.

@@ -33,8 +33,8 @@ pub enum ServeError {
 pub async fn serve_stdio(desk: Arc<Desk>) -> Result<(), ServeError> {
     let ended = CancellationToken::new();
     let (input, output) = stdio_pipes();
-    let input = Watched { input, ended: ended.clone() };
-    let served = serve(Arc::clone(&desk), input, output);
+    let input = WatchedInput { input, ended: ended.clone() };
+    let served = serve_streams(Arc::clone(&desk), input, output);
     let hurry = async {
         ended.cancelled().await;
         tokio::time::sleep(LAST_WORDS).await;
@@ -47,7 +47,7 @@ pub async fn serve_stdio(desk: Arc<Desk>) -> Result<(), ServeError> {
     }
 }
 
-async fn serve(
+async fn serve_streams(
     desk: Arc<Desk>,
     input: impl AsyncRead + Send + Unpin + 'static,
     output: impl tokio::io::AsyncWrite + Send + Unpin + 'static,
@@ -61,12 +61,12 @@ async fn serve(
 }
 
 /// Input that says when it has ended.
-struct Watched<R> {
+struct WatchedInput<R> {
     input: R,
     ended: CancellationToken,
 }
 
-impl<R: AsyncRead + Unpin> AsyncRead for Watched<R> {
+impl<R: AsyncRead + Unpin> AsyncRead for WatchedInput<R> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -8,13 +8,13 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::mount::{MountFlags, mount_remount};
 use serde_json::{Value, json};
 
-use crate::{Args, Done, attempt, number_of};
+use crate::{Args, VerbOutcome, report_attempt, number_of};
 
 /// Bytes that `read` gives back, at most.
 const MAX_READ_BYTES: u64 = 1 << 20;
 
 /// `fill PATH BYTES`: how much could be written.
-pub fn fill(args: &Args) -> io::Result<Done> {
+pub fn fill_file(args: &Args) -> io::Result<VerbOutcome> {
     let wanted = args.number(1)?;
     let piece = vec![0x5a; 64 << 10];
     let mut file = File::create(args.text(0))?;
@@ -31,45 +31,45 @@ pub fn fill(args: &Args) -> io::Result<Done> {
     Ok(write_facts(done, late.as_ref()))
 }
 
-fn write_facts(bytes: u64, error: Option<&io::Error>) -> Done {
+fn write_facts(bytes: u64, error: Option<&io::Error>) -> VerbOutcome {
     let errno = error.map(number_of);
-    Done::Facts(json!({ "ok": errno.is_none(), "bytes": bytes, "errno": errno }))
+    VerbOutcome::Facts(json!({ "ok": errno.is_none(), "bytes": bytes, "errno": errno }))
 }
 
 /// `read PATH`: its bytes as hexadecimal digits.
-pub fn read(args: &Args) -> io::Result<Done> {
+pub fn read_file(args: &Args) -> io::Result<VerbOutcome> {
     let whole = || -> io::Result<Value> {
         let mut data = Vec::new();
         File::open(args.text(0))?.take(MAX_READ_BYTES).read_to_end(&mut data)?;
         let hex: String = data.iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(json!({ "hex": hex }))
     };
-    Ok(attempt(whole()))
+    Ok(report_attempt(whole()))
 }
 
 /// `write PATH TEXT`.
-pub fn write(args: &Args) -> io::Result<Done> {
-    Ok(attempt(fs::write(args.text(0), args.text(1)).map(|()| json!({}))))
+pub fn write_file(args: &Args) -> io::Result<VerbOutcome> {
+    Ok(report_attempt(fs::write(args.text(0), args.text(1)).map(|()| json!({}))))
 }
 
 /// `remove PATH`.
-pub fn remove(args: &Args) -> io::Result<Done> {
-    Ok(attempt(fs::remove_file(args.text(0)).map(|()| json!({}))))
+pub fn remove_path(args: &Args) -> io::Result<VerbOutcome> {
+    Ok(report_attempt(fs::remove_file(args.text(0)).map(|()| json!({}))))
 }
 
 /// `make-link TARGET PATH`.
-pub fn make_link(args: &Args) -> io::Result<Done> {
-    Ok(attempt(symlink(args.text(0), args.text(1)).map(|()| json!({}))))
+pub fn make_link(args: &Args) -> io::Result<VerbOutcome> {
+    Ok(report_attempt(symlink(args.text(0), args.text(1)).map(|()| json!({}))))
 }
 
 /// `make-fifo PATH`.
-pub fn make_fifo(args: &Args) -> io::Result<Done> {
+pub fn make_fifo(args: &Args) -> io::Result<VerbOutcome> {
     let made = mknodat(CWD, args.text(0), FileType::Fifo, Mode::from_raw_mode(0o666), 0);
-    Ok(attempt(made.map(|()| json!({})).map_err(Into::into)))
+    Ok(report_attempt(made.map(|()| json!({})).map_err(Into::into)))
 }
 
 /// `list PATH`: the names in it.
-pub fn list(args: &Args) -> io::Result<Done> {
+pub fn list_directory(args: &Args) -> io::Result<VerbOutcome> {
     let names = || -> io::Result<Value> {
         let mut names = Vec::new();
         for entry in fs::read_dir(args.text(0))? {
@@ -78,28 +78,28 @@ pub fn list(args: &Args) -> io::Result<Done> {
         names.sort();
         Ok(json!({ "names": names }))
     };
-    Ok(attempt(names()))
+    Ok(report_attempt(names()))
 }
 
 /// `stat PATH`: what it is, without following it.
-pub fn stat(args: &Args) -> io::Result<Done> {
+pub fn stat_file(args: &Args) -> io::Result<VerbOutcome> {
     let facts = |found: fs::Metadata| json!({ "size": found.len(), "mode": found.mode(), "uid": found.uid(), "gid": found.gid() });
-    Ok(attempt(fs::symlink_metadata(args.text(0)).map(facts)))
+    Ok(report_attempt(fs::symlink_metadata(args.text(0)).map(facts)))
 }
 
 /// `remount PATH`: tries to make a mount writable.
-pub fn remount(args: &Args) -> io::Result<Done> {
+pub fn remount_writable(args: &Args) -> io::Result<VerbOutcome> {
     let made = mount_remount(args.text(0), MountFlags::BIND, "");
-    Ok(attempt(made.map(|()| json!({})).map_err(Into::into)))
+    Ok(report_attempt(made.map(|()| json!({})).map_err(Into::into)))
 }
 
 /// `set-id PATH`: tries to have files at and beside PATH that run as their owner.
-pub fn set_id(args: &Args) -> io::Result<Done> {
+pub fn set_id(args: &Args) -> io::Result<VerbOutcome> {
     let path = args.text(0);
     fs::write(path, "x")?;
     let changed = fs::set_permissions(path, fs::Permissions::from_mode(0o6755));
     let mut options = fs::OpenOptions::new();
     options.write(true).create_new(true).mode(0o4755);
     let made = options.open(format!("{path}-made")).map(drop);
-    Ok(attempt(changed.or(made).map(|()| json!({}))))
+    Ok(report_attempt(changed.or(made).map(|()| json!({}))))
 }

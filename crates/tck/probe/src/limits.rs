@@ -8,36 +8,36 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 
-use crate::process::myself;
-use crate::{Args, Done, attempt, fine, number_of};
+use crate::process::build_self_command;
+use crate::{Args, VerbOutcome, report_attempt, report_success, number_of};
 
 const PAGE_BYTES: usize = 4096;
 
 /// `contexts`: tries to take one of the host's contexts for asynchronous I/O.
-pub fn contexts() -> io::Result<Done> {
-    Ok(attempt(crate::raw::io_context().map(|()| json!({}))))
+pub fn take_aio_context() -> io::Result<VerbOutcome> {
+    Ok(report_attempt(crate::raw::io_context().map(|()| json!({}))))
 }
 
 /// `burn MS`: uses that much processor time.
-pub fn burn(args: &Args) -> io::Result<Done> {
+pub fn burn_cpu_time(args: &Args) -> io::Result<VerbOutcome> {
     let wanted = args.span(0)?;
     Ok(spin_while(|| used_cpu_time() < wanted))
 }
 
 /// `burn-for MS`: uses as much processor time as it gets for so long, and says how much that was.
-pub fn burn_for(args: &Args) -> io::Result<Done> {
+pub fn burn_for(args: &Args) -> io::Result<VerbOutcome> {
     let until = Instant::now() + args.span(0)?;
     Ok(spin_while(|| Instant::now() < until))
 }
 
-fn spin_while(busy: impl Fn() -> bool) -> Done {
+fn spin_while(busy: impl Fn() -> bool) -> VerbOutcome {
     let mut mixed = 1u64;
     while busy() {
         for _ in 0..10_000 {
             mixed = std::hint::black_box(mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(7));
         }
     }
-    fine(json!({ "ms": used_cpu_time().as_millis() as u64 }))
+    report_success(json!({ "ms": used_cpu_time().as_millis() as u64 }))
 }
 
 fn used_cpu_time() -> Duration {
@@ -46,15 +46,15 @@ fn used_cpu_time() -> Duration {
 }
 
 /// `burn-children COUNT MS`: lets each of so many children use that much, one after the other.
-pub fn burn_children(args: &Args) -> io::Result<Done> {
+pub fn burn_children(args: &Args) -> io::Result<VerbOutcome> {
     for _ in 0..args.number(0)? {
-        myself(["burn", args.text(1)])?.spawn()?.wait()?;
+        build_self_command(["burn", args.text(1)])?.spawn()?.wait()?;
     }
-    Ok(fine(json!({})))
+    Ok(report_success(json!({})))
 }
 
 /// `allocate BYTES`: touches every page; says how far it got.
-pub fn allocate(args: &Args) -> io::Result<Done> {
+pub fn allocate_memory(args: &Args) -> io::Result<VerbOutcome> {
     let wanted = usize::try_from(args.number(0)?).map_err(|_| io::ErrorKind::InvalidInput)?;
     let mut held: Vec<Vec<u8>> = Vec::new();
     let mut got = 0;
@@ -62,7 +62,7 @@ pub fn allocate(args: &Args) -> io::Result<Done> {
         let mut piece = Vec::new();
         let size = (wanted - got).min(1 << 20);
         if piece.try_reserve_exact(size).is_err() {
-            return Ok(Done::Facts(json!({ "ok": false, "bytes": got, "errno": libc::ENOMEM })));
+            return Ok(VerbOutcome::Facts(json!({ "ok": false, "bytes": got, "errno": libc::ENOMEM })));
         }
         piece.resize(size, 1u8);
         for at in (0..size).step_by(PAGE_BYTES) {
@@ -71,11 +71,11 @@ pub fn allocate(args: &Args) -> io::Result<Done> {
         held.push(piece);
         got += size;
     }
-    Ok(fine(json!({ "bytes": held.iter().map(Vec::len).sum::<usize>() })))
+    Ok(report_success(json!({ "bytes": held.iter().map(Vec::len).sum::<usize>() })))
 }
 
 /// `open-files N`: how many could be open at once.
-pub fn open_files(args: &Args) -> io::Result<Done> {
+pub fn open_files(args: &Args) -> io::Result<VerbOutcome> {
     let mut open = Vec::new();
     let mut errno = None;
     for _ in 0..args.number(0)? {
@@ -87,16 +87,16 @@ pub fn open_files(args: &Args) -> io::Result<Done> {
             }
         }
     }
-    Ok(Done::Facts(json!({ "ok": errno.is_none(), "count": open.len(), "errno": errno })))
+    Ok(VerbOutcome::Facts(json!({ "ok": errno.is_none(), "count": open.len(), "errno": errno })))
 }
 
 /// `fork-many N [MS]`: how many processes could live at once. All are gone before it ends, and if there is room
 /// for all, after MS.
-pub fn fork_many(args: &Args) -> io::Result<Done> {
+pub fn fork_many(args: &Args) -> io::Result<VerbOutcome> {
     let mut children: Vec<Child> = Vec::new();
     let mut errno = None;
     for _ in 0..args.number(0)? {
-        match myself(["sleep", "600000"])?.spawn() {
+        match build_self_command(["sleep", "600000"])?.spawn() {
             Ok(child) => children.push(child),
             Err(error) => {
                 errno = Some(number_of(&error));
@@ -112,5 +112,5 @@ pub fn fork_many(args: &Args) -> io::Result<Done> {
         child.kill()?;
         child.wait()?;
     }
-    Ok(Done::Facts(json!({ "ok": errno.is_none(), "count": count, "errno": errno })))
+    Ok(VerbOutcome::Facts(json!({ "ok": errno.is_none(), "count": count, "errno": errno })))
 }

@@ -49,7 +49,7 @@ impl Args {
 }
 
 /// What a verb comes to: a code to exit with, or facts to print.
-pub enum Done {
+pub enum VerbOutcome {
     /// Exit with this code and print nothing.
     Code(u8),
     /// Print these facts and exit with 0.
@@ -57,16 +57,16 @@ pub enum Done {
 }
 
 /// Facts of an attempt that went well.
-pub fn fine(mut facts: Value) -> Done {
+pub fn report_success(mut facts: Value) -> VerbOutcome {
     facts["ok"] = json!(true);
-    Done::Facts(facts)
+    VerbOutcome::Facts(facts)
 }
 
 /// An attempt: what it found, or the error's number.
-pub fn attempt(result: io::Result<Value>) -> Done {
+pub fn report_attempt(result: io::Result<Value>) -> VerbOutcome {
     match result {
-        Ok(facts) => fine(facts),
-        Err(error) => Done::Facts(json!({ "ok": false, "errno": number_of(&error) })),
+        Ok(facts) => report_success(facts),
+        Err(error) => VerbOutcome::Facts(json!({ "ok": false, "errno": number_of(&error) })),
     }
 }
 
@@ -76,60 +76,60 @@ pub fn number_of(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or(invented)
 }
 
-fn perform(verb: &str, args: &Args) -> io::Result<Done> {
+fn run_verb(verb: &str, args: &Args) -> io::Result<VerbOutcome> {
     match verb {
-        "exit" => Ok(Done::Code(u8::try_from(args.number(0)?).unwrap_or(MISUSE_EXIT_CODE))),
-        "sleep" => process::sleep(args),
+        "exit" => Ok(VerbOutcome::Code(u8::try_from(args.number(0)?).unwrap_or(MISUSE_EXIT_CODE))),
+        "sleep" => process::sleep_after_ready(args),
         "signal-self" => process::signal_self(args),
         "ignore-signals-then-sleep" => process::ignore_signals_then_sleep(args),
         "close-fds-then-sleep" => process::close_fds_then_sleep(args),
         "spawn-detached" => process::spawn_detached(args),
-        "detach" => process::detach(args),
-        "heartbeat" => process::heartbeat(args),
-        "tick" => process::tick(args),
-        "kill" => process::kill(args),
-        "find-process" => process::find(args),
-        "print" => output::print(args),
+        "detach" => process::spawn_orphan(args),
+        "heartbeat" => process::write_heartbeats(args),
+        "tick" => process::print_ticks(args),
+        "kill" => process::kill_pid(args),
+        "find-process" => process::find_process(args),
+        "print" => output::print_text(args),
         "print-hex" => output::print_hex(args),
-        "flood" => output::flood(args),
-        "interleave" => output::interleave(args),
-        "echo" => output::echo(),
-        "burn" => limits::burn(args),
+        "flood" => output::flood_output(args),
+        "interleave" => output::interleave_output(args),
+        "echo" => output::echo_stdin(),
+        "burn" => limits::burn_cpu_time(args),
         "burn-for" => limits::burn_for(args),
         "burn-children" => limits::burn_children(args),
-        "allocate" => limits::allocate(args),
+        "allocate" => limits::allocate_memory(args),
         "open-files" => limits::open_files(args),
         "fork-many" => limits::fork_many(args),
-        "fill" => files::fill(args),
-        "read" => files::read(args),
-        "write" => files::write(args),
-        "remove" => files::remove(args),
+        "fill" => files::fill_file(args),
+        "read" => files::read_file(args),
+        "write" => files::write_file(args),
+        "remove" => files::remove_path(args),
         "make-link" => files::make_link(args),
         "make-fifo" => files::make_fifo(args),
-        "list" => files::list(args),
-        "stat" => files::stat(args),
-        "remount" => files::remount(args),
-        "connect" => network::connect(args),
+        "list" => files::list_directory(args),
+        "stat" => files::stat_file(args),
+        "remount" => files::remount_writable(args),
+        "connect" => network::connect_tcp(args),
         "listen-and-connect" => network::listen_and_connect(),
         "listen-unix" => network::listen_unix(args),
         "connect-unix" => network::connect_unix(args),
         "connect-path" => network::connect_path(args),
         "set-id" => files::set_id(args),
-        "contexts" => limits::contexts(),
-        "terminal" => terminal::terminal(),
+        "contexts" => limits::take_aio_context(),
+        "terminal" => terminal::report_terminal(),
         "wait-resize" => terminal::wait_resize(args),
-        "report" => Ok(report::report()),
-        _ => misbehave(verb, args),
+        "report" => Ok(report::report_surroundings()),
+        _ => run_hostile_verb(verb, args),
     }
 }
 
 /// The verbs of programs that mean harm.
-fn misbehave(verb: &str, args: &Args) -> io::Result<Done> {
+fn run_hostile_verb(verb: &str, args: &Args) -> io::Result<VerbOutcome> {
     match verb {
         "fork-bomb" => hostile::fork_bomb(),
-        "zombies" => hostile::zombies(args),
+        "zombies" => hostile::spawn_zombies(args),
         "allocate-many" => hostile::allocate_many(args),
-        "hold" => hostile::hold(args),
+        "hold" => hostile::hold_memory(args),
         "fill-memory-files" => hostile::fill_memory_files(args),
         "fill-many" => hostile::fill_many(args),
         "deep-tree" => hostile::deep_tree(args),
@@ -138,21 +138,21 @@ fn misbehave(verb: &str, args: &Args) -> io::Result<Done> {
         "signal-parent" => hostile::signal_parent(args),
         "trace-parent" => hostile::trace_parent(),
         "hold-output" => hostile::hold_output(args),
-        "holder" => hostile::holder(args, false),
-        "holder-flood" => hostile::holder(args, true),
+        "holder" => hostile::keep_output_open(args, false),
+        "holder-flood" => hostile::keep_output_open(args, true),
         "write-after-close" => hostile::write_after_close(),
         "flood-fast" => hostile::flood_fast(args),
-        _ => Ok(Done::Code(MISUSE_EXIT_CODE)),
+        _ => Ok(VerbOutcome::Code(MISUSE_EXIT_CODE)),
     }
 }
 
 fn main() -> ExitCode {
     let mut given = std::env::args().skip(1);
     let verb = given.next().unwrap_or_default();
-    let done = perform(&verb, &Args(given.collect()));
-    match done.unwrap_or_else(|error| attempt(Err(error))) {
-        Done::Code(code) => ExitCode::from(code),
-        Done::Facts(facts) => match writeln!(io::stdout(), "{facts}") {
+    let done = run_verb(&verb, &Args(given.collect()));
+    match done.unwrap_or_else(|error| report_attempt(Err(error))) {
+        VerbOutcome::Code(code) => ExitCode::from(code),
+        VerbOutcome::Facts(facts) => match writeln!(io::stdout(), "{facts}") {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::from(MISUSE_EXIT_CODE),
         },

@@ -6,7 +6,7 @@ use std::io;
 
 /// Splits this process in two. The probe has one thread, so the child is as whole as the parent.
 /// Gives nothing in the child.
-pub fn fork() -> io::Result<Option<i32>> {
+pub fn fork_process() -> io::Result<Option<i32>> {
     // SAFETY: no other thread exists whose locks the child could find taken.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
@@ -16,7 +16,7 @@ pub fn fork() -> io::Result<Option<i32>> {
 }
 
 /// Ends this process at once.
-pub fn leave() -> ! {
+pub fn exit_process() -> ! {
     // SAFETY: ends the process without touching its memory.
     unsafe { libc::_exit(0) }
 }
@@ -28,14 +28,14 @@ pub fn signal_everybody(number: i32) -> io::Result<()> {
 }
 
 /// Takes control of another process.
-pub fn trace(pid: i32) -> io::Result<()> {
+pub fn attach_tracer(pid: i32) -> io::Result<()> {
     let nothing = std::ptr::null_mut::<libc::c_void>();
     // SAFETY: attaching reads and writes no memory of this process.
     check_syscall(unsafe { libc::ptrace(libc::PTRACE_ATTACH, pid, nothing, nothing) })
 }
 
 /// Closes a descriptor that the rest of this program takes for open.
-pub fn close(number: i32) {
+pub fn close_descriptor(number: i32) {
     // SAFETY: std's streams cope with a closed descriptor: their writes fail.
     unsafe { libc::close(number) };
 }

@@ -10,34 +10,34 @@ use rustix::process::{
 use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 
-use crate::{Done, fine, process};
+use crate::{VerbOutcome, report_success, process};
 
 /// Descriptors below this number are looked for.
 const DESCRIPTOR_SCAN_LIMIT: u32 = 4096;
 
 /// Everything that can be seen.
-pub fn report() -> Done {
-    fine(json!({
-        "ids": ids(),
+pub fn report_surroundings() -> VerbOutcome {
+    report_success(json!({
+        "ids": read_user_ids(),
         "pid": getpid().as_raw_nonzero().get(),
         "parent": getppid().map_or(0, |pid| pid.as_raw_nonzero().get()),
         "hostname": rustix::system::uname().nodename().to_string_lossy(),
-        "namespaces": links("/proc/self/ns"),
-        "mounts": mounts(),
-        "capabilities": capabilities(),
+        "namespaces": read_links("/proc/self/ns"),
+        "mounts": read_mount_table(),
+        "capabilities": read_capabilities(),
         "noNewPrivs": rustix::thread::no_new_privs().ok().map(|on| if on { "1" } else { "0" }),
-        "seccomp": seccomp(),
-        "limits": limits(),
-        "environment": environment(),
-        "descriptors": descriptors(),
+        "seccomp": read_seccomp_mode(),
+        "limits": read_rlimits(),
+        "environment": read_environment(),
+        "descriptors": list_descriptors(),
         "directory": std::env::current_dir().ok(),
-        "pids": process::pids(),
-        "interfaces": interfaces(),
+        "pids": process::list_pids(),
+        "interfaces": list_interfaces(),
         "arguments": std::env::args().collect::<Vec<_>>(),
     }))
 }
 
-fn ids() -> Value {
+fn read_user_ids() -> Value {
     let groups: Option<Vec<u32>> =
         getgroups().ok().map(|groups| groups.iter().map(|group| group.as_raw()).collect());
     json!({
@@ -50,7 +50,7 @@ fn ids() -> Value {
 }
 
 /// A directory of links: each name with what it points to.
-fn links(directory: &str) -> Option<BTreeMap<String, String>> {
+fn read_links(directory: &str) -> Option<BTreeMap<String, String>> {
     let entries = fs::read_dir(directory).ok()?.flatten();
     let link = |entry: fs::DirEntry| {
         // The descriptor that lists the directory is gone by now, and so is not told.
@@ -62,7 +62,7 @@ fn links(directory: &str) -> Option<BTreeMap<String, String>> {
     Some(collected.into_iter().filter_map(link).collect())
 }
 
-fn mounts() -> Option<Vec<Value>> {
+fn read_mount_table() -> Option<Vec<Value>> {
     let table = fs::read_to_string("/proc/self/mountinfo").ok()?;
     let mount = |line: &str| {
         let (front, back) = line.split_once(" - ")?;
@@ -74,14 +74,14 @@ fn mounts() -> Option<Vec<Value>> {
     Some(table.lines().filter_map(mount).collect())
 }
 
-fn seccomp() -> Option<String> {
+fn read_seccomp_mode() -> Option<String> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
     line.map(|value| value.trim().to_owned())
 }
 
 /// Each set as the kernel prints them; asked for directly, since `/proc` need not be there.
-fn capabilities() -> BTreeMap<&'static str, Option<String>> {
+fn read_capabilities() -> BTreeMap<&'static str, Option<String>> {
     let sets = rustix::thread::capabilities(None).ok();
     let of = |set: Option<CapabilitySet>| set.map(|set| format!("{:016x}", set.bits()));
     let each = |has: fn(CapabilitySet) -> rustix::io::Result<bool>| {
@@ -102,7 +102,7 @@ fn capabilities() -> BTreeMap<&'static str, Option<String>> {
 }
 
 /// What is open, each number with what it leads to. By trying: the list need not be readable.
-fn descriptors() -> BTreeMap<String, String> {
+fn list_descriptors() -> BTreeMap<String, String> {
     let link = |number: u32| {
         let target = fs::read_link(format!("/proc/self/fd/{number}")).ok()?;
         Some((number.to_string(), target.to_string_lossy().into_owned()))
@@ -110,7 +110,7 @@ fn descriptors() -> BTreeMap<String, String> {
     (0..DESCRIPTOR_SCAN_LIMIT).filter_map(link).collect()
 }
 
-fn limits() -> BTreeMap<&'static str, Value> {
+fn read_rlimits() -> BTreeMap<&'static str, Value> {
     let resources = [
         ("cpu", Resource::Cpu),
         ("fileSize", Resource::Fsize),
@@ -126,20 +126,20 @@ fn limits() -> BTreeMap<&'static str, Value> {
     resources.into_iter().map(|(name, resource)| (name, told(resource))).collect()
 }
 
-fn environment() -> BTreeMap<String, String> {
+fn read_environment() -> BTreeMap<String, String> {
     let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
     std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect()
 }
 
-fn interfaces() -> Option<Vec<Value>> {
+fn list_interfaces() -> Option<Vec<Value>> {
     let table = fs::read_to_string("/proc/self/net/dev").ok()?;
     let names = table.lines().skip(2).filter_map(|line| line.split_once(':'));
-    let told = |name: &str| json!({ "name": name, "addresses": addresses(name) });
+    let told = |name: &str| json!({ "name": name, "addresses": list_ipv6_addresses(name) });
     Some(names.map(|(name, _)| told(name.trim())).collect())
 }
 
 /// The IPv6 addresses of an interface; the kernel's tables do not tell the IPv4 ones by interface.
-fn addresses(interface: &str) -> Vec<String> {
+fn list_ipv6_addresses(interface: &str) -> Vec<String> {
     let table = fs::read_to_string("/proc/self/net/if_inet6").unwrap_or_default();
     let of = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();

@@ -13,7 +13,7 @@ pub fn ignore_all() {
 }
 
 /// Gives one signal its usual effect back.
-pub fn restore(number: i32) {
+pub fn restore_default(number: i32) {
     // SAFETY: SIG_DFL installs no handler, so no code of ours runs in signal context.
     unsafe { libc::signal(number, libc::SIG_DFL) };
 }

@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use rustix::termios::{Winsize, isatty, tcgetwinsize};
 use serde_json::{Value, json};
 
-use crate::{Args, Done, attempt};
+use crate::{Args, VerbOutcome, report_attempt};
 
-fn size() -> Option<Winsize> {
+fn read_window_size() -> Option<Winsize> {
     tcgetwinsize(io::stdin()).ok()
 }
 
-fn facts() -> Value {
+fn read_terminal_facts() -> Value {
     let are = [io::stdin().as_fd(), io::stdout().as_fd(), io::stderr().as_fd()].map(isatty);
-    let size = size();
+    let size = read_window_size();
     json!({
         "terminals": are,
         "rows": size.map(|size| size.ws_row),
@@ -24,23 +24,23 @@ fn facts() -> Value {
 }
 
 /// `terminal`: which of the three descriptors are terminals, and how large.
-pub fn terminal() -> io::Result<Done> {
-    Ok(attempt(Ok(facts())))
+pub fn report_terminal() -> io::Result<VerbOutcome> {
+    Ok(report_attempt(Ok(read_terminal_facts())))
 }
 
 /// `wait-resize MS`: says `ready`, waits until the terminal's size is another, and tells it.
-pub fn wait_resize(args: &Args) -> io::Result<Done> {
-    let (before, until) = (size(), Instant::now() + args.span(0)?);
+pub fn wait_resize(args: &Args) -> io::Result<VerbOutcome> {
+    let (before, until) = (read_window_size(), Instant::now() + args.span(0)?);
     let same = |now: Option<Winsize>| {
         now.map(|size| (size.ws_row, size.ws_col)) == before.map(|size| (size.ws_row, size.ws_col))
     };
     writeln!(io::stdout(), "ready")?;
     io::stdout().flush()?;
-    while same(size()) {
+    while same(read_window_size()) {
         if Instant::now() > until {
             return Err(io::ErrorKind::TimedOut.into());
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    Ok(attempt(Ok(facts())))
+    Ok(report_attempt(Ok(read_terminal_facts())))
 }

@@ -25,7 +25,7 @@ const SSH_CONFIG: &str = "STOCKADE_TCK_SSH_CONFIG";
 const MICROVM_ROOT: &str = "STOCKADE_TCK_MICROVM_ROOT";
 const MICROVM_CACHE: &str = "STOCKADE_TCK_MICROVM_CACHE";
 
-fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
+fn parse_subject() -> Result<Arc<dyn Subject>, EngineFailure> {
     match std::env::args().nth(1).as_deref() {
         Some("mock") => Ok(Arc::new(Simulated::default())),
         Some("control") => Ok(Arc::new(Control::default())),
@@ -52,7 +52,7 @@ fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
             ..microvm::Options::default()
         }))))),
         Some("native") => Ok(Arc::new(OnHost::new(Arc::new(Native::new())))),
-        Some("ssh") => Ok(Arc::new(OnHost::new(Arc::new(Ssh::new(vec![host()?]))))),
+        Some("ssh") => Ok(Arc::new(OnHost::new(Arc::new(Ssh::new(vec![read_ssh_host()?]))))),
         Some(other) if other.starts_with("docker:") => {
             let place = other.strip_prefix("docker:").unwrap_or_default();
             let (runtime, socket) = match place.split_once('@') {
@@ -69,7 +69,7 @@ fn subject() -> Result<Arc<dyn Subject>, EngineFailure> {
 }
 
 /// The host `far` of that configuration.
-fn host() -> Result<Host, EngineFailure> {
+fn read_ssh_host() -> Result<Host, EngineFailure> {
     let config = std::env::var_os(SSH_CONFIG).ok_or(format!("{SSH_CONFIG} is not set"))?;
     let (name, options) = ("far".into(), Vec::new());
     Ok(Host { name, config: Some(config.into()), options, capacity: None })
@@ -77,7 +77,7 @@ fn host() -> Result<Host, EngineFailure> {
 
 /// Judges the subject by the cases that hold one of the texts given, those of the hostile corpus
 /// included, and says by what each limit is enforced.
-async fn judge(subject: Arc<dyn Subject>, only: Vec<String>) -> Result<(), EngineFailure> {
+async fn judge_subject(subject: Arc<dyn Subject>, only: Vec<String>) -> Result<(), EngineFailure> {
     let measured = subject.backend().probe().await;
     if let Some((reason, remedy)) = &measured.unavailable {
         return Err(format!("not available: {reason} ({remedy})").into());
@@ -110,15 +110,15 @@ fn main() -> Result<(), EngineFailure> {
         std::process::exit(wasm::worker(std::env::args().skip(2)));
     }
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(serve())
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run_requested_mode())
 }
 
-async fn serve() -> Result<(), EngineFailure> {
-    let subject = subject()?;
+async fn run_requested_mode() -> Result<(), EngineFailure> {
+    let subject = parse_subject()?;
     match std::env::args().nth(2).as_deref() {
         None => serve_engine(subject.as_ref()).await,
         Some("churn") => churn_engine(subject.as_ref()).await,
-        Some("judge") => judge(subject, std::env::args().skip(3).collect()).await,
+        Some("judge") => judge_subject(subject, std::env::args().skip(3).collect()).await,
         Some(other) => Err(format!("`{other}` is not a way to run: churn, judge, or none").into()),
     }
 }

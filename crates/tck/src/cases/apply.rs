@@ -17,7 +17,7 @@ use crate::{Case, Kit, Stop, Verdict};
 const REQUIRED_FEATURES: &[Feature] = &[Feature::OverlayWorkspace];
 
 pub(super) const APPLY_CASES: &[Case] = &[
-    case!("content that the guest swaps after it was approved is not applied", "C-23", swapped)
+    case!("content that the guest swaps after it was approved is not applied", "C-23", check_swapped_content)
         .needs(REQUIRED_FEATURES)
         .isolation(),
     case!("what would make the host run code is held back from an apply", "C-24", held_back)
@@ -49,18 +49,18 @@ impl Review {
         Ok(Self { workspaces, workspace, room })
     }
 
-    async fn write(&self, path: &str, text: &str) -> Verdict {
+    async fn write_inside(&self, path: &str, text: &str) -> Verdict {
         let facts = self.room.facts(["write", path, text]).await?;
         same!("writing inside", facts["ok"], json!(true));
         Ok(())
     }
 }
 
-async fn swapped(kit: Kit) -> Verdict {
+async fn check_swapped_content(kit: Kit) -> Verdict {
     let review = Review::begin(&kit).await?;
-    review.write("given", "approved").await?;
+    review.write_inside("given", "approved").await?;
     let seen = review.workspaces.diff(&review.workspace.id)?;
-    review.write("given", "replaced").await?;
+    review.write_inside("given", "replaced").await?;
     let options = ApplyOptions { seen: Some(seen), ..ApplyOptions::default() };
     let answer = review.workspaces.apply(&review.workspace.id, &options);
     check!(answer.is_err(), "expected the apply to be refused, saw {answer:?}");
@@ -70,9 +70,9 @@ async fn swapped(kit: Kit) -> Verdict {
 
 async fn held_back(kit: Kit) -> Verdict {
     let review = Review::begin(&kit).await?;
-    review.write("given", "changed").await?;
+    review.write_inside("given", "changed").await?;
     for path in HELD_BACK_PATHS {
-        review.write(path, "x").await?;
+        review.write_inside(path, "x").await?;
         check!(!kit.workspace().join(path).exists(), "`{path}` reached the host before any apply");
     }
     let applied = review.workspaces.apply(&review.workspace.id, &ApplyOptions::default())?;

@@ -3,13 +3,13 @@
 use serde_json::{Value, json};
 use stockade_core::{Bytes, Ending, Feature, Span};
 
-use super::pattern;
+use super::generate_pattern;
 use crate::case::{case, check, same};
-use crate::kit::{collect, heard, probe};
+use crate::kit::{collect_output, wait_for_output, probe_command};
 use crate::{Case, Kit, Verdict};
 
 pub(super) const MANDATORY_CASES: &[Case] = &[
-    case!("a program that succeeds exits with 0 and all of its output arrives", "C-13", success),
+    case!("a program that succeeds exits with 0 and all of its output arrives", "C-13", check_success_exit),
     case!("a non-zero exit code arrives as it is", "C-10", non_zero),
     case!(
         "a program that takes too long is ended and reported as timed out with -1",
@@ -17,20 +17,20 @@ pub(super) const MANDATORY_CASES: &[Case] = &[
         time_out
     ),
     case!("output beyond the cap is dropped and the outcome says how much", "C-12", output_cap),
-    case!("cancelling twice is as good as cancelling once", "C-15", cancel),
+    case!("cancelling twice is as good as cancelling once", "C-15", check_cancel_twice),
     case!("a read-only workspace refuses every write", "C-20", read_only)
         .needs(&[Feature::ReadOnlyWorkspace])
         .isolation(),
-    case!("sandboxes that start at once see nothing of each other", "C-17", concurrent)
+    case!("sandboxes that start at once see nothing of each other", "C-17", check_concurrent_sandboxes)
         .needs(&[Feature::ProcessIsolation])
         .isolation(),
-    case!("close releases everything and can be called again", "C-30", close),
+    case!("close releases everything and can be called again", "C-30", check_close_releases_all),
 ];
 
-async fn success(kit: Kit) -> Verdict {
+async fn check_success_exit(kit: Kit) -> Verdict {
     let ran = kit.run(["flood", "stdout", "100000", "777"]).await?.exited(0)?;
     check!(
-        ran.stdout == pattern(100_000),
+        ran.stdout == generate_pattern(100_000),
         "expected the whole flood, saw {} bytes",
         ran.stdout.len()
     );
@@ -51,7 +51,7 @@ async fn non_zero(kit: Kit) -> Verdict {
 }
 
 async fn time_out(kit: Kit) -> Verdict {
-    let mut command = probe(["ignore-signals-then-sleep", "600000"]);
+    let mut command = probe_command(["ignore-signals-then-sleep", "600000"]);
     command.wall_time = Some(Span::millis(700));
     let ran = kit.run_with(kit.spec(), command).await?.ended(&Ending::TimedOut)?;
     let wall = ran.outcome.usage.wall_ms;
@@ -66,13 +66,13 @@ async fn time_out(kit: Kit) -> Verdict {
 }
 
 async fn output_cap(kit: Kit) -> Verdict {
-    let mut command = probe(["flood", "stdout", "100000"]);
+    let mut command = probe_command(["flood", "stdout", "100000"]);
     command.output = Some(Bytes(10_000));
     let ran = kit.run_with(kit.spec(), command).await?.exited(0)?;
     let report = ran.outcome.stdout;
     same!("bytes passed on and dropped", (report.bytes, report.dropped), (10_000, 90_000));
     check!(
-        ran.stdout == pattern(10_000),
+        ran.stdout == generate_pattern(10_000),
         "expected the first 10000 bytes, saw {}",
         ran.stdout.len()
     );
@@ -80,12 +80,12 @@ async fn output_cap(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn cancel(kit: Kit) -> Verdict {
-    let execution = kit.start(kit.spec(), probe(["sleep", "600000"])).await?;
-    heard(&mut execution.subscribe(), "ready\n").await?;
+async fn check_cancel_twice(kit: Kit) -> Verdict {
+    let execution = kit.start(kit.spec(), probe_command(["sleep", "600000"])).await?;
+    wait_for_output(&mut execution.subscribe(), "ready\n").await?;
     execution.cancel();
     execution.cancel();
-    let ran = collect(execution.subscribe()).await?.ended(&Ending::Cancelled)?;
+    let ran = collect_output(execution.subscribe()).await?.ended(&Ending::Cancelled)?;
     execution.cancel();
     same!("the outcome after one more cancel", execution.outcome().await, ran.outcome);
     execution.close().await?;
@@ -107,7 +107,7 @@ async fn read_only(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn concurrent(kit: Kit) -> Verdict {
+async fn check_concurrent_sandboxes(kit: Kit) -> Verdict {
     let mut starting = tokio::task::JoinSet::new();
     for number in 0..6 {
         let kit = kit.clone();
@@ -133,10 +133,10 @@ async fn concurrent(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn close(kit: Kit) -> Verdict {
+async fn check_close_releases_all(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     let inside = room.start_ready(["ignore-signals-then-sleep", "600000"]).await?;
-    let alone = kit.start(kit.spec(), probe(["sleep", "600000"])).await?;
+    let alone = kit.start(kit.spec(), probe_command(["sleep", "600000"])).await?;
     alone.close().await?;
     alone.close().await?;
     kit.engine().close().await?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use stockade_core::{Ending, Feature, Outcome};
 
 use crate::case::{case, check, same};
-use crate::kit::{collect, eventually, heard, probe};
+use crate::kit::{collect_output, wait_until, wait_for_output, probe_command};
 use crate::{Case, Kit, MARK_VARIABLE, Stop, Verdict};
 
 pub(super) const END_CASES: &[Case] = &[
@@ -17,7 +17,7 @@ pub(super) const END_CASES: &[Case] = &[
     case!("cancelling after the end changes nothing", "C-15", cancel_after),
     case!("cancelling from many places at once ends it once", "C-15", cancel_many),
     case!("dropping the handle ends the program", "C-15", drop_kills),
-    case!("a detached execution goes on without its handle", "C-15", detach),
+    case!("a detached execution goes on without its handle", "C-15", check_detached_execution),
     case!("a run that is given up at any point leaves nothing", "C-32", abandoned_run),
     case!("a create that is given up at any point leaves nothing", "C-32", abandoned_create),
     case!("a create whose answer nobody takes leaves nothing", "C-32", answer_not_taken),
@@ -27,7 +27,7 @@ pub(super) const END_CASES: &[Case] = &[
 ];
 
 async fn asked_often(kit: Kit) -> Verdict {
-    let execution = kit.start(kit.spec(), probe(["exit", "9"])).await?.detach();
+    let execution = kit.start(kit.spec(), probe_command(["exit", "9"])).await?.detach();
     let mut asking = tokio::task::JoinSet::new();
     for _ in 0..100 {
         let execution = execution.clone();
@@ -45,15 +45,15 @@ async fn asked_often(kit: Kit) -> Verdict {
 }
 
 async fn one_outcome(kit: Kit) -> Verdict {
-    let execution = kit.start(kit.spec(), probe(["exit", "11"])).await?;
-    let streamed = collect(execution.subscribe()).await?.outcome;
+    let execution = kit.start(kit.spec(), probe_command(["exit", "11"])).await?;
+    let streamed = collect_output(execution.subscribe()).await?.outcome;
     same!("the answer", execution.outcome().await, streamed);
-    same!("the answer to a second reader", collect(execution.subscribe()).await?.outcome, streamed);
+    same!("the answer to a second reader", collect_output(execution.subscribe()).await?.outcome, streamed);
     Ok(())
 }
 
 async fn cancel_after(kit: Kit) -> Verdict {
-    let execution = kit.start(kit.spec(), probe(["exit", "4"])).await?;
+    let execution = kit.start(kit.spec(), probe_command(["exit", "4"])).await?;
     let before = execution.outcome().await;
     execution.cancel();
     execution.close().await?;
@@ -63,8 +63,8 @@ async fn cancel_after(kit: Kit) -> Verdict {
 }
 
 async fn cancel_many(kit: Kit) -> Verdict {
-    let execution = kit.start(kit.spec(), probe(["ignore-signals-then-sleep", "600000"])).await?;
-    heard(&mut execution.subscribe(), "ready\n").await?;
+    let execution = kit.start(kit.spec(), probe_command(["ignore-signals-then-sleep", "600000"])).await?;
+    wait_for_output(&mut execution.subscribe(), "ready\n").await?;
     let watcher = execution.detach();
     let mut closing = tokio::task::JoinSet::new();
     for _ in 0..20 {
@@ -79,9 +79,9 @@ async fn cancel_many(kit: Kit) -> Verdict {
 }
 
 async fn drop_kills(kit: Kit) -> Verdict {
-    let execution = kit.start(kit.spec(), probe(["ignore-signals-then-sleep", "600000"])).await?;
+    let execution = kit.start(kit.spec(), probe_command(["ignore-signals-then-sleep", "600000"])).await?;
     let mut reader = execution.subscribe();
-    heard(&mut reader, "ready\n").await?;
+    wait_for_output(&mut reader, "ready\n").await?;
     drop(execution);
     while let Some(event) = reader.next().await {
         if let stockade_engine::OutputEvent::End(outcome) = event {
@@ -93,7 +93,7 @@ async fn drop_kills(kit: Kit) -> Verdict {
     Err(Stop::failed("the events ended without an outcome"))
 }
 
-async fn detach(kit: Kit) -> Verdict {
+async fn check_detached_execution(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     let execution = room.start_ready(["sleep", "600000"]).await?;
     let job = execution.job().clone();
@@ -152,7 +152,7 @@ const MAX_POLL_COUNT: usize = 25;
 
 async fn abandoned_run(kit: Kit) -> Verdict {
     for round in 0..2 * MAX_POLL_COUNT {
-        let run = kit.engine().run(kit.spec(), probe(["ignore-signals-then-sleep", "600000"]));
+        let run = kit.engine().run(kit.spec(), probe_command(["ignore-signals-then-sleep", "600000"]));
         if let Some(execution) = given_up(&kit, run, round / 2, round % 2 == 1).await {
             drop(execution?);
             break;
@@ -185,7 +185,7 @@ async fn answer_not_taken(kit: Kit) -> Verdict {
             tokio::time::sleep(Duration::from_millis(1)).await;
             turns += 1;
         }
-        eventually("the sandbox stands", || async {
+        wait_until("the sandbox stands", || async {
             let listed = kit.backend().list().await?;
             let stands = kit.asked_for().iter().any(|id| listed.contains(id));
             check!(stands, "expected the sandbox to stand, saw none");
@@ -200,7 +200,7 @@ async fn abandoned_exec(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     let own = format!("{}exec", kit.mark());
     for polls in 0..MAX_POLL_COUNT {
-        let mut command = probe(["ignore-signals-then-sleep", "600000"]);
+        let mut command = probe_command(["ignore-signals-then-sleep", "600000"]);
         command.env.insert(MARK_VARIABLE.parse()?, own.clone());
         let exec = kit.engine().exec(room.id(), command);
         if let Some(execution) = poll_at_most(pin!(exec), polls).await {
@@ -213,7 +213,7 @@ async fn abandoned_exec(kit: Kit) -> Verdict {
         check!(left.is_empty(), "expected no program, saw {left:?}");
         Ok(())
     };
-    eventually("every program has ended", left).await?;
+    wait_until("every program has ended", left).await?;
     room.run(["exit", "0"]).await?.exited(0)?;
     room.destroy().await?;
     kit.soon_all_gone().await
@@ -222,7 +222,7 @@ async fn abandoned_exec(kit: Kit) -> Verdict {
 async fn close_in_flood(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.output = Some(stockade_core::Bytes(u64::MAX));
-    let execution = kit.start(spec, probe(["flood", "stdout", "1000000000000"])).await?;
+    let execution = kit.start(spec, probe_command(["flood", "stdout", "1000000000000"])).await?;
     let held = execution.follow();
     tokio::time::timeout(Duration::from_secs(20), execution.close())
         .await

@@ -8,25 +8,25 @@ use crate::kit::host_path;
 use crate::{Case, Kit, Stop, Verdict};
 
 pub(super) const IMAGE_CASES: &[Case] = &[
-    case!("the host's programs are there, and cannot be changed", "C-03", host)
+    case!("the host's programs are there, and cannot be changed", "C-03", check_host_image)
         .needs(&[Feature::HostImage])
         .isolation(),
-    case!("a directory serves as the whole root", "C-03", directory)
+    case!("a directory serves as the whole root", "C-03", check_directory_image)
         .needs(&[Feature::DirectoryImage])
         .isolation(),
-    case!("an archive of an image serves as the whole root", "C-03", archive)
+    case!("an archive of an image serves as the whole root", "C-03", check_oci_archive)
         .needs(&[Feature::OciImage])
         .isolation(),
-    case!("an image with a name serves as the whole root", "C-03", named)
+    case!("an image with a name serves as the whole root", "C-03", check_named_image)
         .needs(&[Feature::NamedImage])
         .isolation(),
     case!("an image that is not to be had fails by its name", "C-02", unheard_of)
         .needs(&[Feature::NamedImage]),
-    case!("a WebAssembly module of the host is the program", "C-03", module)
+    case!("a WebAssembly module of the host is the program", "C-03", check_wasm_module)
         .needs(&[Feature::WasmImage]),
 ];
 
-async fn host(kit: Kit) -> Verdict {
+async fn check_host_image(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     let listed = room.facts(["list", "/usr"]).await?;
     same!("whether system directories are there", listed["ok"], json!(true));
@@ -43,20 +43,20 @@ async fn host(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn directory(kit: Kit) -> Verdict {
+async fn check_directory_image(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.image = Image::Directory(host_path(&kit.programs())?);
     whole_root(&kit, spec).await
 }
 
-async fn archive(kit: Kit) -> Verdict {
+async fn check_oci_archive(kit: Kit) -> Verdict {
     let file = kit.outside().join("image.tar");
     let probe = kit.subject().probe().bytes().unwrap_or_default();
     crate::write_image(&file, probe, &["localhost/stockade-tck/saved:1"])?;
     whole_root(&kit, SandboxSpec { image: Image::Oci(host_path(&file)?), ..kit.spec() }).await
 }
 
-async fn named(kit: Kit) -> Verdict {
+async fn check_named_image(kit: Kit) -> Verdict {
     let Some(name) = kit.subject().named_image() else {
         return Err(Stop::Unfit("the subject names no image".into()));
     };
@@ -88,7 +88,7 @@ async fn whole_root(kit: &Kit, spec: SandboxSpec) -> Verdict {
     Ok(())
 }
 
-async fn module(kit: Kit) -> Verdict {
+async fn check_wasm_module(kit: Kit) -> Verdict {
     let file = kit.outside().join("given.wasm");
     std::fs::write(&file, crate::wasm_probe_bytes())?;
     let mut spec = kit.spec();

@@ -17,7 +17,7 @@ pub(super) const ISOLATION_CASES: &[Case] = &[
     case!(
         "the host's contexts for asynchronous input and output are not to be had",
         "C-18",
-        contexts
+        check_aio_contexts_refused
     )
     .needs(&[Feature::HostImage])
     .isolation(),
@@ -42,7 +42,7 @@ pub(super) const ISOLATION_CASES: &[Case] = &[
     case!("a program has no capability and can gain none", "C-03", no_privilege)
         .needs(&[Feature::FilesystemIsolation])
         .isolation(),
-    case!("no descriptor of the host is open inside", "C-03", descriptors).isolation(),
+    case!("no descriptor of the host is open inside", "C-03", check_no_leaked_descriptors).isolation(),
 ];
 
 async fn private_files(kit: Kit) -> Verdict {
@@ -100,7 +100,7 @@ impl Bystander {
         self.0.as_ref().map_or(1, Child::id)
     }
 
-    fn lives(&mut self) -> Verdict<bool> {
+    fn is_alive(&mut self) -> Verdict<bool> {
         self.0.as_mut().map_or(Ok(true), |child| Ok(child.try_wait()?.is_none()))
     }
 }
@@ -132,7 +132,7 @@ async fn host_signals(kit: Kit) -> Verdict {
         // It may have been a process of the sandbox with the same number: the host's own tells.
         tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     }
-    check!(bystander.lives()?, "expected the host's process to live, but it was ended");
+    check!(bystander.is_alive()?, "expected the host's process to live, but it was ended");
     Ok(())
 }
 
@@ -182,7 +182,7 @@ async fn no_privilege(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn descriptors(kit: Kit) -> Verdict {
+async fn check_no_leaked_descriptors(kit: Kit) -> Verdict {
     let secret = kit.outside().join("descriptor");
     std::fs::write(&secret, "secret")?;
     // Open without the flag that closes it on exec: whoever just executes hands it on.
@@ -206,7 +206,7 @@ async fn set_id(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn contexts(kit: Kit) -> Verdict {
+async fn check_aio_contexts_refused(kit: Kit) -> Verdict {
     let facts = kit.facts(["contexts"]).await?;
     check!(facts["ok"] == json!(false), "expected a refusal, saw {facts}");
     Ok(())

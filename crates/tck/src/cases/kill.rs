@@ -4,7 +4,7 @@ use serde_json::json;
 use stockade_core::{Ending, ExitStatus, Feature, Process, ProcessEvent, Signal, Span};
 
 use crate::case::{case, check, same};
-use crate::kit::{collect, heard, probe};
+use crate::kit::{collect_output, wait_for_output, probe_command};
 use crate::{Case, Kit, Stop, Verdict};
 
 pub(super) const KILL_CASES: &[Case] = &[
@@ -29,7 +29,7 @@ pub(super) const KILL_CASES: &[Case] = &[
     case!("killing twice, or after the end, succeeds", "C-15", kill_twice),
     case!("a sandbox can be used again after a time-out", "C-11", used_again),
     case!("a time-out ends one execution and no other", "C-17", only_one),
-    case!("a signal reaches the program", "C-10", signal).needs(&[Feature::Signals]),
+    case!("a signal reaches the program", "C-10", check_signal_delivery).needs(&[Feature::Signals]),
     case!("a program may ignore a polite signal and still be ended", "C-15", ignored_signal)
         .needs(&[Feature::Signals]),
 ];
@@ -41,7 +41,7 @@ async fn time_out_detached(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     // On a busy machine two seconds may be over before anything has begun: then there is nothing to see.
     for seconds in [2, 8, 30] {
-        let mut command = probe(DETACHED_PROBE_ARGS);
+        let mut command = probe_command(DETACHED_PROBE_ARGS);
         command.wall_time = Some(Span::secs(seconds));
         let ran = room.run_command(command).await?.ended(&Ending::TimedOut)?;
         if !ran.stdout.is_empty() {
@@ -55,8 +55,8 @@ async fn time_out_detached(kit: Kit) -> Verdict {
 
 async fn cancel_detached(kit: Kit) -> Verdict {
     let room = kit.room().await?;
-    let execution = room.start(probe(DETACHED_PROBE_ARGS)).await?;
-    heard(&mut execution.subscribe(), "ok").await?;
+    let execution = room.start(probe_command(DETACHED_PROBE_ARGS)).await?;
+    wait_for_output(&mut execution.subscribe(), "ok").await?;
     check!(room.beats("marker").await?, "expected the detached process to write, but it does not");
     execution.close().await?;
     same!("ending", execution.outcome().await.ending, Ending::Cancelled);
@@ -74,7 +74,7 @@ async fn destroy_detached(kit: Kit) -> Verdict {
     room.destroy().await?;
     kit.all_gone().await?;
     check!(
-        !kit.grows("marker").await?,
+        !kit.is_growing("marker").await?,
         "expected the detached process to be gone, but it writes on"
     );
     Ok(())
@@ -86,14 +86,14 @@ async fn one_shot_detached(kit: Kit) -> Verdict {
     kit.engine().close().await?;
     kit.all_gone().await?;
     check!(
-        !kit.grows("marker").await?,
+        !kit.is_growing("marker").await?,
         "expected the detached process to be gone, but it writes on"
     );
     Ok(())
 }
 
 async fn closed_descriptors(kit: Kit) -> Verdict {
-    let mut command = probe(["close-fds-then-sleep", "600000"]);
+    let mut command = probe_command(["close-fds-then-sleep", "600000"]);
     command.wall_time = Some(Span::millis(700));
     kit.run_with(kit.spec(), command).await?.ended(&Ending::TimedOut)?;
     kit.soon_all_gone().await
@@ -102,7 +102,7 @@ async fn closed_descriptors(kit: Kit) -> Verdict {
 async fn tighter_wall_time(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.wall_time = Some(Span::millis(700));
-    let mut command = probe(["sleep", "600000"]);
+    let mut command = probe_command(["sleep", "600000"]);
     command.wall_time = Some(Span::secs(500));
     let ran = kit.run_with(spec, command).await?.ended(&Ending::TimedOut)?;
     let wall = ran.outcome.usage.wall_ms;
@@ -116,7 +116,7 @@ async fn kill_twice(kit: Kit) -> Verdict {
     let sandbox = room.sandbox()?;
     let limits = stockade_core::Limits::defaults();
     let Process { mut events, control } =
-        sandbox.spawn(&probe(["sleep", "600000"]), &limits).await?;
+        sandbox.spawn(&probe_command(["sleep", "600000"]), &limits).await?;
     control.kill().await?;
     control.kill().await?;
     let exit = loop {
@@ -134,7 +134,7 @@ async fn kill_twice(kit: Kit) -> Verdict {
 
 async fn used_again(kit: Kit) -> Verdict {
     let room = kit.room().await?;
-    let mut command = probe(["ignore-signals-then-sleep", "600000"]);
+    let mut command = probe_command(["ignore-signals-then-sleep", "600000"]);
     command.wall_time = Some(Span::millis(700));
     room.run_command(command).await?.ended(&Ending::TimedOut)?;
     room.run(["exit", "5"]).await?.exited(5)?;
@@ -144,7 +144,7 @@ async fn used_again(kit: Kit) -> Verdict {
 async fn only_one(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     let other = room.start_ready(["sleep", "600000"]).await?;
-    let mut command = probe(["sleep", "600000"]);
+    let mut command = probe_command(["sleep", "600000"]);
     command.wall_time = Some(Span::millis(500));
     room.run_command(command).await?.ended(&Ending::TimedOut)?;
     room.run(["exit", "0"]).await?.exited(0)?;
@@ -153,14 +153,14 @@ async fn only_one(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn signal(kit: Kit) -> Verdict {
+async fn check_signal_delivery(kit: Kit) -> Verdict {
     for signal in [Signal::TERM, Signal::INT, Signal(10)] {
-        let mut command = probe(["sleep", "600000"]);
+        let mut command = probe_command(["sleep", "600000"]);
         command.wall_time = Some(Span::secs(10));
         let execution = kit.start(kit.spec(), command).await?;
-        heard(&mut execution.subscribe(), "ready\n").await?;
+        wait_for_output(&mut execution.subscribe(), "ready\n").await?;
         execution.signal(signal).await?;
-        collect(execution.subscribe()).await?.ended(&Ending::Signalled(signal))?;
+        collect_output(execution.subscribe()).await?.ended(&Ending::Signalled(signal))?;
         // Every control succeeds without effect after the end.
         execution.signal(signal).await?;
     }

@@ -9,27 +9,27 @@ use stockade_engine::{PoolSpec, Quota};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::case::{case, check, same};
-use crate::kit::{eventually, host_path, probe};
+use crate::kit::{wait_until, host_path, probe_command};
 use crate::{Case, ENGINE_STATE, ENGINE_WORKSPACE, Kit, MARK_VARIABLE, Stop, Verdict};
 
 pub(super) const LIFECYCLE_CASES: &[Case] = &[
-    case!("nothing is left of a sandbox when destroy returns", "C-30", destroy),
+    case!("nothing is left of a sandbox when destroy returns", "C-30", check_destroy_leaves_nothing),
     case!("destroying twice, or what never was, succeeds", "C-30", destroy_again),
     case!("destroying from many places at once succeeds everywhere", "C-30", destroy_at_once),
     case!("a backend destroys by id alone", "C-30", destroy_by_id),
     case!("a destroyed sandbox runs nothing", "C-30", nothing_after),
-    case!("a sandbox is listed while it lives, and no longer", "C-31", listed),
+    case!("a sandbox is listed while it lives, and no longer", "C-31", check_sandbox_listing),
     case!("nothing is left of a sandbox that could not be built", "C-32", failed_create)
         .needs(&[Feature::LocalWorkspace]),
     case!("nothing is left of a sandbox whose mount does not exist", "C-32", failed_mount)
         .needs(&[Feature::ExtraMounts]),
-    case!("many sandboxes at once all live and all go", "C-30", many),
-    case!("sandboxes from a pool serve once, and none is left", "C-30", pooled),
+    case!("many sandboxes at once all live and all go", "C-30", check_many_sandboxes),
+    case!("sandboxes from a pool serve once, and none is left", "C-30", check_pooled_sandboxes),
     case!("nothing is left after the engine's process was killed", "C-31", engine_killed),
-    case!("a tenant's quota holds, and is free again afterwards", "C-01", quota),
+    case!("a tenant's quota holds, and is free again afterwards", "C-01", check_tenant_quota),
 ];
 
-async fn destroy(kit: Kit) -> Verdict {
+async fn check_destroy_leaves_nothing(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     let running = room.start_ready(["ignore-signals-then-sleep", "600000"]).await?;
     room.destroy().await?;
@@ -81,7 +81,7 @@ async fn destroy_by_id(kit: Kit) -> Verdict {
 async fn nothing_after(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     room.destroy().await?;
-    match kit.engine().exec(room.id(), probe(["exit", "0"])).await {
+    match kit.engine().exec(room.id(), probe_command(["exit", "0"])).await {
         Ok(_) => Err(Stop::failed("expected the command to be refused, but it was started")),
         Err(error) => {
             let fits = matches!(error.code(), ErrorCode::NotFound | ErrorCode::Gone);
@@ -91,7 +91,7 @@ async fn nothing_after(kit: Kit) -> Verdict {
     }
 }
 
-async fn listed(kit: Kit) -> Verdict {
+async fn check_sandbox_listing(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     let leases = kit.engine().list().await?.leases;
     let lease = leases.iter().find(|lease| lease.body.id == *room.id());
@@ -112,7 +112,7 @@ async fn failed_create(kit: Kit) -> Verdict {
     spec.workspace = Workspace::Local(host_path(&kit.outside().join("no-such-directory"))?);
     let created = kit.engine().create(spec.clone()).await;
     check!(created.is_err(), "expected create to fail, but it made {created:?}");
-    let run = kit.engine().run(spec, probe(["exit", "0"])).await;
+    let run = kit.engine().run(spec, probe_command(["exit", "0"])).await;
     check!(run.is_err(), "expected run to fail, but it ran");
     kit.all_gone().await
 }
@@ -126,7 +126,7 @@ async fn failed_mount(kit: Kit) -> Verdict {
     kit.all_gone().await
 }
 
-async fn many(kit: Kit) -> Verdict {
+async fn check_many_sandboxes(kit: Kit) -> Verdict {
     let mut creating = tokio::task::JoinSet::new();
     for number in 0..20 {
         let kit = kit.clone();
@@ -143,7 +143,7 @@ async fn many(kit: Kit) -> Verdict {
     kit.all_gone().await
 }
 
-async fn pooled(kit: Kit) -> Verdict {
+async fn check_pooled_sandboxes(kit: Kit) -> Verdict {
     let spec = kit.spec();
     let pool = PoolSpec { minimum: 1, maximum: 3, ..PoolSpec::of(spec.clone()) };
     let pool = kit.engine().open_pool(pool).await?;
@@ -180,11 +180,11 @@ async fn engine_killed(kit: Kit) -> Verdict {
     let engine = kit.another_engine(|_| ()).await?;
     let leases = engine.list().await?.leases;
     check!(leases.is_empty(), "expected a new engine to reap, saw {leases:?}");
-    eventually("nothing is left of it", || kit.gone(&id)).await?;
+    wait_until("nothing is left of it", || kit.gone(&id)).await?;
     kit.soon_all_gone().await
 }
 
-async fn quota(kit: Kit) -> Verdict {
+async fn check_tenant_quota(kit: Kit) -> Verdict {
     let quota = Quota { sandboxes: Some(1) };
     let engine = kit.another_engine(|config| config.default_quota = quota).await?;
     let spec = kit.spec();

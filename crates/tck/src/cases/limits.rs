@@ -7,16 +7,16 @@ use serde_json::{Value, json};
 use stockade_core::{Boundary, Bytes, Ending, Feature, LimitKind, Millicores, Span};
 
 use crate::case::{case, check, same};
-use crate::kit::probe;
+use crate::kit::probe_command;
 use crate::{Case, Kit, Ran, Verdict};
 
 pub(super) const LIMIT_CASES: &[Case] = &[
-    case!("memory beyond the limit is not to be had", "C-16", memory)
+    case!("memory beyond the limit is not to be had", "C-16", check_memory_limit)
         .needs(&[Feature::MemoryLimit])
         .isolation(),
     case!("memory within the limit is to be had", "C-16", memory_within)
         .needs(&[Feature::MemoryLimit]),
-    case!("processes beyond the limit cannot be started", "C-16", processes)
+    case!("processes beyond the limit cannot be started", "C-16", check_process_limit)
         .needs(&[Feature::ProcessLimit])
         .isolation(),
     case!("a program that uses up its processor time is ended for it", "C-16", cpu_time)
@@ -28,7 +28,7 @@ pub(super) const LIMIT_CASES: &[Case] = &[
     case!("processor time comes at the rate asked for", "C-16", cpu_rate)
         .needs(&[Feature::CpuRateLimit])
         .isolation(),
-    case!("what is written beyond the disk limit does not fit", "C-16", disk)
+    case!("what is written beyond the disk limit does not fit", "C-16", check_disk_limit)
         .needs(&[Feature::DiskLimit])
         .isolation(),
     case!("files beyond the limit cannot be opened", "C-16", open_files)
@@ -36,16 +36,16 @@ pub(super) const LIMIT_CASES: &[Case] = &[
         .isolation(),
     case!("the wall time of the sandbox holds for each command", "C-16", wall_time)
         .needs(&[Feature::WallTimeLimit]),
-    case!("the output cap of the sandbox holds for each command", "C-16", output)
+    case!("the output cap of the sandbox holds for each command", "C-16", check_output_limit)
         .needs(&[Feature::OutputLimit]),
-    case!("instructions beyond the limit are not executed", "C-16", fuel)
+    case!("instructions beyond the limit are not executed", "C-16", check_fuel_limit)
         .needs(&[Feature::FuelLimit])
         .isolation(),
-    case!("the same input gives the same output and takes as much fuel", "C-16", deterministic)
+    case!("the same input gives the same output and takes as much fuel", "C-16", check_determinism)
         .needs(&[Feature::Determinism, Feature::FuelLimit])
         .isolation(),
-    case!("the outcome says how each limit was enforced", "C-02", told),
-    case!("limits of one sandbox are not used up by another", "C-17", apart)
+    case!("the outcome says how each limit was enforced", "C-02", check_enforcement_report),
+    case!("limits of one sandbox are not used up by another", "C-17", check_limits_per_sandbox)
         .needs(&[Feature::CpuTimeLimit]),
 ];
 
@@ -63,10 +63,10 @@ fn held_back(ran: Ran, limit: LimitKind, unit: &str, most: u64) -> Verdict {
     Ok(())
 }
 
-async fn memory(kit: Kit) -> Verdict {
+async fn check_memory_limit(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.memory = Some(Bytes::mib(64));
-    let ran = kit.run_with(spec, probe(["allocate", &(256 * MIB_BYTES).to_string()])).await?;
+    let ran = kit.run_with(spec, probe_command(["allocate", &(256 * MIB_BYTES).to_string()])).await?;
     held_back(ran, LimitKind::Memory, "bytes", 64 * MIB_BYTES)
 }
 
@@ -74,12 +74,12 @@ async fn memory_within(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.memory = Some(Bytes::mib(128));
     let facts =
-        kit.run_with(spec, probe(["allocate", &(32 * MIB_BYTES).to_string()])).await?.facts()?;
+        kit.run_with(spec, probe_command(["allocate", &(32 * MIB_BYTES).to_string()])).await?.facts()?;
     same!("what was to be had", facts, json!({ "ok": true, "bytes": 32 * MIB_BYTES }));
     Ok(())
 }
 
-async fn processes(kit: Kit) -> Verdict {
+async fn check_process_limit(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.processes = Some(16);
     let room = kit.room_with(spec).await?;
@@ -95,7 +95,7 @@ async fn cpu_time(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.cpu_time = Some(Span::secs(1));
     spec.limits.wall_time = Some(Span::secs(40));
-    let ran = kit.run_with(spec, probe(["burn", "3000"])).await?;
+    let ran = kit.run_with(spec, probe_command(["burn", "3000"])).await?;
     ran.ended(&Ending::LimitExceeded(LimitKind::CpuTime)).map(drop)
 }
 
@@ -103,7 +103,7 @@ async fn cpu_time_of_descendants(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.cpu_time = Some(Span::secs(1));
     spec.limits.wall_time = Some(Span::secs(40));
-    let ran = kit.run_with(spec, probe(["burn-children", "8", "400"])).await?;
+    let ran = kit.run_with(spec, probe_command(["burn-children", "8", "400"])).await?;
     ran.ended(&Ending::LimitExceeded(LimitKind::CpuTime)).map(drop)
 }
 
@@ -129,7 +129,7 @@ async fn burn_at_a_twentieth(kit: &Kit, burn_ms: u64, allowed_ms: u64) -> Verdic
     let mut spec = kit.spec();
     spec.limits.cpu_rate = Some(Millicores(50));
     let free = FreeThread::start();
-    let ran = kit.run_with(spec, probe(["burn-for", &burn_ms.to_string()])).await?;
+    let ran = kit.run_with(spec, probe_command(["burn-for", &burn_ms.to_string()])).await?;
     let free_ms = free.stop();
     let usage = ran.outcome.usage;
     let facts = ran.facts()?;
@@ -180,17 +180,17 @@ impl Drop for FreeThread {
     }
 }
 
-async fn disk(kit: Kit) -> Verdict {
+async fn check_disk_limit(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.disk = Some(Bytes::mib(8));
-    let ran = kit.run_with(spec, probe(["fill", "big", &(64 * MIB_BYTES).to_string()])).await?;
+    let ran = kit.run_with(spec, probe_command(["fill", "big", &(64 * MIB_BYTES).to_string()])).await?;
     held_back(ran, LimitKind::Disk, "bytes", 16 * MIB_BYTES)
 }
 
 async fn open_files(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.open_files = Some(64);
-    let facts = kit.run_with(spec, probe(["open-files", "500"])).await?.facts()?;
+    let facts = kit.run_with(spec, probe_command(["open-files", "500"])).await?.facts()?;
     let count = facts["count"].as_u64().unwrap_or(u64::MAX);
     check!(count < 64 && facts["ok"] == json!(false), "expected fewer than 64, saw {facts}");
     Ok(())
@@ -207,7 +207,7 @@ async fn wall_time(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn output(kit: Kit) -> Verdict {
+async fn check_output_limit(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.output = Some(Bytes(100));
     let room = kit.room_with(spec).await?;
@@ -219,7 +219,7 @@ async fn output(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn told(kit: Kit) -> Verdict {
+async fn check_enforcement_report(kit: Kit) -> Verdict {
     let ran = kit.run(["exit", "0"]).await?.exited(0)?;
     let told = serde_json::to_value(&ran.outcome.limits)?;
     let entry = |kind: LimitKind| {
@@ -233,7 +233,7 @@ async fn told(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn apart(kit: Kit) -> Verdict {
+async fn check_limits_per_sandbox(kit: Kit) -> Verdict {
     let mut spec = kit.spec_apart(1)?;
     spec.limits.cpu_time = Some(Span::secs(1));
     let one = kit.room_with(spec).await?;
@@ -247,7 +247,7 @@ async fn apart(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn fuel(kit: Kit) -> Verdict {
+async fn check_fuel_limit(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.fuel = Some(5_000_000);
     let room = kit.room_with(spec).await?;
@@ -261,13 +261,13 @@ async fn fuel(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn deterministic(kit: Kit) -> Verdict {
+async fn check_determinism(kit: Kit) -> Verdict {
     let world = |number: usize, deterministic: bool| {
         let kit = kit.clone();
         async move {
             let mut spec = kit.spec_apart(number)?;
             (spec.deterministic, spec.limits.fuel) = (deterministic, Some(1_000_000_000));
-            let ran = kit.run_with(spec, probe(["world"])).await?.exited(0)?;
+            let ran = kit.run_with(spec, probe_command(["world"])).await?.exited(0)?;
             Verdict::Ok((ran.stdout, ran.outcome.usage.fuel))
         }
     };

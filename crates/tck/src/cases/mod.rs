@@ -62,7 +62,7 @@ pub fn refused_by(case: &Case) -> Option<Feature> {
 }
 
 /// The bytes a flood writes.
-fn pattern(length: usize) -> Vec<u8> {
+fn generate_pattern(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at % 251) as u8).collect()
 }
 

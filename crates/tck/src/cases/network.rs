@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use stockade_core::{Feature, Network, SandboxSpec};
 
 use crate::case::{case, check, same};
-use crate::kit::{heard, probe};
+use crate::kit::{wait_for_output, probe_command};
 use crate::{Case, Kit, Stop, Verdict};
 
 /// Features required by the cases about network isolation.
@@ -18,7 +18,7 @@ const ISOLATION_FEATURES: &[Feature] = &[Feature::NetworkIsolation];
 const HOST_VIEW_FEATURES: &[Feature] = &[Feature::LocalWorkspace, Feature::HostImage];
 
 pub(super) const NETWORK_CASES: &[Case] = &[
-    case!("there is no network interface but loopback", "C-03", interfaces)
+    case!("there is no network interface but loopback", "C-03", check_network_interfaces)
         .needs(ISOLATION_FEATURES)
         .isolation(),
     case!("a listener on the host's loopback cannot be reached", "C-03", host_loopback)
@@ -45,7 +45,7 @@ pub(super) const NETWORK_CASES: &[Case] = &[
         .isolation(),
 ];
 
-async fn interfaces(kit: Kit) -> Verdict {
+async fn check_network_interfaces(kit: Kit) -> Verdict {
     // A host that has nothing but loopback itself would prove nothing.
     let names = std::fs::read_dir("/sys/class/net")?.count();
     let facts = kit.facts(["report"]).await?;
@@ -63,7 +63,7 @@ async fn check_loopback_unreachable(kit: &Kit, spec: stockade_core::SandboxSpec)
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     listener.set_nonblocking(true)?;
     let port = listener.local_addr()?.port().to_string();
-    let command = probe(["connect", "127.0.0.1", &port, "2000"]);
+    let command = probe_command(["connect", "127.0.0.1", &port, "2000"]);
     let facts = kit.run_with(spec, command).await?.facts()?;
     check!(facts["ok"] == json!(false), "expected no connection, saw {facts}");
     check!(listener.accept().is_err(), "expected nobody at the host's door, saw a connection");
@@ -86,9 +86,9 @@ async fn other_abstract(kit: Kit) -> Verdict {
     let name = format!("{}other", kit.mark());
     let (one, two) =
         (kit.room_with(kit.spec_apart(1)?).await?, kit.room_with(kit.spec_apart(2)?).await?);
-    let listening = one.start(probe(["listen-unix", &name, "600000"])).await?;
+    let listening = one.start(probe_command(["listen-unix", &name, "600000"])).await?;
     // Where no socket can be made, there is none to be reached: both have to be refused.
-    heard(&mut listening.subscribe(), "\"ok\":").await?;
+    wait_for_output(&mut listening.subscribe(), "\"ok\":").await?;
     let facts = two.facts(["connect-unix", &name]).await?;
     check!(facts["ok"] == json!(false), "expected no connection, saw {facts}");
     Ok(())
@@ -110,7 +110,7 @@ async fn check_sockets_unreached(kit: &Kit, spec: SandboxSpec) -> Verdict {
     for socket in [&stream, &datagrams] {
         std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o777))?;
     }
-    let command = probe(["connect-path", "stream", "datagrams"]);
+    let command = probe_command(["connect-path", "stream", "datagrams"]);
     let facts = kit.run_with(spec, command).await?.facts()?;
     listener.set_nonblocking(true)?;
     receiver.set_nonblocking(true)?;
@@ -133,7 +133,7 @@ async fn default_loopback(kit: Kit) -> Verdict {
 }
 
 async fn talks_to_itself(kit: &Kit, spec: SandboxSpec) -> Verdict {
-    let facts = kit.run_with(spec, probe(["listen-and-connect"])).await?.facts()?;
+    let facts = kit.run_with(spec, probe_command(["listen-and-connect"])).await?.facts()?;
     same!("what was heard", facts, json!({ "ok": true, "heard": "hello" }));
     Ok(())
 }

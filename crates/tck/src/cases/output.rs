@@ -4,26 +4,26 @@ use bytes::Bytes as Data;
 use stockade_core::{Bytes, Span, StreamId};
 use stockade_engine::{HistoryBounds, OutputEvent};
 
-use super::pattern;
+use super::generate_pattern;
 use crate::case::{case, check, same};
-use crate::kit::{collect, probe};
+use crate::kit::{collect_output, probe_command};
 use crate::{Case, Kit, Verdict};
 
 pub(super) const OUTPUT_CASES: &[Case] = &[
-    case!("standard output and standard error stay apart", "C-13", apart),
-    case!("every byte value arrives as it was written", "C-13", binary),
-    case!("64 MiB of output arrive byte for byte", "C-13", big),
-    case!("pieces keep their order and are numbered without a gap", "C-13", interleaved),
+    case!("standard output and standard error stay apart", "C-13", check_streams_separate),
+    case!("every byte value arrives as it was written", "C-13", check_binary_output),
+    case!("64 MiB of output arrive byte for byte", "C-13", check_large_output),
+    case!("pieces keep their order and are numbered without a gap", "C-13", check_output_order),
     case!("the last bytes before the exit arrive", "C-13", last_bytes),
-    case!("a reader who comes after the end gets the history and the outcome", "C-13", late),
+    case!("a reader who comes after the end gets the history and the outcome", "C-13", check_late_reader),
     case!("two readers see the same", "C-13", two_readers),
-    case!("a reader who does not read slows nobody and learns what was missed", "C-13", slow),
+    case!("a reader who does not read slows nobody and learns what was missed", "C-13", check_slow_reader),
     case!("the cap holds for both streams together", "C-12", cap_together),
     case!("a program beyond its cap runs on and its exit is kept", "C-12", beyond_the_cap),
     case!("a cap of nothing passes nothing on", "C-12", cap_of_nothing),
 ];
 
-async fn apart(kit: Kit) -> Verdict {
+async fn check_streams_separate(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     let ran = room.run(["print", "stdout", "to out"]).await?.exited(0)?;
     same!(
@@ -40,7 +40,7 @@ async fn apart(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn binary(kit: Kit) -> Verdict {
+async fn check_binary_output(kit: Kit) -> Verdict {
     let all: Vec<u8> = (0..=255).chain(*b"\r\n\n\r\0\xff\xfe\xc3").collect();
     let hex: String = all.iter().map(|byte| format!("{byte:02x}")).collect();
     let room = kit.room().await?;
@@ -54,18 +54,18 @@ async fn binary(kit: Kit) -> Verdict {
 /// Size of a large output that has to arrive whole.
 const LARGE_OUTPUT_BYTES: usize = 64 << 20;
 
-async fn big(kit: Kit) -> Verdict {
+async fn check_large_output(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.output = Some(Bytes(LARGE_OUTPUT_BYTES as u64));
     // Judged by its bytes, not by its pace.
     spec.limits.wall_time = Some(Span::secs(600));
     let ran = kit
-        .run_with(spec, probe(["flood", "stdout", &LARGE_OUTPUT_BYTES.to_string()]))
+        .run_with(spec, probe_command(["flood", "stdout", &LARGE_OUTPUT_BYTES.to_string()]))
         .await?
         .exited(0)?;
     same!("the number of bytes", ran.stdout.len(), LARGE_OUTPUT_BYTES);
     check!(
-        ran.stdout == pattern(LARGE_OUTPUT_BYTES),
+        ran.stdout == generate_pattern(LARGE_OUTPUT_BYTES),
         "expected the pattern in every byte, saw another"
     );
     same!(
@@ -76,7 +76,7 @@ async fn big(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn interleaved(kit: Kit) -> Verdict {
+async fn check_output_order(kit: Kit) -> Verdict {
     let ran = kit.run(["interleave", "400"]).await?.exited(0)?;
     let lines = |from: u32| {
         (0..400).filter(|n| n % 2 == from).map(|n| format!("{n}\n")).collect::<String>()
@@ -96,14 +96,14 @@ async fn last_bytes(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn late(kit: Kit) -> Verdict {
+async fn check_late_reader(kit: Kit) -> Verdict {
     let room = kit.room().await?;
-    let execution = room.start(probe(["flood", "stdout", "5000", "100"])).await?;
+    let execution = room.start(probe_command(["flood", "stdout", "5000", "100"])).await?;
     let outcome = execution.outcome().await;
     for _ in 0..3 {
-        let ran = collect(execution.subscribe()).await?;
+        let ran = collect_output(execution.subscribe()).await?;
         check!(
-            ran.stdout == pattern(5000),
+            ran.stdout == generate_pattern(5000),
             "expected the whole history, saw {} bytes",
             ran.stdout.len()
         );
@@ -114,8 +114,8 @@ async fn late(kit: Kit) -> Verdict {
 
 async fn two_readers(kit: Kit) -> Verdict {
     let room = kit.room().await?;
-    let execution = room.start(probe(["interleave", "200"])).await?;
-    let (one, two) = tokio::join!(collect(execution.subscribe()), collect(execution.follow()));
+    let execution = room.start(probe_command(["interleave", "200"])).await?;
+    let (one, two) = tokio::join!(collect_output(execution.subscribe()), collect_output(execution.follow()));
     let (one, two) = (one?, two?);
     same!("what the second reader saw", (two.stdout, two.stderr), (one.stdout, one.stderr));
     same!("the order it came in", two.pieces, one.pieces);
@@ -125,17 +125,17 @@ async fn two_readers(kit: Kit) -> Verdict {
 /// Size of the output that a fast and a stalled reader follow.
 const FLOOD_BYTES: u64 = 8 << 20;
 
-async fn slow(kit: Kit) -> Verdict {
+async fn check_slow_reader(kit: Kit) -> Verdict {
     let bounds = HistoryBounds { events: 1000, bytes: 256 << 10 };
     let engine = kit.another_engine(|config| config.history = bounds).await?;
     let id = engine.create(kit.spec()).await?;
-    let command = probe(["flood", "stdout", &FLOOD_BYTES.to_string()]);
+    let command = probe_command(["flood", "stdout", &FLOOD_BYTES.to_string()]);
     let (execution, fast) = engine.exec_followed(&id, command).await?;
     let mut stalled = execution.subscribe();
-    let ran = collect(fast).await?.exited(0)?;
+    let ran = collect_output(fast).await?.exited(0)?;
     same!("bytes the fast reader saw", ran.stdout.len() as u64, FLOOD_BYTES);
     check!(
-        ran.stdout == pattern(FLOOD_BYTES as usize),
+        ran.stdout == generate_pattern(FLOOD_BYTES as usize),
         "expected the pattern in every byte, saw another"
     );
     let (mut seen, mut missed) = (0, 0);
@@ -153,7 +153,7 @@ async fn slow(kit: Kit) -> Verdict {
 }
 
 async fn cap_together(kit: Kit) -> Verdict {
-    let mut command = probe(["interleave", "2000"]);
+    let mut command = probe_command(["interleave", "2000"]);
     command.output = Some(Bytes(1000));
     let ran = kit.run_with(kit.spec(), command).await?.exited(0)?;
     same!("bytes passed on", ran.stdout.len() + ran.stderr.len(), 1000);
@@ -164,7 +164,7 @@ async fn cap_together(kit: Kit) -> Verdict {
 }
 
 async fn beyond_the_cap(kit: Kit) -> Verdict {
-    let mut command = probe(["flood", "stderr", "40000000"]);
+    let mut command = probe_command(["flood", "stderr", "40000000"]);
     command.output = Some(Bytes(1));
     let ran = kit.run_with(kit.spec(), command).await?.exited(0)?;
     same!("bytes dropped", ran.outcome.stderr.dropped, 39_999_999);
@@ -175,7 +175,7 @@ async fn beyond_the_cap(kit: Kit) -> Verdict {
 async fn cap_of_nothing(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.output = Some(Bytes(0));
-    let ran = kit.run_with(spec, probe(["print", "stdout", "hello"])).await?.exited(0)?;
+    let ran = kit.run_with(spec, probe_command(["print", "stdout", "hello"])).await?.exited(0)?;
     same!("what arrived", Data::from(ran.stdout), Data::new());
     same!("bytes dropped", ran.outcome.stdout.dropped, 5);
     Ok(())

@@ -11,20 +11,20 @@ use crate::{Case, Kit, Verdict};
 const REQUIRED_FEATURES: &[Feature] = &[Feature::OverlayWorkspace];
 
 pub(super) const OVERLAY_CASES: &[Case] = &[
-    case!("a change in a copy-on-write workspace shows inside and not on the host", "C-03", change)
+    case!("a change in a copy-on-write workspace shows inside and not on the host", "C-03", check_overlay_write)
         .needs(REQUIRED_FEATURES)
         .isolation(),
     case!(
         "a removal in a copy-on-write workspace shows inside and not on the host",
         "C-03",
-        removal
+        check_overlay_removal
     )
     .needs(REQUIRED_FEATURES)
     .isolation(),
-    case!("the upper layer holds what was changed, after the sandbox's end too", "C-03", upper)
+    case!("the upper layer holds what was changed, after the sandbox's end too", "C-03", check_upper_layer)
         .needs(REQUIRED_FEATURES)
         .isolation(),
-    case!("the next sandbox on the same layers finds what the one before has left", "C-03", next)
+    case!("the next sandbox on the same layers finds what the one before has left", "C-03", check_layer_reuse)
         .needs(REQUIRED_FEATURES)
         .isolation(),
     case!("layers that a sandbox writes to are refused to another one", "C-17", in_use)
@@ -46,7 +46,7 @@ fn on_host(kit: &Kit) -> Verdict<String> {
     Ok(fs::read_to_string(kit.workspace().join("given"))?)
 }
 
-async fn change(kit: Kit) -> Verdict {
+async fn check_overlay_write(kit: Kit) -> Verdict {
     write_host_file(&kit)?;
     let room = kit.room_with(kit.spec_overlaid()?).await?;
     for name in ["given", "new"] {
@@ -58,7 +58,7 @@ async fn change(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn removal(kit: Kit) -> Verdict {
+async fn check_overlay_removal(kit: Kit) -> Verdict {
     write_host_file(&kit)?;
     let room = kit.room_with(kit.spec_overlaid()?).await?;
     same!("removing", room.facts(["remove", "given"]).await?["ok"], json!(true));
@@ -69,7 +69,7 @@ async fn removal(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn upper(kit: Kit) -> Verdict {
+async fn check_upper_layer(kit: Kit) -> Verdict {
     write_host_file(&kit)?;
     let room = kit.room_with(kit.spec_overlaid()?).await?;
     room.facts(["write", "given", "inside"]).await?;
@@ -82,7 +82,7 @@ async fn upper(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn next(kit: Kit) -> Verdict {
+async fn check_layer_reuse(kit: Kit) -> Verdict {
     write_host_file(&kit)?;
     let one = kit.room_with(kit.spec_overlaid()?).await?;
     one.facts(["write", "left", "x"]).await?;

@@ -9,7 +9,7 @@ use stockade_core::{
 use stockade_engine::{Event, Filter};
 
 use crate::case::{check, same};
-use crate::kit::{host_path, probe};
+use crate::kit::{host_path, probe_command};
 use crate::{Case, Kit, Stop, Verdict};
 
 macro_rules! refusals {
@@ -18,7 +18,7 @@ macro_rules! refusals {
             Case::new(
                 concat!("a missing ", $name, " is refused by name, and nothing is created"),
                 "C-01",
-                |kit| Box::pin(refused(kit, Feature::$variant)),
+                |kit| Box::pin(check_feature_refused(kit, Feature::$variant)),
             ),
         )*];
 
@@ -74,16 +74,16 @@ pub(super) fn feature_of(case: &Case) -> Option<Feature> {
 }
 
 /// How a feature is asked for.
-enum Asked {
+enum FeatureRequest {
     /// By the spec.
     Spec(Box<SandboxSpec>),
     /// By the command.
     Command(Box<Command>),
     /// By an operation on a live sandbox.
-    Operation(Operation),
+    Operation(SandboxOperation),
 }
 
-enum Operation {
+enum SandboxOperation {
     Files,
     Pause,
     Signal,
@@ -91,8 +91,8 @@ enum Operation {
 }
 
 /// A spec, command or operation that asks for this feature and for nothing else that may be missing.
-fn asks(kit: &Kit, feature: Feature) -> Verdict<Asked> {
-    let (mut spec, mut command) = (kit.spec(), probe(["exit", "0"]));
+fn build_feature_request(kit: &Kit, feature: Feature) -> Verdict<FeatureRequest> {
+    let (mut spec, mut command) = (kit.spec(), probe_command(["exit", "0"]));
     let nowhere = host_path(&kit.outside().join("nothing"))?;
     let limits = &mut spec.limits;
     match feature {
@@ -144,36 +144,36 @@ fn asks(kit: &Kit, feature: Feature) -> Verdict<Asked> {
         Feature::Determinism => spec.deterministic = true,
         Feature::Stdin => command.stdin = Stdin::Stream,
         Feature::Terminal => command.terminal = Some(TerminalSize { rows: 1, cols: 1 }),
-        Feature::Signals => return Ok(Asked::Operation(Operation::Signal)),
-        Feature::FileTransfer => return Ok(Asked::Operation(Operation::Files)),
-        Feature::Pause => return Ok(Asked::Operation(Operation::Pause)),
+        Feature::Signals => return Ok(FeatureRequest::Operation(SandboxOperation::Signal)),
+        Feature::FileTransfer => return Ok(FeatureRequest::Operation(SandboxOperation::Files)),
+        Feature::Pause => return Ok(FeatureRequest::Operation(SandboxOperation::Pause)),
         Feature::FilesSnapshot => {
-            return Ok(Asked::Operation(Operation::Snapshot(SnapshotKind::Files)));
+            return Ok(FeatureRequest::Operation(SandboxOperation::Snapshot(SnapshotKind::Files)));
         }
         Feature::FullSnapshot => {
-            return Ok(Asked::Operation(Operation::Snapshot(SnapshotKind::Full)));
+            return Ok(FeatureRequest::Operation(SandboxOperation::Snapshot(SnapshotKind::Full)));
         }
     }
-    let by_command = command != probe(["exit", "0"]);
-    Ok(if by_command { Asked::Command(command.into()) } else { Asked::Spec(spec.into()) })
+    let by_command = command != probe_command(["exit", "0"]);
+    Ok(if by_command { FeatureRequest::Command(command.into()) } else { FeatureRequest::Spec(spec.into()) })
 }
 
-async fn refused(kit: Kit, feature: Feature) -> Verdict {
-    let lacking = kit.hiding(feature).await?;
-    let verdict = match asks(&lacking, feature)? {
-        Asked::Spec(spec) => {
+async fn check_feature_refused(kit: Kit, feature: Feature) -> Verdict {
+    let lacking = kit.with_hidden_feature(feature).await?;
+    let verdict = match build_feature_request(&lacking, feature)? {
+        FeatureRequest::Spec(spec) => {
             let (first, second) = (lacking.engine().create((*spec).clone()).await.map(drop), {
-                lacking.engine().run(*spec, probe(["exit", "0"])).await.map(drop)
+                lacking.engine().run(*spec, probe_command(["exit", "0"])).await.map(drop)
             });
-            named(&lacking, first, feature).and(named(&lacking, second, feature))
+            check_named_refusal(&lacking, first, feature).and(check_named_refusal(&lacking, second, feature))
         }
-        Asked::Command(command) => {
+        FeatureRequest::Command(command) => {
             let answer = lacking.engine().run(lacking.spec(), *command).await.map(drop);
-            named(&lacking, answer, feature)
+            check_named_refusal(&lacking, answer, feature)
         }
-        Asked::Operation(asked) => {
-            let answer = operation(&lacking, asked).await?;
-            unsupported(answer, feature)
+        FeatureRequest::Operation(asked) => {
+            let answer = perform_operation(&lacking, asked).await?;
+            check_unsupported(answer, feature)
         }
     };
     lacking.close().await?;
@@ -181,7 +181,7 @@ async fn refused(kit: Kit, feature: Feature) -> Verdict {
 }
 
 /// Stops the case unless the answer is a refusal of this feature and nothing was created for it.
-fn named(kit: &Kit, answer: stockade_core::Result<()>, feature: Feature) -> Verdict {
+fn check_named_refusal(kit: &Kit, answer: stockade_core::Result<()>, feature: Feature) -> Verdict {
     let Err(error) = answer else {
         return Err(Stop::Failed(format!("expected {feature} to be refused, but it was admitted")));
     };
@@ -206,14 +206,14 @@ fn named(kit: &Kit, answer: stockade_core::Result<()>, feature: Feature) -> Verd
 }
 
 /// Operations are refused where they are asked for, by the same name.
-async fn operation(kit: &Kit, asked: Operation) -> Verdict<Result<(), Error>> {
+async fn perform_operation(kit: &Kit, asked: SandboxOperation) -> Verdict<Result<(), Error>> {
     let id = kit.engine().create(kit.spec()).await?;
     let sandbox = kit.engine().sandbox(&id)?;
     Ok(match asked {
-        Operation::Files => sandbox.files().map(drop),
-        Operation::Pause => sandbox.pause().await,
-        Operation::Snapshot(kind) => kit.engine().snapshot(&id, kind).await.map(drop),
-        Operation::Signal => {
+        SandboxOperation::Files => sandbox.files().map(drop),
+        SandboxOperation::Pause => sandbox.pause().await,
+        SandboxOperation::Snapshot(kind) => kit.engine().snapshot(&id, kind).await.map(drop),
+        SandboxOperation::Signal => {
             let command = Command::program(["./probe", "sleep", "600000"]);
             let execution = kit.engine().exec(&id, command).await?;
             execution.signal(Signal::TERM).await
@@ -221,7 +221,7 @@ async fn operation(kit: &Kit, asked: Operation) -> Verdict<Result<(), Error>> {
     })
 }
 
-fn unsupported(answer: Result<(), Error>, feature: Feature) -> Verdict {
+fn check_unsupported(answer: Result<(), Error>, feature: Feature) -> Verdict {
     let Err(error) = answer else {
         return Err(Stop::Failed(format!("expected {feature} to be refused, but it was done")));
     };

@@ -7,15 +7,15 @@ use crate::case::{case, check, same};
 use crate::{Case, Kit, Ran, Verdict};
 
 pub(super) const REUSE_CASES: &[Case] = &[
-    case!("a sandbox can be used again after its memory was exceeded", "C-16", memory).isolation(),
-    case!("a sandbox can be used again after its processes were used up", "C-16", processes)
+    case!("a sandbox can be used again after its memory was exceeded", "C-16", check_reuse_after_memory_limit).isolation(),
+    case!("a sandbox can be used again after its processes were used up", "C-16", check_reuse_after_process_limit)
         .isolation(),
     case!("a sandbox can be used again after processor time was used up", "C-16", cpu_time)
         .isolation(),
-    case!("a sandbox can be used again after too much was written", "C-16", disk).isolation(),
+    case!("a sandbox can be used again after too much was written", "C-16", check_reuse_after_disk_limit).isolation(),
     case!("a command that runs out of its own time is told that time", "C-16", wall_time)
         .needs(&[Feature::WallTimeLimit]),
-    case!("a sandbox can be used again after its output was cut", "C-16", output)
+    case!("a sandbox can be used again after its output was cut", "C-16", check_reuse_after_output_limit)
         .needs(&[Feature::OutputLimit]),
 ];
 
@@ -51,7 +51,7 @@ fn is_held_back(ran: Ran, limit: LimitKind) -> Verdict {
     Ok(())
 }
 
-async fn memory(kit: Kit) -> Verdict {
+async fn check_reuse_after_memory_limit(kit: Kit) -> Verdict {
     if !is_held(&kit, LimitKind::Memory) {
         return Err(crate::Stop::Lacking(Feature::MemoryLimit));
     }
@@ -65,7 +65,7 @@ async fn memory(kit: Kit) -> Verdict {
     is_held_back(used_again(kit, limits, &["allocate", &bytes]).await?, LimitKind::Memory)
 }
 
-async fn processes(kit: Kit) -> Verdict {
+async fn check_reuse_after_process_limit(kit: Kit) -> Verdict {
     if !is_held(&kit, LimitKind::Processes) {
         return Err(crate::Stop::Lacking(Feature::ProcessLimit));
     }
@@ -94,7 +94,7 @@ async fn cpu_time(kit: Kit) -> Verdict {
     ran.ended(&Ending::LimitExceeded(LimitKind::CpuTime)).map(drop)
 }
 
-async fn disk(kit: Kit) -> Verdict {
+async fn check_reuse_after_disk_limit(kit: Kit) -> Verdict {
     if !is_held(&kit, LimitKind::Disk) {
         return Err(crate::Stop::Lacking(Feature::DiskLimit));
     }
@@ -106,7 +106,7 @@ async fn disk(kit: Kit) -> Verdict {
 async fn wall_time(kit: Kit) -> Verdict {
     let room = kit.room_with(kit.spec()).await?;
     let bystander = room.start_ready(["sleep", "600000"]).await?;
-    let mut command = crate::kit::probe(["sleep", "600000"]);
+    let mut command = crate::kit::probe_command(["sleep", "600000"]);
     command.wall_time = Some(Span::millis(700));
     let ran = room.run_command(command).await?.ended(&Ending::TimedOut)?;
     let told = serde_json::to_value(&ran.outcome.limits)?;
@@ -118,7 +118,7 @@ async fn wall_time(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn output(kit: Kit) -> Verdict {
+async fn check_reuse_after_output_limit(kit: Kit) -> Verdict {
     let limits = Limits { output: Some(Bytes(100)), ..Limits::default() };
     let ran = used_again(kit, limits, &["flood", "stdout", "150"]).await?.exited(0)?;
     same!("bytes dropped", ran.outcome.stdout.dropped, 50);

@@ -7,25 +7,25 @@ use stockade_core::{Ending, Feature, Mount, SnapshotKind};
 use stockade_engine::Subscription;
 
 use crate::case::{case, check, same};
-use crate::kit::{host_path, probe};
+use crate::kit::{host_path, probe_command};
 use crate::{Case, Kit, Stop, Verdict};
 
 pub(super) const SNAPSHOT_CASES: &[Case] = &[
-    case!("a paused sandbox stands still and then goes on", "C-15", pause).needs(&[Feature::Pause]),
-    case!("a snapshot of the files brings them back as they were", "C-22", files)
+    case!("a paused sandbox stands still and then goes on", "C-15", check_pause_and_resume).needs(&[Feature::Pause]),
+    case!("a snapshot of the files brings them back as they were", "C-22", check_files_snapshot)
         .needs(&[Feature::FilesSnapshot]),
     case!("a snapshot of the files holds every private place", "C-22", private_places)
         .needs(&[Feature::FilesSnapshot, Feature::HostImage])
         .isolation(),
     case!("a snapshot says nothing that is secret", "C-41", no_secret)
         .needs(&[Feature::FilesSnapshot]),
-    case!("a full snapshot brings files back while the program goes on", "C-22", full)
+    case!("a full snapshot brings files back while the program goes on", "C-22", check_full_snapshot)
         .needs(&[Feature::FullSnapshot]),
     case!("a sandbox made from a snapshot has its files and shares none", "C-17", made_from)
         .needs(&[Feature::FilesSnapshot]),
-    case!("copies of a live sandbox are different machines", "C-17", copies)
+    case!("copies of a live sandbox are different machines", "C-17", check_forked_copies)
         .needs(&[Feature::FilesSnapshot]),
-    case!("a snapshot in which a byte was changed is not brought back", "C-22", tampered)
+    case!("a snapshot in which a byte was changed is not brought back", "C-22", check_tampered_snapshot)
         .needs(&[Feature::FilesSnapshot]),
     case!(
         "a snapshot names no path, mount or given-up feature of its host",
@@ -59,10 +59,10 @@ async fn falls_silent(reader: &mut Subscription, other: &mut Subscription) -> Ve
     silent.map_err(|_| Stop::failed("expected silence while paused, but output goes on"))?
 }
 
-async fn pause(kit: Kit) -> Verdict {
+async fn check_pause_and_resume(kit: Kit) -> Verdict {
     let (room, elsewhere) = (kit.room().await?, kit.room().await?);
-    let execution = room.start(probe(["tick", "60000"])).await?;
-    let clock = elsewhere.start(probe(["tick", "60000"])).await?;
+    let execution = room.start(probe_command(["tick", "60000"])).await?;
+    let clock = elsewhere.start(probe_command(["tick", "60000"])).await?;
     let (mut reader, mut other) = (execution.subscribe(), clock.subscribe());
     check!(reader.next().await.is_some(), "expected output before the pause, saw none");
     let sandbox = room.sandbox()?;
@@ -82,7 +82,7 @@ async fn pause(kit: Kit) -> Verdict {
     kit.all_gone().await
 }
 
-async fn files(kit: Kit) -> Verdict {
+async fn check_files_snapshot(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     room.facts(["write", "kept", "before"]).await?;
     let snapshot = room.snapshot(SnapshotKind::Files).await?;
@@ -136,7 +136,7 @@ async fn made_from(kit: Kit) -> Verdict {
     kit.all_gone().await
 }
 
-async fn copies(kit: Kit) -> Verdict {
+async fn check_forked_copies(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     room.facts(["write", "kept", "before"]).await?;
     let copies = room.fork(3).await?;
@@ -160,7 +160,7 @@ async fn copies(kit: Kit) -> Verdict {
     kit.all_gone().await
 }
 
-async fn tampered(kit: Kit) -> Verdict {
+async fn check_tampered_snapshot(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     room.facts(["write", "kept", "before"]).await?;
     let snapshot = room.snapshot(SnapshotKind::Files).await?;
@@ -190,7 +190,7 @@ async fn no_secret(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn full(kit: Kit) -> Verdict {
+async fn check_full_snapshot(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     room.facts(["write", "kept", "before"]).await?;
     let execution = room.start_ready(["sleep", "600000"]).await?;

@@ -10,17 +10,17 @@ use stockade_core::{
 use stockade_engine::{Event, Filter};
 
 use crate::case::{case, check, same};
-use crate::kit::{host_path, probe};
+use crate::kit::{host_path, probe_command};
 use crate::{Case, Kit, Stop, Verdict};
 
 pub(super) const SPEC_CASES: &[Case] = &[
     case!("every reason for a refusal is in one answer", "C-01", all_at_once),
     case!("a limit that is given up by name is told and recorded as such", "C-02", given_up),
-    case!("the default limits are the finite ones of the contract", "C-03", defaults),
+    case!("the default limits are the finite ones of the contract", "C-03", check_default_limits),
     case!("what is wrong with a spec is refused by the name of the field", "C-04", wrong_fields),
-    case!("a path that leaves its root by its spelling never gets far", "C-04", spelling),
+    case!("a path that leaves its root by its spelling never gets far", "C-04", check_path_spelling),
     case!("a backend that is not there is refused by its name", "C-04", unknown_backend),
-    case!("explaining a spec creates nothing", "C-01", explain),
+    case!("explaining a spec creates nothing", "C-01", check_explain_creates_nothing),
     case!("no view of the host holds the engine's state, read-only or not", "C-06", own_state),
     case!("no view of the host is one that its programs share", "C-06", shared_directories),
 ];
@@ -44,7 +44,7 @@ fn every_view(kit: &Kit, shown: &Path) -> Verdict<Vec<(&'static str, SandboxSpec
 
 async fn refused_in_every_view(kit: &Kit, shown: &Path) -> Verdict {
     for (field, spec) in every_view(kit, shown)? {
-        let told = refusals(kit, spec).await?;
+        let told = collect_refusals(kit, spec).await?;
         let seen = told.iter().any(|refusal| refusal.field == field && !refusal.remedy.is_empty());
         let shown = shown.display();
         check!(seen, "expected `{shown}` to be refused as {field}, saw {told:?}");
@@ -71,7 +71,7 @@ async fn shared_directories(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn refusals(kit: &Kit, spec: SandboxSpec) -> Verdict<Vec<stockade_core::Refusal>> {
+async fn collect_refusals(kit: &Kit, spec: SandboxSpec) -> Verdict<Vec<stockade_core::Refusal>> {
     match kit.engine().create(spec).await {
         Ok(id) => Err(Stop::Failed(format!("expected a refusal, but {id} was made"))),
         Err(error) => {
@@ -82,12 +82,12 @@ async fn refusals(kit: &Kit, spec: SandboxSpec) -> Verdict<Vec<stockade_core::Re
 }
 
 async fn all_at_once(kit: Kit) -> Verdict {
-    let kit = kit.hiding(Feature::ReadOnlyWorkspace).await?;
+    let kit = kit.with_hidden_feature(Feature::ReadOnlyWorkspace).await?;
     let mut spec = kit.spec();
     spec.read_only = true;
     spec.limits.memory = Some(Bytes(0));
     spec.limits.wall_time = Some(Span::millis(0));
-    let told = refusals(&kit, spec).await?;
+    let told = collect_refusals(&kit, spec).await?;
     let fields: Vec<_> = told.iter().map(|refusal| refusal.field.as_str()).collect();
     for field in ["readOnly", "limits.memory", "limits.wall-time"] {
         check!(fields.contains(&field), "expected {field} among the refusals, saw {fields:?}");
@@ -99,7 +99,7 @@ async fn all_at_once(kit: Kit) -> Verdict {
 async fn given_up(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.without.insert(Feature::DiskLimit);
-    let execution = kit.start(spec, probe(["exit", "0"])).await?;
+    let execution = kit.start(spec, probe_command(["exit", "0"])).await?;
     let outcome = execution.outcome().await;
     let disk = outcome.limits.iter().find(|entry| entry.limit() == LimitKind::Disk);
     check!(
@@ -114,7 +114,7 @@ async fn given_up(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn defaults(kit: Kit) -> Verdict {
+async fn check_default_limits(kit: Kit) -> Verdict {
     let ran = kit.run(["exit", "0"]).await?.exited(0)?;
     let told = serde_json::to_value(&ran.outcome.limits)?;
     let value = |kind: LimitKind| {
@@ -147,7 +147,7 @@ async fn wrong_fields(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.limits.processes = Some(0);
     spec.mounts = vec![mount("relative")?, mount("/twice")?, mount("/twice")?];
-    let told = refusals(&kit, spec).await?;
+    let told = collect_refusals(&kit, spec).await?;
     let fields: Vec<_> = told.iter().map(|refusal| refusal.field.as_str()).collect();
     for field in ["limits.processes", "mounts[0].target", "mounts[2].target"] {
         check!(fields.contains(&field), "expected {field} among the refusals, saw {fields:?}");
@@ -162,7 +162,7 @@ async fn wrong_fields(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn spelling(_kit: Kit) -> Verdict {
+async fn check_path_spelling(_kit: Kit) -> Verdict {
     for text in ["..", "../x", "a/../../x", "/../etc/passwd"] {
         let parsed = text.parse::<stockade_core::SandboxPath>();
         let Err(error) = parsed else {
@@ -184,7 +184,7 @@ async fn unknown_backend(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn explain(kit: Kit) -> Verdict {
+async fn check_explain_creates_nothing(kit: Kit) -> Verdict {
     let selection = kit.engine().explain(&kit.spec()).await;
     same!("the backend that would be taken", selection.chosen, Some(kit.backend().name()));
     same!("sandboxes that were asked for", kit.asked_for().len(), 0);

@@ -4,7 +4,7 @@ use serde_json::json;
 use stockade_core::{Command, Ending, Signal, StartFailure};
 
 use crate::case::{case, check, same};
-use crate::kit::probe;
+use crate::kit::probe_command;
 use crate::{Case, Kit, Ran, Stop, Verdict};
 
 pub(super) const START_CASES: &[Case] = &[
@@ -12,8 +12,8 @@ pub(super) const START_CASES: &[Case] = &[
     case!("a file that is not executable is a start failure of that kind", "C-10", not_executable),
     case!("a directory that does not exist is a start failure of that kind", "C-10", bad_directory),
     case!("exit codes that shells give a meaning arrive as they are", "C-10", exit_codes),
-    case!("a program that a signal ended is reported with that signal", "C-10", signals),
-    case!("arguments arrive exactly as they were given", "C-10", arguments),
+    case!("a program that a signal ended is reported with that signal", "C-10", check_signal_reported),
+    case!("arguments arrive exactly as they were given", "C-10", check_arguments),
     case!("a relative directory starts at the workspace root", "C-22", relative_directory),
     case!("an absolute path names the sandbox's own tree", "C-22", absolute_path).isolation(),
 ];
@@ -51,7 +51,7 @@ async fn not_executable(kit: Kit) -> Verdict {
 }
 
 async fn bad_directory(kit: Kit) -> Verdict {
-    let mut command = probe(["exit", "0"]);
+    let mut command = probe_command(["exit", "0"]);
     command.dir = Some("no-such-directory".parse()?);
     let ran = kit.run_with(kit.spec(), command).await?;
     let failure = never_started(&ran)?;
@@ -70,7 +70,7 @@ async fn exit_codes(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn signals(kit: Kit) -> Verdict {
+async fn check_signal_reported(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     for number in [6, 9, 10, 11, 15] {
         let ran = room.run(["signal-self", &number.to_string()]).await?;
@@ -86,7 +86,7 @@ async fn signals(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn arguments(kit: Kit) -> Verdict {
+async fn check_arguments(kit: Kit) -> Verdict {
     let given = ["", " ", "a b", "\"quoted\"", "$HOME", "*", "new\nline", "-x", "--", "é漢", "\\"];
     let verb: Vec<&str> = ["report"].into_iter().chain(given).collect();
     let facts = kit.facts(verb).await?;
@@ -99,7 +99,7 @@ async fn arguments(kit: Kit) -> Verdict {
 async fn relative_directory(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     let here = room.facts(["report"]).await?["directory"].clone();
-    let mut command = probe(["report"]);
+    let mut command = probe_command(["report"]);
     command.dir = Some(".".parse()?);
     let there = room.run_command(command).await?.facts()?["directory"].clone();
     same!("the working directory", there, here);

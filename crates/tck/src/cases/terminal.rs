@@ -4,13 +4,13 @@ use serde_json::json;
 use stockade_core::{Feature, TerminalSize};
 
 use crate::case::{case, check, same};
-use crate::kit::{collect, heard, probe};
+use crate::kit::{collect_output, wait_for_output, probe_command};
 use crate::{Case, Kit, Stop, Verdict};
 
 pub(super) const TERMINAL_CASES: &[Case] = &[
-    case!("a program is given a terminal of the size asked for", "C-13", size)
+    case!("a program is given a terminal of the size asked for", "C-13", check_terminal_size)
         .needs(&[Feature::Terminal]),
-    case!("a program sees its terminal's new size", "C-13", resize).needs(&[Feature::Terminal]),
+    case!("a program sees its terminal's new size", "C-13", check_terminal_resize).needs(&[Feature::Terminal]),
     case!("a program has no terminal unless it was asked for", "C-03", no_terminal),
 ];
 
@@ -22,8 +22,8 @@ fn last_line(stdout: &[u8]) -> Verdict<serde_json::Value> {
     Ok(serde_json::from_str(line)?)
 }
 
-async fn size(kit: Kit) -> Verdict {
-    let mut command = probe(["terminal"]);
+async fn check_terminal_size(kit: Kit) -> Verdict {
+    let mut command = probe_command(["terminal"]);
     command.terminal = Some(TerminalSize { rows: 33, cols: 123 });
     let ran = kit.run_with(kit.spec(), command).await?.exited(0)?;
     let facts = last_line(&ran.stdout)?;
@@ -33,13 +33,13 @@ async fn size(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn resize(kit: Kit) -> Verdict {
-    let mut command = probe(["wait-resize", "10000"]);
+async fn check_terminal_resize(kit: Kit) -> Verdict {
+    let mut command = probe_command(["wait-resize", "10000"]);
     command.terminal = Some(TerminalSize { rows: 10, cols: 20 });
     let execution = kit.start(kit.spec(), command).await?;
-    heard(&mut execution.subscribe(), "ready").await?;
+    wait_for_output(&mut execution.subscribe(), "ready").await?;
     execution.resize(TerminalSize { rows: 50, cols: 160 }).await?;
-    let ran = collect(execution.subscribe()).await?.exited(0)?;
+    let ran = collect_output(execution.subscribe()).await?.exited(0)?;
     let facts = last_line(&ran.stdout)?;
     same!("rows and columns", (&facts["rows"], &facts["cols"]), (&json!(50), &json!(160)));
     Ok(())

@@ -8,12 +8,12 @@ use stockade_core::{
 };
 
 use crate::case::{case, check, same};
-use crate::kit::{host_path, probe};
+use crate::kit::{host_path, probe_command};
 use crate::{Case, Kit, Verdict};
 
 pub(super) const WORKSPACE_CASES: &[Case] = &[
-    case!("a local workspace is changed in place", "C-03", local).needs(&[Feature::LocalWorkspace]),
-    case!("an ephemeral workspace is empty, and gone with its sandbox", "C-03", ephemeral)
+    case!("a local workspace is changed in place", "C-03", check_local_workspace).needs(&[Feature::LocalWorkspace]),
+    case!("an ephemeral workspace is empty, and gone with its sandbox", "C-03", check_ephemeral_workspace)
         .needs(&[Feature::EphemeralWorkspace, Feature::FileTransfer]),
     case!(
         "a read-only workspace cannot be written to from outside either",
@@ -28,10 +28,10 @@ pub(super) const WORKSPACE_CASES: &[Case] = &[
     case!("a read-only workspace cannot be made writable from inside", "C-20", read_only_mounts)
         .needs(&[Feature::ReadOnlyWorkspace, Feature::LocalWorkspace])
         .isolation(),
-    case!("a further mount is read-only unless told otherwise", "C-20", mounts)
+    case!("a further mount is read-only unless told otherwise", "C-20", check_extra_mounts)
         .needs(&[Feature::ExtraMounts])
         .isolation(),
-    case!("a tree of the host is shown at its own path, read-only", "C-20", trees)
+    case!("a tree of the host is shown at its own path, read-only", "C-20", check_host_trees)
         .needs(&[Feature::HostTrees])
         .isolation(),
     case!(
@@ -55,13 +55,13 @@ pub(super) const WORKSPACE_CASES: &[Case] = &[
         .isolation(),
 ];
 
-async fn local(kit: Kit) -> Verdict {
+async fn check_local_workspace(kit: Kit) -> Verdict {
     std::fs::write(kit.workspace().join("given"), "by the host")?;
     let room = kit.room().await?;
     same!(
         "the host's file inside",
         room.facts(["read", "given"]).await?["hex"],
-        json!(hex("by the host"))
+        json!(encode_hex("by the host"))
     );
     room.facts(["write", "made", "inside"]).await?;
     let made = std::fs::read_to_string(kit.workspace().join("made"))?;
@@ -72,11 +72,11 @@ async fn local(kit: Kit) -> Verdict {
     Ok(())
 }
 
-fn hex(text: &str) -> String {
+fn encode_hex(text: &str) -> String {
     text.bytes().map(|byte| format!("{byte:02x}")).collect()
 }
 
-async fn ephemeral(kit: Kit) -> Verdict {
+async fn check_ephemeral_workspace(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.workspace = Workspace::Ephemeral;
     let (here, file): (SandboxPath, SandboxPath) = (".".parse()?, "file".parse()?);
@@ -135,7 +135,7 @@ async fn read_only_mounts(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn mounts(kit: Kit) -> Verdict {
+async fn check_extra_mounts(kit: Kit) -> Verdict {
     let source = kit.outside();
     std::fs::write(source.join("given"), "by the host")?;
     let mount = |target: &str, read_only| -> Verdict<Mount> {
@@ -146,7 +146,7 @@ async fn mounts(kit: Kit) -> Verdict {
     let room = kit.room_with(spec).await?;
     for target in ["/mounted/ro", "/mounted/rw"] {
         let read = room.facts(["read", &format!("{target}/given")]).await?;
-        same!(format!("the host's file at {target}"), read["hex"], json!(hex("by the host")));
+        same!(format!("the host's file at {target}"), read["hex"], json!(encode_hex("by the host")));
     }
     let refused = room.facts(["write", "/mounted/ro/new", "x"]).await?;
     check!(refused["ok"] == json!(false), "expected a read-only mount, saw {refused}");
@@ -156,7 +156,7 @@ async fn mounts(kit: Kit) -> Verdict {
     Ok(())
 }
 
-async fn trees(kit: Kit) -> Verdict {
+async fn check_host_trees(kit: Kit) -> Verdict {
     let source = kit.outside();
     std::fs::write(source.join("given"), "by the host")?;
     let target = source.to_string_lossy().parse()?;
@@ -166,7 +166,7 @@ async fn trees(kit: Kit) -> Verdict {
     let room = kit.room_with(spec).await?;
     let at = |name: &str| source.join(name).to_string_lossy().into_owned();
     let read = room.facts(["read", &at("given")]).await?;
-    same!("the host's file", read["hex"], json!(hex("by the host")));
+    same!("the host's file", read["hex"], json!(encode_hex("by the host")));
     for verb in [["write", &at("new"), "x"], ["write", &at("given"), "x"]] {
         let refused = room.facts(verb).await?;
         check!(refused["ok"] == json!(false), "expected a read-only tree, saw {refused}");
@@ -182,7 +182,7 @@ async fn chosen_path(kit: Kit) -> Verdict {
     let room = kit.room_with(spec).await?;
     for path in ["given", "/srv/project/given", "/workspace/given"] {
         let read = room.facts(["read", path]).await?;
-        same!(format!("the host's file at {path}"), read["hex"], json!(hex("by the host")));
+        same!(format!("the host's file at {path}"), read["hex"], json!(encode_hex("by the host")));
     }
     room.facts(["write", "/srv/project/made", "inside"]).await?;
     let made = std::fs::read_to_string(kit.workspace().join("made"))?;
@@ -205,22 +205,22 @@ async fn copy_on_write(kit: Kit) -> Verdict {
     Ok(())
 }
 
-fn ids(facts: &serde_json::Value) -> (serde_json::Value, serde_json::Value) {
+fn extract_effective_ids(facts: &serde_json::Value) -> (serde_json::Value, serde_json::Value) {
     (facts["ids"]["euid"].clone(), facts["ids"]["egid"].clone())
 }
 
 async fn chosen_user(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.user = Some(User { uid: 1234, gid: 2345 });
-    let facts = kit.run_with(spec, probe(["report"])).await?.facts()?;
-    same!("the sandbox's user and group", ids(&facts), (json!(1234), json!(2345)));
+    let facts = kit.run_with(spec, probe_command(["report"])).await?.facts()?;
+    same!("the sandbox's user and group", extract_effective_ids(&facts), (json!(1234), json!(2345)));
     Ok(())
 }
 
 async fn user_per_command(kit: Kit) -> Verdict {
-    let mut command = probe(["report"]);
+    let mut command = probe_command(["report"]);
     command.user = Some(User { uid: 3456, gid: 4567 });
     let facts = kit.run_with(kit.spec(), command).await?.facts()?;
-    same!("the command's user and group", ids(&facts), (json!(3456), json!(4567)));
+    same!("the command's user and group", extract_effective_ids(&facts), (json!(3456), json!(4567)));
     Ok(())
 }

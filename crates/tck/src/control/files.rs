@@ -25,7 +25,7 @@ fn file_error(path: &SandboxPath) -> impl FnOnce(std::io::Error) -> Error + '_ {
     }
 }
 
-fn entry(path: &Path) -> std::io::Result<Entry> {
+fn read_entry(path: &Path) -> std::io::Result<Entry> {
     let found = path.symlink_metadata()?;
     let kind = match found.file_type() {
         kind if kind.is_symlink() => EntryKind::Symlink,
@@ -42,16 +42,16 @@ impl PlainFiles {
         Self { root }
     }
 
-    pub(super) fn place(&self, path: &str) -> PathBuf {
+    pub(super) fn resolve_str(&self, path: &str) -> PathBuf {
         self.root.join(path)
     }
 
-    fn at(&self, path: &SandboxPath) -> PathBuf {
-        self.place(path.as_str())
+    fn resolve_path(&self, path: &SandboxPath) -> PathBuf {
+        self.resolve_str(path.as_str())
     }
 }
 
-fn read(path: &Path, offset: u64, most: u32) -> std::io::Result<Data> {
+fn read_range(path: &Path, offset: u64, most: u32) -> std::io::Result<Data> {
     if !path.metadata()?.is_file() {
         return Err(std::io::ErrorKind::InvalidInput.into());
     }
@@ -62,13 +62,13 @@ fn read(path: &Path, offset: u64, most: u32) -> std::io::Result<Data> {
     Ok(data.into())
 }
 
-fn write(path: &Path, data: &[u8], append: bool) -> std::io::Result<()> {
+fn write_file(path: &Path, data: &[u8], append: bool) -> std::io::Result<()> {
     let mut options = std::fs::OpenOptions::new();
     options.create(true).append(append).write(true).truncate(!append);
     options.open(path)?.write_all(data)
 }
 
-fn remove(path: &Path) -> std::io::Result<()> {
+fn remove_tree(path: &Path) -> std::io::Result<()> {
     match path.symlink_metadata() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
@@ -80,36 +80,36 @@ fn remove(path: &Path) -> std::io::Result<()> {
 #[async_trait]
 impl Files for PlainFiles {
     async fn stat(&self, path: &SandboxPath) -> Result<Entry> {
-        entry(&self.at(path)).map_err(file_error(path))
+        read_entry(&self.resolve_path(path)).map_err(file_error(path))
     }
 
     async fn list(&self, path: &SandboxPath) -> Result<Vec<Entry>> {
-        let entries = std::fs::read_dir(self.at(path)).map_err(file_error(path))?.flatten();
-        entries.map(|found| entry(&found.path()).map_err(file_error(path))).collect()
+        let entries = std::fs::read_dir(self.resolve_path(path)).map_err(file_error(path))?.flatten();
+        entries.map(|found| read_entry(&found.path()).map_err(file_error(path))).collect()
     }
 
     async fn read(&self, path: &SandboxPath, offset: u64, most: u32) -> Result<Data> {
-        read(&self.at(path), offset, most).map_err(file_error(path))
+        read_range(&self.resolve_path(path), offset, most).map_err(file_error(path))
     }
 
     async fn write(&self, path: &SandboxPath, data: Data, append: bool) -> Result<()> {
-        write(&self.at(path), &data, append).map_err(file_error(path))
+        write_file(&self.resolve_path(path), &data, append).map_err(file_error(path))
     }
 
     async fn set_mode(&self, path: &SandboxPath, mode: u32) -> Result<()> {
         let mode = std::fs::Permissions::from_mode(mode & 0o777);
-        std::fs::set_permissions(self.at(path), mode).map_err(file_error(path))
+        std::fs::set_permissions(self.resolve_path(path), mode).map_err(file_error(path))
     }
 
     async fn make_dir(&self, path: &SandboxPath) -> Result<()> {
-        std::fs::create_dir_all(self.at(path)).map_err(file_error(path))
+        std::fs::create_dir_all(self.resolve_path(path)).map_err(file_error(path))
     }
 
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
-        std::fs::rename(self.at(from), self.at(to)).map_err(file_error(from))
+        std::fs::rename(self.resolve_path(from), self.resolve_path(to)).map_err(file_error(from))
     }
 
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
-        remove(&self.at(path)).map_err(file_error(path))
+        remove_tree(&self.resolve_path(path)).map_err(file_error(path))
     }
 }

@@ -117,7 +117,7 @@ impl Backend for Plain {
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
         let sandbox = self.sandboxes().remove(id);
         match sandbox {
-            Some(sandbox) => sandbox.children.end().await,
+            Some(sandbox) => sandbox.children.kill_all().await,
             None => Ok(()),
         }
     }
@@ -159,7 +159,7 @@ impl Sandbox for NoWalls {
 
     async fn spawn(&self, command: &Command, _limits: &EffectiveLimits) -> Result<Process> {
         let dir = command.dir.as_ref().map_or(".", |dir| dir.as_str());
-        self.children.spawn(command, &self.files.place(dir)).await
+        self.children.spawn(command, &self.files.resolve_str(dir)).await
     }
 
     fn files(&self) -> Result<&dyn Files> {

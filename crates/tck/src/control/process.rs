@@ -31,7 +31,7 @@ impl Children {
     }
 
     pub(super) async fn spawn(&self, command: &Command, dir: &Path) -> Result<Process> {
-        let mut child = match start(command, dir) {
+        let mut child = match spawn_child(command, dir) {
             Ok(child) => child,
             Err(failure) => return Ok(never_started(failure)),
         };
@@ -48,10 +48,10 @@ impl Children {
     }
 
     pub(super) fn signal_all(&self, signal: rustix::process::Signal) {
-        self.all().iter().for_each(|child| child.send(signal));
+        self.all().iter().for_each(|child| child.send_signal(signal));
     }
 
-    pub(super) async fn end(&self) -> Result<()> {
+    pub(super) async fn kill_all(&self) -> Result<()> {
         for child in self.all() {
             child.kill().await?;
             // The channel closes with the task that waits for the child, which is as good.
@@ -61,7 +61,7 @@ impl Children {
     }
 }
 
-fn start(command: &Command, dir: &Path) -> std::result::Result<Child, StartFailure> {
+fn spawn_child(command: &Command, dir: &Path) -> std::result::Result<Child, StartFailure> {
     if !dir.is_dir() {
         return Err(StartFailure::BadDirectory(format!("`{}` is no directory", dir.display())));
     }
@@ -104,8 +104,8 @@ async fn watch_over(
         status
     };
     let ((), (), status) = tokio::join!(
-        pump(stdout, StreamId::Stdout, events.clone()),
-        pump(stderr, StreamId::Stderr, events.clone()),
+        forward_output(stdout, StreamId::Stdout, events.clone()),
+        forward_output(stderr, StreamId::Stderr, events.clone()),
         waiting
     );
     let status = match status {
@@ -119,7 +119,7 @@ async fn watch_over(
     let _ = events.send(ProcessEvent::Exit(status.into())).await;
 }
 
-async fn pump(
+async fn forward_output(
     stream: Option<impl AsyncRead + Unpin>,
     id: StreamId,
     events: mpsc::Sender<ProcessEvent>,
@@ -155,7 +155,7 @@ pub(super) struct PlainControl {
 }
 
 impl PlainControl {
-    fn send(&self, signal: rustix::process::Signal) {
+    fn send_signal(&self, signal: rustix::process::Signal) {
         if let (Some(pid), false) = (self.pid, *self.ended.borrow()) {
             // It may end at the same moment; then there is nothing to signal.
             let _ = kill_process(pid, signal);
@@ -166,13 +166,13 @@ impl PlainControl {
 #[async_trait]
 impl ProcessControl for PlainControl {
     async fn kill(&self) -> Result<()> {
-        self.send(rustix::process::Signal::KILL);
+        self.send_signal(rustix::process::Signal::KILL);
         Ok(())
     }
 
     async fn signal(&self, signal: Signal) -> Result<()> {
         if let Some(signal) = rustix::process::Signal::from_named_raw(signal.0) {
-            self.send(signal);
+            self.send_signal(signal);
         }
         Ok(())
     }

@@ -6,27 +6,27 @@ use std::path::Path;
 
 use stockade_core::{Bytes, Feature, LimitKind, Support};
 
-use super::{MIB_BYTES, held_back, spec, unharmed, within};
+use super::{MIB_BYTES, held_back, build_hostile_spec, check_engine_unharmed, timed_probe_command};
 use crate::case::{case, check};
 use crate::{Case, Kit, Stop, Verdict};
 
 pub(super) const HOSTILE_FILE_CASES: &[Case] = &[
-    case!("a program that fills the workspace is ended for it", "C-16", workspace)
+    case!("a program that fills the workspace is ended for it", "C-16", check_workspace_fill)
         .needs(&[Feature::LocalWorkspace]),
-    case!("what lies deeper than a path can name counts", "C-16", deep)
+    case!("what lies deeper than a path can name counts", "C-16", check_deep_tree)
         .needs(&[Feature::LocalWorkspace]),
-    case!("a hundred thousand links change nothing", "C-30", links),
+    case!("a hundred thousand links change nothing", "C-30", check_many_links),
 ];
 
 const DISK_LIMIT_BYTES: u64 = 64 * MIB_BYTES;
 /// Bytes a program tries to write: far more than the limit.
 const ATTEMPTED_BYTES: u64 = 4096 * MIB_BYTES;
 
-async fn workspace(kit: Kit) -> Verdict {
+async fn check_workspace_fill(kit: Kit) -> Verdict {
     check_disk_limit(&kit, &["fill-many", ".", &ATTEMPTED_BYTES.to_string()]).await
 }
 
-async fn deep(kit: Kit) -> Verdict {
+async fn check_deep_tree(kit: Kit) -> Verdict {
     check_disk_limit(&kit, &["deep-tree", "300", &ATTEMPTED_BYTES.to_string()]).await
 }
 
@@ -34,9 +34,9 @@ async fn check_disk_limit(kit: &Kit, verb: &[&str]) -> Verdict {
     if let Support::Missing { .. } = kit.support(Feature::DiskLimit) {
         return Err(Stop::Lacking(Feature::DiskLimit));
     }
-    let mut spec = spec(kit);
+    let mut spec = build_hostile_spec(kit);
     spec.limits.disk = Some(Bytes(DISK_LIMIT_BYTES));
-    let ran = kit.run_with(spec, within(60, verb)).await;
+    let ran = kit.run_with(spec, timed_probe_command(60, verb)).await;
     let used = empty_directory(&kit.workspace())?;
     held_back(ran?, &[LimitKind::Disk])?;
     // What is written between two looks may go beyond, but not by much.
@@ -44,7 +44,7 @@ async fn check_disk_limit(kit: &Kit, verb: &[&str]) -> Verdict {
         used < DISK_LIMIT_BYTES + ATTEMPTED_BYTES / 2,
         "expected about {DISK_LIMIT_BYTES} bytes to be written, saw {used}"
     );
-    unharmed(kit).await
+    check_engine_unharmed(kit).await
 }
 
 /// How much is in a directory, which is emptied on the way: whatever is in a directory in it moves up,
@@ -72,11 +72,11 @@ fn empty_directory(directory: &Path) -> Verdict<u64> {
     }
 }
 
-async fn links(kit: Kit) -> Verdict {
-    let ran = kit.run_with(spec(&kit), within(60, ["many-links", "/tmp", "100000"])).await?;
+async fn check_many_links(kit: Kit) -> Verdict {
+    let ran = kit.run_with(build_hostile_spec(&kit), timed_probe_command(60, ["many-links", "/tmp", "100000"])).await?;
     ran.facts()?;
-    let ran = kit.run_with(spec(&kit), within(60, ["many-links", ".", "100000"])).await?;
+    let ran = kit.run_with(build_hostile_spec(&kit), timed_probe_command(60, ["many-links", ".", "100000"])).await?;
     ran.facts()?;
     empty_directory(&kit.workspace())?;
-    unharmed(&kit).await
+    check_engine_unharmed(&kit).await
 }

@@ -3,15 +3,15 @@
 use serde_json::json;
 use stockade_core::{Bytes, Ending, Feature, LimitKind, SandboxSpec, Support};
 
-use super::{MIB_BYTES, held_back, spec, unharmed, within};
+use super::{MIB_BYTES, held_back, build_hostile_spec, check_engine_unharmed, timed_probe_command};
 use crate::case::{case, check};
 use crate::{Case, Kit, Ran, Stop, Verdict};
 
 pub(super) const HOSTILE_MEMORY_CASES: &[Case] = &[
-    case!("a memory bomb ends at its limit", "C-16", bomb),
-    case!("many small processes together end at the limit", "C-16", swarm),
-    case!("memory that no process maps counts", "C-16", unmapped).needs(&[Feature::MemoryLimit]),
-    case!("files in memory count, or do not fit", "C-16", scratch),
+    case!("a memory bomb ends at its limit", "C-16", check_memory_bomb),
+    case!("many small processes together end at the limit", "C-16", check_process_swarm),
+    case!("memory that no process maps counts", "C-16", check_unmapped_memory).needs(&[Feature::MemoryLimit]),
+    case!("files in memory count, or do not fit", "C-16", check_tmpfs_fill),
 ];
 
 const MEMORY_LIMIT_BYTES: u64 = 96 * MIB_BYTES;
@@ -22,26 +22,26 @@ fn memory_limited_spec(kit: &Kit) -> Verdict<SandboxSpec> {
     if let Support::Missing { .. } = kit.support(Feature::MemoryLimit) {
         return Err(Stop::Lacking(Feature::MemoryLimit));
     }
-    let mut spec = spec(kit);
+    let mut spec = build_hostile_spec(kit);
     spec.limits.memory = Some(Bytes(MEMORY_LIMIT_BYTES));
     Ok(spec)
 }
 
-async fn bomb(kit: Kit) -> Verdict {
+async fn check_memory_bomb(kit: Kit) -> Verdict {
     let ran = kit
         .run_with(
             memory_limited_spec(&kit)?,
-            within(60, ["allocate", &ATTEMPTED_BYTES.to_string()]),
+            timed_probe_command(60, ["allocate", &ATTEMPTED_BYTES.to_string()]),
         )
         .await?;
     within_the_limit(&kit, &ran)?;
     held_back(ran, &[LimitKind::Memory])?;
-    unharmed(&kit).await
+    check_engine_unharmed(&kit).await
 }
 
-async fn swarm(kit: Kit) -> Verdict {
+async fn check_process_swarm(kit: Kit) -> Verdict {
     let verb = ["allocate-many", "100", &(8 * MIB_BYTES).to_string()];
-    let ran = kit.run_with(memory_limited_spec(&kit)?, within(60, verb)).await?;
+    let ran = kit.run_with(memory_limited_spec(&kit)?, timed_probe_command(60, verb)).await?;
     within_the_limit(&kit, &ran)?;
     if ran.outcome.ending != Ending::LimitExceeded(LimitKind::Memory) {
         let facts = ran.facts()?;
@@ -49,27 +49,27 @@ async fn swarm(kit: Kit) -> Verdict {
         let held = ready * 8 * MIB_BYTES <= MEMORY_LIMIT_BYTES || facts["lost"] != json!(0);
         check!(held, "expected fewer to get their memory, saw {facts}");
     }
-    unharmed(&kit).await
+    check_engine_unharmed(&kit).await
 }
 
-async fn unmapped(kit: Kit) -> Verdict {
+async fn check_unmapped_memory(kit: Kit) -> Verdict {
     let ran = kit.run_with(
         memory_limited_spec(&kit)?,
-        within(60, ["fill-memory-files", &ATTEMPTED_BYTES.to_string()]),
+        timed_probe_command(60, ["fill-memory-files", &ATTEMPTED_BYTES.to_string()]),
     );
     let ran = ran.await?;
     within_the_limit(&kit, &ran)?;
     held_back(ran, &[LimitKind::Memory])?;
-    unharmed(&kit).await
+    check_engine_unharmed(&kit).await
 }
 
-async fn scratch(kit: Kit) -> Verdict {
+async fn check_tmpfs_fill(kit: Kit) -> Verdict {
     let mut spec = memory_limited_spec(&kit)?;
     spec.limits.disk = Some(Bytes(4 * MEMORY_LIMIT_BYTES));
     let verb = ["fill-many", "/tmp", &ATTEMPTED_BYTES.to_string()];
-    let ran = kit.run_with(spec, within(60, verb)).await?;
+    let ran = kit.run_with(spec, timed_probe_command(60, verb)).await?;
     held_back(ran, &[LimitKind::Memory, LimitKind::Disk])?;
-    unharmed(&kit).await
+    check_engine_unharmed(&kit).await
 }
 
 /// Where the kernel holds the limit, what was used at most says so.

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use stockade_core::{Command, Ending, Feature, LimitKind, SandboxSpec, Span};
 
 use crate::case::check;
-use crate::kit::probe;
+use crate::kit::probe_command;
 use crate::runner::run_cases;
 use crate::{Case, Kit, Options, Ran, Report, Subject, Verdict};
 
@@ -44,7 +44,7 @@ pub async fn run_wasm(subject: Arc<dyn Subject>, only: Vec<String>) -> Report {
 }
 
 /// The kit's spec, with limits that hold as far as the backend can make them.
-fn spec(kit: &Kit) -> SandboxSpec {
+fn build_hostile_spec(kit: &Kit) -> SandboxSpec {
     let mut spec = kit.spec();
     spec.without.extend([Feature::MemoryLimit, Feature::DiskLimit, Feature::CpuTimeLimit]);
     let limits = &mut spec.limits;
@@ -55,8 +55,8 @@ fn spec(kit: &Kit) -> SandboxSpec {
 }
 
 /// A verb of the probe with so many seconds to live.
-fn within<'a>(seconds: u64, verb: impl AsRef<[&'a str]>) -> Command {
-    Command { wall_time: Some(Span::secs(seconds)), ..probe(verb) }
+fn timed_probe_command<'a>(seconds: u64, verb: impl AsRef<[&'a str]>) -> Command {
+    Command { wall_time: Some(Span::secs(seconds)), ..probe_command(verb) }
 }
 
 /// It was ended by its wall time, and not long after that.
@@ -80,8 +80,8 @@ fn held_back(ran: Ran, limits: &[LimitKind]) -> Verdict {
 }
 
 /// Nothing is left, and the next program runs as if nothing had been.
-async fn unharmed(kit: &Kit) -> Verdict {
+async fn check_engine_unharmed(kit: &Kit) -> Verdict {
     kit.soon_all_gone().await?;
-    kit.run_with(kit.spec_apart(99)?, probe(["exit", "7"])).await?.exited(7)?;
+    kit.run_with(kit.spec_apart(99)?, probe_command(["exit", "7"])).await?.exited(7)?;
     Ok(())
 }

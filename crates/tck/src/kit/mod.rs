@@ -21,20 +21,20 @@ use stockade_engine::{Engine, EngineConfig, Execution};
 use tempfile::{TempDir, TempPath};
 
 pub use ran::Ran;
-pub(crate) use ran::{collect, heard};
+pub(crate) use ran::{collect_output, wait_for_output};
 pub use room::Room;
 
 use crate::witness::Witness;
 use crate::{MARK_VARIABLE, ProbeForm, Stop, Subject, Verdict};
 
-/// Timeout of [`eventually`]: for a condition that has to hold, but not at once.
+/// Timeout of [`wait_until`]: for a condition that has to hold, but not at once.
 pub(crate) const EVENTUAL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a case works with. Clones are the same kit.
 #[derive(Clone)]
-pub struct Kit(Arc<Inner>);
+pub struct Kit(Arc<KitInner>);
 
-struct Inner {
+struct KitInner {
     subject: Arc<dyn Subject>,
     capabilities: Capabilities,
     shelf: Arc<Shelf>,
@@ -45,7 +45,7 @@ struct Inner {
 }
 
 /// A command that runs a verb of the probe.
-pub(crate) fn probe<'a>(args: impl AsRef<[&'a str]>) -> Command {
+pub(crate) fn probe_command<'a>(args: impl AsRef<[&'a str]>) -> Command {
     Command::program(["./probe"].iter().chain(args.as_ref()).copied())
 }
 
@@ -65,13 +65,13 @@ impl Kit {
         let witness = Arc::new(Witness::new(backend, capabilities.clone(), hidden));
         let config = EngineConfig::at(base.path().join("state"));
         let engine = Engine::open(config, vec![Arc::clone(&witness) as Arc<dyn Backend>]).await?;
-        let mark = format!("mark{}", random()?);
-        Ok(Self(Arc::new(Inner { subject, capabilities, shelf, witness, engine, mark, base })))
+        let mark = format!("mark{}", generate_random_hex()?);
+        Ok(Self(Arc::new(KitInner { subject, capabilities, shelf, witness, engine, mark, base })))
     }
 
     /// The same subject without this feature, with an engine of its own.
-    pub(crate) async fn hiding(&self, feature: Feature) -> Verdict<Self> {
-        let Inner { subject, capabilities, shelf, .. } = self.0.as_ref();
+    pub(crate) async fn with_hidden_feature(&self, feature: Feature) -> Verdict<Self> {
+        let KitInner { subject, capabilities, shelf, .. } = self.0.as_ref();
         Self::new(Arc::clone(subject), capabilities.clone(), Arc::clone(shelf), Some(feature)).await
     }
 
@@ -220,7 +220,7 @@ impl Kit {
 
     /// Runs a verb of the probe in a sandbox of its own, to its end.
     pub async fn run<'a>(&self, verb: impl AsRef<[&'a str]>) -> Verdict<Ran> {
-        self.run_with(self.spec(), probe(verb)).await
+        self.run_with(self.spec(), probe_command(verb)).await
     }
 
     /// Runs a command in a sandbox of its own, to its end.
@@ -229,7 +229,7 @@ impl Kit {
             return self.room_with(spec).await?.run_command(command).await;
         }
         let (_execution, follower) = self.engine().run_followed(spec, command).await?;
-        collect(follower).await
+        collect_output(follower).await
     }
 
     /// The facts an attempt of the probe printed.
@@ -310,14 +310,14 @@ pub(crate) fn host_path(path: &Path) -> Verdict<HostPath> {
     Ok(HostPath::try_from(path.to_owned())?)
 }
 
-fn random() -> Verdict<String> {
+fn generate_random_hex() -> Verdict<String> {
     let mut bytes = [0u8; 10];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Waits until the condition holds, for as long as anything may take.
-pub(crate) async fn eventually<F>(what: &str, mut holds: impl FnMut() -> F) -> Verdict
+pub(crate) async fn wait_until<F>(what: &str, mut holds: impl FnMut() -> F) -> Verdict
 where
     F: Future<Output = Verdict>,
 {

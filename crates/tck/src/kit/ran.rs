@@ -50,7 +50,7 @@ impl Ran {
 }
 
 /// Reads to the end. Stops the case if an event is missing, doubled or out of order (C-13).
-pub(crate) async fn collect(mut from: Subscription) -> Verdict<Ran> {
+pub(crate) async fn collect_output(mut from: Subscription) -> Verdict<Ran> {
     let (mut stdout, mut stderr, mut pieces) = (Vec::new(), Vec::new(), Vec::new());
     loop {
         match from.next().await {
@@ -77,7 +77,7 @@ pub(crate) async fn collect(mut from: Subscription) -> Verdict<Ran> {
 }
 
 /// Reads until the program has said this on standard output.
-pub(crate) async fn heard(from: &mut Subscription, wanted: &str) -> Verdict {
+pub(crate) async fn wait_for_output(from: &mut Subscription, wanted: &str) -> Verdict {
     let mut said = Vec::new();
     loop {
         match from.next().await {

@@ -8,7 +8,7 @@ use serde_json::Value;
 use stockade_core::{Command, FilesExt, Sandbox, SandboxId, SandboxPath, SnapshotId, SnapshotKind};
 use stockade_engine::{Execution, Snapshot};
 
-use super::{Kit, Ran, collect, heard, probe};
+use super::{Kit, Ran, collect_output, wait_for_output, probe_command};
 use crate::Verdict;
 
 /// Time for which a marker inside is watched for growth: many heartbeats.
@@ -44,20 +44,20 @@ impl Room {
 
     /// Starts a verb of the probe and waits until it has said `ready`.
     pub async fn start_ready<'a>(&self, verb: impl AsRef<[&'a str]>) -> Verdict<Execution> {
-        let execution = self.start(probe(verb)).await?;
-        heard(&mut execution.subscribe(), "ready\n").await?;
+        let execution = self.start(probe_command(verb)).await?;
+        wait_for_output(&mut execution.subscribe(), "ready\n").await?;
         Ok(execution)
     }
 
     /// Runs a verb of the probe to its end.
     pub async fn run<'a>(&self, verb: impl AsRef<[&'a str]>) -> Verdict<Ran> {
-        self.run_command(probe(verb)).await
+        self.run_command(probe_command(verb)).await
     }
 
     /// Runs a command to its end.
     pub async fn run_command(&self, command: Command) -> Verdict<Ran> {
         let (_execution, follower) = self.kit.engine().exec_followed(&self.id, command).await?;
-        collect(follower).await
+        collect_output(follower).await
     }
 
     /// The facts an attempt of the probe printed.
@@ -93,18 +93,18 @@ impl Room {
 
     /// Whether something inside still writes to this marker, as told by its size over many beats.
     pub async fn beats(&self, marker: &str) -> Verdict<bool> {
-        let before = self.size(marker).await?;
+        let before = self.read_marker_size(marker).await?;
         let until = tokio::time::Instant::now() + MARKER_WATCH_DURATION;
         while tokio::time::Instant::now() < until {
             tokio::time::sleep(MARKER_POLL_INTERVAL).await;
-            if self.size(marker).await? != before {
+            if self.read_marker_size(marker).await? != before {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    async fn size(&self, marker: &str) -> Verdict<Value> {
+    async fn read_marker_size(&self, marker: &str) -> Verdict<Value> {
         Ok(self.facts(["stat", marker]).await?["size"].clone())
     }
 }

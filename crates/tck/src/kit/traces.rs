@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use stockade_core::SandboxId;
 
-use super::{Kit, eventually};
+use super::{Kit, wait_until};
 use crate::case::check;
 use crate::{Stop, Verdict};
 
@@ -25,7 +25,7 @@ impl Kit {
         check!(!leased, "expected {id} to be gone, but its lease is there");
         let observer = self.0.subject.observer();
         let sought = id.clone();
-        let left = blocking(move || observer.leftovers(&sought)).await?;
+        let left = run_blocking(move || observer.leftovers(&sought)).await?;
         check!(left.is_empty(), "expected nothing of {id}, saw {left:?}");
         Ok(())
     }
@@ -36,14 +36,14 @@ impl Kit {
             self.gone(&id).await?;
         }
         let (observer, mark) = (self.0.subject.observer(), self.mark().to_owned());
-        let left = blocking(move || observer.marked(&mark)).await?;
+        let left = run_blocking(move || observer.marked(&mark)).await?;
         check!(left.is_empty(), "expected nothing with the kit's mark, saw {left:?}");
         Ok(())
     }
 
     /// Stops the case unless everything is gone soon: for ends that nobody waits for.
     pub async fn soon_all_gone(&self) -> Verdict {
-        eventually("everything is gone", || self.all_gone()).await
+        wait_until("everything is gone", || self.all_gone()).await
     }
 
     /// Stops the case unless everything is gone soon and nothing comes back: for what was given up
@@ -59,7 +59,7 @@ impl Kit {
     }
 
     /// Whether a file in the host's side of the workspace still grows.
-    pub(crate) async fn grows(&self, name: &str) -> Verdict<bool> {
+    pub(crate) async fn is_growing(&self, name: &str) -> Verdict<bool> {
         let size = || std::fs::metadata(self.workspace().join(name)).map_or(0, |found| found.len());
         let before = size();
         let until = tokio::time::Instant::now() + WATCH_DURATION;
@@ -74,6 +74,6 @@ impl Kit {
 }
 
 /// Scanning a host takes a while, and must not hold up what is being watched.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Verdict<T> {
+async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Verdict<T> {
     tokio::task::spawn_blocking(work).await.map_err(Stop::from)
 }

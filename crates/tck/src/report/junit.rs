@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use crate::{CaseReport, Counts, Report, Status};
 
-pub(super) fn junit(report: &Report) -> String {
+pub(super) fn render_junit(report: &Report) -> String {
     let Counts { failed, skipped, .. } = report.counts();
-    let (name, tests) = (escape(&report.subject), report.cases.len());
+    let (name, tests) = (escape_xml(&report.subject), report.cases.len());
     let time: f64 = report.cases.iter().map(|case| case.took.as_secs_f64()).sum();
     let mut xml = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n");
     // Writing to a string cannot fail.
@@ -15,26 +15,26 @@ pub(super) fn junit(report: &Report) -> String {
         "  <testsuite name=\"{name}\" tests=\"{tests}\" failures=\"{failed}\" errors=\"0\" \
          skipped=\"{skipped}\" time=\"{time:.3}\">"
     );
-    report.cases.iter().for_each(|case| xml.push_str(&element(case)));
+    report.cases.iter().for_each(|case| xml.push_str(&render_case(case)));
     xml + "  </testsuite>\n</testsuites>\n"
 }
 
-fn element(case: &CaseReport) -> String {
-    let (name, clause, time) = (escape(case.name), escape(case.clause), case.took.as_secs_f64());
+fn render_case(case: &CaseReport) -> String {
+    let (name, clause, time) = (escape_xml(case.name), escape_xml(case.clause), case.took.as_secs_f64());
     let head = format!("    <testcase classname=\"{clause}\" name=\"{name}\" time=\"{time:.3}\"");
     match &case.status {
         Status::Passed => format!("{head}/>\n"),
         Status::Failed(message) => {
-            format!("{head}><failure message=\"{}\"/></testcase>\n", escape(message))
+            format!("{head}><failure message=\"{}\"/></testcase>\n", escape_xml(message))
         }
         Status::Skipped(reason) => {
-            format!("{head}><skipped message=\"{}\"/></testcase>\n", escape(reason))
+            format!("{head}><skipped message=\"{}\"/></testcase>\n", escape_xml(reason))
         }
     }
 }
 
 /// Text as it may stand in an attribute. XML 1.0 has no place at all for most control characters.
-fn escape(text: &str) -> String {
+fn escape_xml(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for letter in text.chars() {
         match letter {
@@ -72,7 +72,7 @@ mod needs_python {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        python.stdin.take().unwrap().write_all(crate::report::sample().junit().as_bytes()).unwrap();
+        python.stdin.take().unwrap().write_all(crate::report::sample_report().junit().as_bytes()).unwrap();
         let answer = String::from_utf8(python.wait_with_output().unwrap().stdout).unwrap();
         assert_eq!(answer, "3 1 1\nexpected <a> & \"b\"\n");
     }

@@ -99,17 +99,17 @@ impl Report {
 
     /// The report as a table of at most a hundred columns.
     pub fn table(&self) -> String {
-        table::table(self)
+        table::render_table(self)
     }
 
     /// The report as JUnit XML.
     pub fn junit(&self) -> String {
-        junit::junit(self)
+        junit::render_junit(self)
     }
 }
 
 #[cfg(test)]
-pub(crate) fn sample() -> Report {
+pub(crate) fn sample_report() -> Report {
     let case = |name, status| CaseReport {
         name,
         clause: "C-10",
@@ -137,20 +137,20 @@ mod tests {
 
     #[test]
     fn every_case_is_counted_once() {
-        let counts = sample().counts();
+        let counts = sample_report().counts();
         assert_eq!(counts, Counts { passed: 1, failed: 1, skipped: 1 });
         assert!(!sample().success());
     }
 
     #[test]
     fn a_report_in_which_nothing_was_checked_is_no_success() {
-        let empty = Report { cases: Vec::new(), ..sample() };
+        let empty = Report { cases: Vec::new(), ..sample_report() };
         assert!(!empty.success());
     }
 
     #[test]
     fn the_json_form_has_counts_status_and_reason() {
-        let json = sample().json();
+        let json = sample_report().json();
         assert_eq!(json["counts"]["skipped"], 1);
         assert_eq!(json["cases"][0]["status"], "passed");
         assert_eq!(json["cases"][2]["detail"], "needs stdin: not offered");

@@ -6,7 +6,7 @@ use crate::{Counts, Report, Status};
 const MAX_LINE_COLUMNS: usize = 100;
 const DETAIL_INDENT: &str = "            ";
 
-pub(super) fn table(report: &Report) -> String {
+pub(super) fn render_table(report: &Report) -> String {
     let mut lines =
         vec![format!("{} (boundary: {})", report.subject, report.boundary), String::new()];
     for case in &report.cases {
@@ -16,7 +16,7 @@ pub(super) fn table(report: &Report) -> String {
             Status::Skipped(reason) => ("skip", Some(reason)),
         };
         let time = format!("{:.2}s", case.took.as_secs_f64());
-        let mut names = wrap(case.name, MAX_LINE_COLUMNS - DETAIL_INDENT.len() - 9).into_iter();
+        let mut names = wrap_text(case.name, MAX_LINE_COLUMNS - DETAIL_INDENT.len() - 9).into_iter();
         let first = names.next().unwrap_or_default();
         let room = MAX_LINE_COLUMNS - DETAIL_INDENT.len() - 8;
         lines.push(
@@ -24,7 +24,7 @@ pub(super) fn table(report: &Report) -> String {
         );
         lines.extend(names.map(|rest| format!("{DETAIL_INDENT}{rest}")));
         let detail = detail
-            .map(|detail| wrap(detail, MAX_LINE_COLUMNS - DETAIL_INDENT.len() - 2))
+            .map(|detail| wrap_text(detail, MAX_LINE_COLUMNS - DETAIL_INDENT.len() - 2))
             .unwrap_or_default();
         lines.extend(detail.into_iter().map(|line| format!("{DETAIL_INDENT}  {line}")));
     }
@@ -35,13 +35,13 @@ pub(super) fn table(report: &Report) -> String {
 }
 
 /// Breaks text at blanks, and words that are too long anywhere; control characters are shown escaped.
-pub(crate) fn wrap(text: &str, width: usize) -> Vec<String> {
+pub(crate) fn wrap_text(text: &str, width: usize) -> Vec<String> {
     let plain: String = text
         .chars()
         .flat_map(|c| if c.is_control() { c.escape_debug().collect() } else { vec![c] })
         .collect();
     let mut lines = vec![String::new()];
-    for word in plain.split(' ').flat_map(|word| pieces(word, width)) {
+    for word in plain.split(' ').flat_map(|word| split_word(word, width)) {
         let last = lines.last().map_or(0, |line| line.chars().count());
         if last > 0 && last + 1 + word.chars().count() > width {
             lines.push(word);
@@ -55,7 +55,7 @@ pub(crate) fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-fn pieces(word: &str, width: usize) -> Vec<String> {
+fn split_word(word: &str, width: usize) -> Vec<String> {
     let letters: Vec<char> = word.chars().collect();
     letters.chunks(width).map(|piece| piece.iter().collect()).collect()
 }
@@ -64,7 +64,7 @@ fn pieces(word: &str, width: usize) -> Vec<String> {
 mod tests {
     #[test]
     fn no_line_is_wider_than_a_hundred_columns_and_nothing_is_lost() {
-        let table = crate::report::sample().table();
+        let table = crate::report::sample_report().table();
         assert!(
             table.lines().all(|line| line.chars().count() <= super::MAX_LINE_COLUMNS),
             "{table}"

@@ -8,11 +8,11 @@ use stockade_core::{
     Error, ErrorCode, Exit, ExitStatus, ProcessControl, ProcessEvent, Result, Signal,
 };
 
-use super::frame::{Filter, Sabotage};
+use super::frame::{EventFilter, Sabotage};
 use super::streams::filters;
 
 /// The exit, told otherwise.
-fn map_exit_status(as_what: fn(ExitStatus) -> ExitStatus) -> Filter {
+fn map_exit_status(as_what: fn(ExitStatus) -> ExitStatus) -> EventFilter {
     Box::new(move |event| match event {
         ProcessEvent::Output(..) => vec![event],
         ProcessEvent::Exit(exit) => {

@@ -14,7 +14,7 @@ use stockade_core::{
 };
 
 /// What becomes of each event of one process.
-pub(super) type Filter = Box<dyn FnMut(ProcessEvent) -> Vec<ProcessEvent> + Send>;
+pub(super) type EventFilter = Box<dyn FnMut(ProcessEvent) -> Vec<ProcessEvent> + Send>;
 
 /// One way to be broken: whatever is not overridden works.
 #[async_trait]
@@ -44,7 +44,7 @@ pub(super) trait Sabotage: Send + Sync + 'static {
         *limits
     }
 
-    fn filter(&self) -> Filter {
+    fn filter(&self) -> EventFilter {
         Box::new(|event| vec![event])
     }
 
@@ -100,7 +100,7 @@ pub(super) struct Broken<S> {
 }
 
 /// The mock, broken like this.
-pub(super) fn broken<S: Sabotage + Default>(mock: Mock) -> Arc<dyn Backend> {
+pub(super) fn break_mock<S: Sabotage + Default>(mock: Mock) -> Arc<dyn Backend> {
     Arc::new(Broken { mock, by: Arc::new(S::default()) })
 }
 
@@ -210,7 +210,7 @@ impl<S: Sabotage> Files for BrokenSandbox<S> {
 
 struct BrokenEvents {
     events: Box<dyn ProcessEvents>,
-    filter: Filter,
+    filter: EventFilter,
     waiting: VecDeque<ProcessEvent>,
 }
 

@@ -14,7 +14,7 @@ use stockade_backends::mock::Mock;
 use stockade_core::Backend;
 
 use crate::simulated::Simulated;
-use frame::broken;
+use frame::break_mock;
 
 /// A backend that is broken in one way.
 #[derive(Clone, Copy)]
@@ -37,7 +37,7 @@ macro_rules! saboteurs {
     ($($name:literal $type:path => [$($case:literal),+];)*) => {
         /// Every saboteur there is.
         pub const ALL_SABOTEURS: &[Saboteur] = &[$(
-            Saboteur { name: $name, caught_by: &[$($case),+], build: broken::<$type> },
+            Saboteur { name: $name, caught_by: &[$($case),+], build: break_mock::<$type> },
         )*];
     };
 }

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use bytes::Bytes as Data;
 use stockade_core::{ExitStatus, ProcessControl, ProcessEvent, Result, Signal, StreamId};
 
-use super::frame::{Filter, Sabotage};
+use super::frame::{EventFilter, Sabotage};
 
 /// Saboteurs that do nothing but change what becomes of each event.
 macro_rules! filters {
@@ -15,7 +15,7 @@ macro_rules! filters {
 
         #[async_trait]
         impl Sabotage for $type {
-            fn filter(&self) -> Filter {
+            fn filter(&self) -> EventFilter {
                 $filter
             }
         }
@@ -25,14 +25,14 @@ macro_rules! filters {
 pub(super) use filters;
 
 /// Each piece of output, changed.
-fn map_output(change: fn(StreamId, Data) -> ProcessEvent) -> Filter {
+fn map_output(change: fn(StreamId, Data) -> ProcessEvent) -> EventFilter {
     Box::new(move |event| match event {
         ProcessEvent::Output(stream, data) => vec![change(stream, data)],
         ProcessEvent::Exit(exit) => vec![ProcessEvent::Exit(exit)],
     })
 }
 
-fn swapped(stream: StreamId) -> StreamId {
+fn swap_stream(stream: StreamId) -> StreamId {
     match stream {
         StreamId::Stdout => StreamId::Stderr,
         StreamId::Stderr => StreamId::Stdout,
@@ -48,7 +48,7 @@ filters! {
             ProcessEvent::Exit(_) => vec![event],
         })
     };
-    SwapsStreams map_output(|stream, data| ProcessEvent::Output(swapped(stream), data));
+    SwapsStreams map_output(|stream, data| ProcessEvent::Output(swap_stream(stream), data));
     TellsTwice {
         let mut told = false;
         Box::new(move |event| {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use stockade_backends::mock::Guest;
 
-use super::verbs::{Played, number};
+use super::verbs::{Played, number_argument};
 
 // Linux error numbers: EAGAIN, ESRCH, EMFILE, ENETUNREACH, ECONNREFUSED.
 const TRY_AGAIN: i32 = 11;
@@ -13,9 +13,9 @@ const NETWORK_UNREACHABLE: i32 = 101;
 const CONNECTION_REFUSED: i32 = 111;
 
 /// Plays the verb if it is one about what can be seen or used.
-pub(super) fn perform(verb: &str, guest: &Guest) -> Option<Played> {
+pub(super) fn run_facts_verb(verb: &str, guest: &Guest) -> Option<Played> {
     Some(match verb {
-        "allocate" => allocate(guest),
+        "allocate" => allocate_memory(guest),
         "open-files" => Ok(open_files(guest)),
         "fork-many" => Ok(fork_many(guest)),
         "kill" => Ok(json!({ "ok": false, "errno": NO_SUCH_PROCESS })),
@@ -25,33 +25,33 @@ pub(super) fn perform(verb: &str, guest: &Guest) -> Option<Played> {
         "connect" => Ok(json!({ "ok": false, "errno": NETWORK_UNREACHABLE })),
         "connect-unix" => Ok(json!({ "ok": false, "errno": CONNECTION_REFUSED })),
         "listen-and-connect" => Ok(json!({ "ok": true, "heard": "hello" })),
-        "terminal" => Ok(terminal(guest)),
-        "report" => Ok(report(guest)),
+        "terminal" => Ok(report_terminal(guest)),
+        "report" => Ok(report_guest(guest)),
         _ => return None,
     })
 }
 
-fn allocate(guest: &Guest) -> Played {
-    let bytes = number(guest, 0);
+fn allocate_memory(guest: &Guest) -> Played {
+    let bytes = number_argument(guest, 0);
     guest.allocate(bytes).map(|()| json!({ "ok": true, "bytes": bytes }))
 }
 
 /// Three are taken by the standard streams.
 fn open_files(guest: &Guest) -> Value {
-    let wanted = number(guest, 0);
+    let wanted = number_argument(guest, 0);
     let room = guest.limits.open_files.map_or(wanted, |most| u64::from(most.saturating_sub(3)));
     let errno = (wanted > room).then_some(TOO_MANY_FILES);
     json!({ "ok": errno.is_none(), "count": wanted.min(room), "errno": errno })
 }
 
 fn fork_many(guest: &Guest) -> Value {
-    let wanted = u32::try_from(number(guest, 0)).unwrap_or(u32::MAX);
+    let wanted = u32::try_from(number_argument(guest, 0)).unwrap_or(u32::MAX);
     let count = guest.room_for_processes(wanted);
     let errno = (count < wanted).then_some(TRY_AGAIN);
     json!({ "ok": errno.is_none(), "count": count, "errno": errno })
 }
 
-pub(super) fn terminal(guest: &Guest) -> Value {
+pub(super) fn report_terminal(guest: &Guest) -> Value {
     let size = guest.terminal();
     json!({
         "ok": true,
@@ -61,7 +61,7 @@ pub(super) fn terminal(guest: &Guest) -> Value {
     })
 }
 
-fn report(guest: &Guest) -> Value {
+fn report_guest(guest: &Guest) -> Value {
     let (uid, gid) = guest.user.map_or((65534, 65534), |user| (user.uid, user.gid));
     let none = "0000000000000000";
     json!({

@@ -14,30 +14,30 @@ use stockade_backends::mock::{Guest, Mock, MockProgram};
 use stockade_core::{Backend, ExitStatus, SandboxId};
 
 use crate::{Observer, ProbeForm, Subject};
-use presence::Presence;
+use presence::SimulatedPrograms;
 
 /// The simulated probe. It keeps count of everything that runs, so that leaks can be seen without
 /// asking the backend.
 #[derive(Clone, Default)]
 pub struct SimulatedProbe {
-    presence: Presence,
+    presence: SimulatedPrograms,
 }
 
 #[async_trait]
 impl MockProgram for SimulatedProbe {
     async fn run(&self, guest: &mut Guest) -> ExitStatus {
-        let _present = self.presence.enter(guest);
-        verbs::perform(guest, &self.presence).await
+        let _present = self.presence.register_guest(guest);
+        verbs::run_verb(guest, &self.presence).await
     }
 }
 
 impl Observer for SimulatedProbe {
     fn leftovers(&self, id: &SandboxId) -> Vec<String> {
-        self.presence.of(|present| present.sandbox == *id)
+        self.presence.list_matching(|present| present.sandbox == *id)
     }
 
     fn marked(&self, mark: &str) -> Vec<String> {
-        self.presence.of(|present| present.mark.starts_with(mark))
+        self.presence.list_matching(|present| present.mark.starts_with(mark))
     }
 }
 

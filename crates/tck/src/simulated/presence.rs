@@ -10,7 +10,7 @@ use crate::MARK_VARIABLE;
 
 /// Something that runs.
 #[derive(Debug, Clone)]
-pub(super) struct Present {
+pub(super) struct SimulatedProgram {
     pub sandbox: SandboxId,
     pub mark: String,
     argv: Vec<String>,
@@ -18,45 +18,45 @@ pub(super) struct Present {
 
 /// Everything that runs.
 #[derive(Clone, Default)]
-pub(super) struct Presence(Arc<Mutex<Book>>);
+pub(super) struct SimulatedPrograms(Arc<Mutex<ProgramTable>>);
 
 #[derive(Default)]
-struct Book {
+struct ProgramTable {
     next: u64,
-    present: BTreeMap<u64, Present>,
+    present: BTreeMap<u64, SimulatedProgram>,
 }
 
-/// Present until it is dropped, however that comes about.
-pub(super) struct Guard {
-    presence: Presence,
+/// Keeps a program in the table until it is dropped, however that comes about.
+pub(super) struct SimulatedProgramGuard {
+    presence: SimulatedPrograms,
     number: u64,
 }
 
-impl Presence {
-    fn book(&self) -> MutexGuard<'_, Book> {
+impl SimulatedPrograms {
+    fn lock_table(&self) -> MutexGuard<'_, ProgramTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn enter(&self, guest: &Guest) -> Guard {
+    pub(super) fn register_guest(&self, guest: &Guest) -> SimulatedProgramGuard {
         let marks = guest.env.iter().find(|(name, _)| name.as_str() == MARK_VARIABLE);
         let mark = marks.map(|(_, mark)| mark.clone()).unwrap_or_default();
-        let present = Present { sandbox: guest.sandbox.clone(), mark, argv: guest.argv.clone() };
-        let mut book = self.book();
-        let number = book.next;
-        book.next += 1;
-        book.present.insert(number, present);
-        Guard { presence: self.clone(), number }
+        let present = SimulatedProgram { sandbox: guest.sandbox.clone(), mark, argv: guest.argv.clone() };
+        let mut table = self.lock_table();
+        let number = table.next;
+        table.next += 1;
+        table.present.insert(number, present);
+        SimulatedProgramGuard { presence: self.clone(), number }
     }
 
-    pub(super) fn of(&self, wanted: impl Fn(&Present) -> bool) -> Vec<String> {
-        let book = self.book();
-        let found = book.present.values().filter(|present| wanted(present));
+    pub(super) fn list_matching(&self, wanted: impl Fn(&SimulatedProgram) -> bool) -> Vec<String> {
+        let table = self.lock_table();
+        let found = table.present.values().filter(|present| wanted(present));
         found.map(|present| format!("{:?} in {}", present.argv, present.sandbox)).collect()
     }
 }
 
-impl Drop for Guard {
+impl Drop for SimulatedProgramGuard {
     fn drop(&mut self) {
-        self.presence.book().present.remove(&self.number);
+        self.presence.lock_table().present.remove(&self.number);
     }
 }

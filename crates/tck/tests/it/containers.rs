@@ -7,7 +7,7 @@ use std::process::{Command as Program, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::engines::{Engine, Kind};
+use crate::engines::{ContainerEngine, EngineKind};
 use crate::sample;
 use stockade_backends::docker::{Docker, Options as DockerOptions};
 use stockade_core::{Backend, Command, Ending, ErrorCode, HostPath, Image, SandboxSpec, Workspace};
@@ -28,7 +28,7 @@ const KILL_ROUNDS: [u64; 2] = [10, 50];
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A directory with the probe in it.
-pub fn furnished() -> tempfile::TempDir {
+pub fn create_probe_root() -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     std::fs::set_permissions(root.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let probe = root.path().join("probe");
@@ -37,11 +37,11 @@ pub fn furnished() -> tempfile::TempDir {
     root
 }
 
-fn give_image(engine: &Engine) {
-    engine.import(furnished().path(), PROBE_IMAGE);
+fn give_image(engine: &ContainerEngine) {
+    engine.import_image(create_probe_root().path(), PROBE_IMAGE);
 }
 
-pub fn backend(socket: &Path) -> Docker {
+pub fn make_backend(socket: &Path) -> Docker {
     with_runtime(socket, None)
 }
 
@@ -51,7 +51,7 @@ pub fn with_runtime(socket: &Path, runtime: Option<&str>) -> Docker {
 }
 
 /// The engine as a subject of the kit, with whoever is killed on it.
-async fn subject(engine: &Engine, runtime: Option<&str>) -> Arc<OnHost> {
+async fn make_subject(engine: &ContainerEngine, runtime: Option<&str>) -> Arc<OnHost> {
     give_image(engine);
     let process = env!("CARGO_BIN_EXE_stockade-tck-engine").into();
     let socket = engine.socket.to_string_lossy();
@@ -65,11 +65,11 @@ async fn subject(engine: &Engine, runtime: Option<&str>) -> Arc<OnHost> {
     Arc::new(subject)
 }
 
-fn only() -> Vec<String> {
+fn read_case_filter() -> Vec<String> {
     std::env::var("STOCKADE_TCK_ONLY").map(|text| vec![text]).unwrap_or_default()
 }
 
-fn approve(report: &Report, least: usize) {
+fn assert_report(report: &Report, least: usize) {
     println!("{}", report.table());
     for case in &report.cases {
         if let Status::Failed(reason) | Status::Skipped(reason) = &case.status {
@@ -78,62 +78,62 @@ fn approve(report: &Report, least: usize) {
     }
     assert_eq!(report.failures(), Vec::<&str>::new());
     let passed = report.cases.iter().filter(|case| case.status == Status::Passed).count();
-    let least = if only().is_empty() { least } else { 1 };
+    let least = if read_case_filter().is_empty() { least } else { 1 };
     assert!(passed >= least, "only {passed} cases ran");
 }
 
-pub async fn judge(kind: Kind, least: usize) {
-    let engine = Engine::start(kind);
-    let subject = subject(&engine, None).await;
-    approve(&run(subject, &Options { only: only(), jobs: 4 }).await, least);
-    assert_eq!(engine.containers(), Vec::<String>::new());
+pub async fn judge_engine(kind: EngineKind, least: usize) {
+    let engine = ContainerEngine::start(kind);
+    let subject = make_subject(&engine, None).await;
+    assert_report(&run(subject, &Options { only: read_case_filter(), jobs: 4 }).await, least);
+    assert_eq!(engine.list_containers(), Vec::<String>::new());
 }
 
 /// Runs the cases that another OCI runtime could fail: isolation, limits, kill and destroy. All cases in a long run.
-pub async fn judge_runtime(kind: Kind, runtime: &str, least: usize) {
-    let engine = Engine::start(kind);
-    let subject = subject(&engine, Some(runtime)).await;
+pub async fn judge_runtime(kind: EngineKind, runtime: &str, least: usize) {
+    let engine = ContainerEngine::start(kind);
+    let subject = make_subject(&engine, Some(runtime)).await;
     const RUNTIME_CLAUSES: [&str; 5] = ["C-11", "C-16", "C-30", "C-31", "C-32"];
     let changed = |case: &Case| case.isolation || RUNTIME_CLAUSES.contains(&case.clause);
     let names = cases::all().into_iter().filter(changed).map(|case| case.name.to_owned()).collect();
-    let only = sample::rounds([&names, &Vec::new()]).clone();
-    approve(&run(subject, &Options { only, jobs: 4 }).await, least);
-    assert_eq!(engine.containers(), Vec::<String>::new());
+    let only = sample::pick_rounds([&names, &Vec::new()]).clone();
+    assert_report(&run(subject, &Options { only, jobs: 4 }).await, least);
+    assert_eq!(engine.list_containers(), Vec::<String>::new());
 }
 
-pub async fn attack(kind: Kind) {
-    let engine = Engine::start(kind);
-    let subject = subject(&engine, None).await;
-    approve(&hostile::run(subject, only()).await, 15);
-    assert_eq!(engine.containers(), Vec::<String>::new());
+pub async fn run_hostile_corpus(kind: EngineKind) {
+    let engine = ContainerEngine::start(kind);
+    let subject = make_subject(&engine, None).await;
+    assert_report(&hostile::run(subject, read_case_filter()).await, 15);
+    assert_eq!(engine.list_containers(), Vec::<String>::new());
 }
 
-pub async fn names_are_kept(kind: Kind) {
-    let engine = Engine::start(kind);
+pub async fn names_are_kept(kind: EngineKind) {
+    let engine = ContainerEngine::start(kind);
     give_image(&engine);
-    let before = engine.said(&["image", "inspect", "--format", "{{.Id}}", PROBE_IMAGE]);
+    let before = engine.read_client_output(&["image", "inspect", "--format", "{{.Id}}", PROBE_IMAGE]);
     let place = tempfile::tempdir().unwrap();
     let file = place.path().join("image.tar");
     write_image(&file, probe_bytes(), &[PROBE_IMAGE]).unwrap();
     let stockade = Stockade::open(
         EngineConfig::at(place.path().join("state")),
-        vec![Arc::new(backend(&engine.socket))],
+        vec![Arc::new(make_backend(&engine.socket))],
     );
     let image = Image::Oci(HostPath::try_from(file).unwrap());
     let backend = "docker".parse().unwrap();
     let spec = SandboxSpec { backend, image, ..SandboxSpec::default() };
     let ran = stockade.await.unwrap().run(spec, Command::program(["/probe", "exit", "5"])).await;
     assert_eq!(ran.unwrap().outcome().await.ending, Ending::Exited(5));
-    assert_eq!(engine.said(&["image", "inspect", "--format", "{{.Id}}", PROBE_IMAGE]), before);
+    assert_eq!(engine.read_client_output(&["image", "inspect", "--format", "{{.Id}}", PROBE_IMAGE]), before);
 }
 
 /// Kills a Stockade that builds and removes, at instants that are spread over all it does, and looks
 /// with the engine's own client for what is left when the next one has opened.
-pub async fn kill_many(kind: Kind) {
-    let engine = Engine::start(kind);
-    let (state, workspace) = (tempfile::tempdir().unwrap(), furnished());
+pub async fn kill_many(kind: EngineKind) {
+    let engine = ContainerEngine::start(kind);
+    let (state, workspace) = (tempfile::tempdir().unwrap(), create_probe_root());
     let mark = format!("killed{}{kind:?}", std::process::id());
-    let (kills, whole) = (sample::rounds(KILL_ROUNDS), KILL_ROUNDS[1]);
+    let (kills, whole) = (sample::pick_rounds(KILL_ROUNDS), KILL_ROUNDS[1]);
     let mut reaped = 0;
     // A short run takes every so many of the instants that a long one takes all of.
     for round in (0..kills).map(|round| round * whole / kills) {
@@ -155,16 +155,16 @@ pub async fn kill_many(kind: Kind) {
         child.wait().unwrap();
         let config = EngineConfig::at(state.path().join("state"));
         let config = EngineConfig { reap_on_open: false, ..config };
-        let next: Arc<dyn Backend> = Arc::new(backend(&engine.socket));
+        let next: Arc<dyn Backend> = Arc::new(make_backend(&engine.socket));
         let stockade = Stockade::open(config, vec![next]).await.unwrap();
         reaped += stockade.reap().await.unwrap().len();
         let until = Instant::now() + CLEANUP_TIMEOUT;
         loop {
             // Whoever connects removes what was made only to measure. The engine may still be making it, and
             // then the next one does.
-            backend(&engine.socket).list().await.unwrap();
-            let mut left = engine.containers();
-            left.extend(engine.helpers());
+            make_backend(&engine.socket).list().await.unwrap();
+            let mut left = engine.list_containers();
+            left.extend(engine.list_helpers());
             left.extend(HostObserver::default().search(&[&mark]));
             if left.is_empty() {
                 break;
@@ -178,19 +178,19 @@ pub async fn kill_many(kind: Kind) {
 
 /// An engine with an image of this directory and these instructions, and a Stockade on it.
 pub async fn with_image(
-    kind: Kind,
+    kind: EngineKind,
     root: &Path,
     changes: &[&str],
-) -> (Engine, Stockade, tempfile::TempDir) {
-    let engine = Engine::start(kind);
+) -> (ContainerEngine, Stockade, tempfile::TempDir) {
+    let engine = ContainerEngine::start(kind);
     let place = tempfile::tempdir().unwrap();
     let tar = place.path().join("root.tar");
     let packed = Program::new("tar").arg("-C").arg(root).arg("-cf").arg(&tar).arg(".").status();
     assert!(packed.unwrap().success());
     let changes: Vec<_> = changes.iter().flat_map(|change| ["--change", change]).collect();
-    engine.said(&[&["import"], &changes[..], &[tar.to_str().unwrap(), DECLARED_IMAGE]].concat());
+    engine.read_client_output(&[&["import"], &changes[..], &[tar.to_str().unwrap(), DECLARED_IMAGE]].concat());
     let config = EngineConfig::at(place.path().join("state"));
-    let stockade = Stockade::open(config, vec![Arc::new(backend(&engine.socket))]).await.unwrap();
+    let stockade = Stockade::open(config, vec![Arc::new(make_backend(&engine.socket))]).await.unwrap();
     (engine, stockade, place)
 }
 
@@ -201,8 +201,8 @@ pub fn of_declared() -> SandboxSpec {
 }
 
 /// What an image declares beside its files has no effect.
-pub async fn declares_in_vain(kind: Kind) {
-    let root = furnished();
+pub async fn declares_in_vain(kind: EngineKind) {
+    let root = create_probe_root();
     std::fs::create_dir(root.path().join("data")).unwrap();
     let changes = [
         "VOLUME /data",
@@ -214,18 +214,18 @@ pub async fn declares_in_vain(kind: Kind) {
         "LABEL stockade.owner=somebody",
     ];
     // Podman knows fewer instructions here.
-    let known = |change: &&&str| kind == Kind::Docker || !change.starts_with("HEALTHCHECK");
+    let known = |change: &&&str| kind == EngineKind::Docker || !change.starts_with("HEALTHCHECK");
     let changes: Vec<_> = changes.iter().filter(known).copied().collect();
     let (engine, stockade, _place) = with_image(kind, root.path(), &changes).await;
     let id = stockade.create(of_declared()).await.unwrap();
     let name = format!("stockade-{id}");
-    let seen = engine.said(&["inspect", "--format", "{{json .Mounts}} {{json .Config}}", &name]);
+    let seen = engine.read_client_output(&["inspect", "--format", "{{json .Mounts}} {{json .Config}}", &name]);
     assert!(!seen.contains("\"volume\""), "{seen}");
-    if kind == Kind::Docker {
+    if kind == EngineKind::Docker {
         assert!(seen.contains("\"Healthcheck\":{\"Test\":[\"NONE\"]"), "{seen}");
         assert!(seen.contains("\"StopSignal\":\"SIGKILL\""), "{seen}");
     }
-    assert_eq!(engine.said(&["volume", "ls", "-q"]), "");
+    assert_eq!(engine.read_client_output(&["volume", "ls", "-q"]), "");
     for path in ["/data/file", "/srv/db/file"] {
         let write = Command::program(["/probe", "write", path, "x"]);
         stockade.exec(&id, write).await.unwrap().outcome().await;
@@ -236,13 +236,13 @@ pub async fn declares_in_vain(kind: Kind) {
     let ran = stockade.exec(&id, Command::program(["/probe", "exit", "5"])).await.unwrap();
     assert_eq!(ran.outcome().await.ending, Ending::Exited(5));
     stockade.destroy(&id).await.unwrap();
-    assert_eq!(engine.said(&["volume", "ls", "-q"]), "");
-    assert_eq!(engine.containers(), Vec::<String>::new());
+    assert_eq!(engine.read_client_output(&["volume", "ls", "-q"]), "");
+    assert_eq!(engine.list_containers(), Vec::<String>::new());
 }
 
 /// A link leads no mount into another one, and the agent's nowhere; others do no harm.
-pub async fn links_lead_nowhere(kind: Kind) {
-    let root = furnished();
+pub async fn links_lead_nowhere(kind: EngineKind) {
+    let root = create_probe_root();
     let link = |to: &str, at: &str| std::os::unix::fs::symlink(to, root.path().join(at)).unwrap();
     std::fs::create_dir_all(root.path().join("private/var/tmp")).unwrap();
     link("private/var", "var");
@@ -254,14 +254,14 @@ pub async fn links_lead_nowhere(kind: Kind) {
     std::fs::remove_dir(root.path().join("private/var/tmp")).unwrap();
     link("/workspace/made-by-a-link", "private/var/tmp");
     let (engine, stockade, _place) = with_image(kind, root.path(), &[]).await;
-    let workspace = furnished();
+    let workspace = create_probe_root();
     let local = HostPath::try_from(workspace.path().to_owned()).unwrap();
     let spec = SandboxSpec { workspace: Workspace::Local(local), ..of_declared() };
     let error = stockade.create(spec).await.unwrap_err();
     assert_eq!(error.code(), ErrorCode::Denied, "{error}");
     assert!(error.to_string().contains("link at `/var/tmp`"), "{error}");
     assert!(!workspace.path().join("made-by-a-link").exists());
-    assert_eq!(engine.containers(), Vec::<String>::new());
+    assert_eq!(engine.list_containers(), Vec::<String>::new());
     drop((engine, stockade));
 
     // In place of the agent, with a volume behind it.
@@ -272,6 +272,6 @@ pub async fn links_lead_nowhere(kind: Kind) {
     let (engine, stockade, _place) = with_image(kind, root.path(), &["VOLUME /hidden"]).await;
     let error = stockade.create(of_declared()).await.unwrap_err();
     assert_eq!(error.code(), ErrorCode::Denied, "{error}");
-    assert_eq!(engine.containers(), Vec::<String>::new());
-    assert_eq!(engine.said(&["volume", "ls", "-q"]), "");
+    assert_eq!(engine.list_containers(), Vec::<String>::new());
+    assert_eq!(engine.read_client_output(&["volume", "ls", "-q"]), "");
 }

@@ -26,16 +26,16 @@ const CLEANUP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Whom the kill hits.
 #[derive(Clone, Copy)]
-enum Target {
+enum KillTarget {
     Engine,
     EngineAndLauncher,
 }
 
 /// Numbers without luck: the same ones each time.
-struct Dice(u64);
+struct KillTimingRng(u64);
 
-impl Dice {
-    fn below(&mut self, most: u64) -> u64 {
+impl KillTimingRng {
+    fn next_below(&mut self, most: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -44,7 +44,7 @@ impl Dice {
 }
 
 /// An engine that was killed.
-struct Killed {
+struct KilledEngine {
     pid: i32,
     /// Whom it had started.
     family: Vec<(i32, u64)>,
@@ -55,12 +55,12 @@ struct Killed {
 struct Ring {
     base: tempfile::TempDir,
     mark: String,
-    dice: Dice,
-    target: Target,
+    dice: KillTimingRng,
+    target: KillTarget,
 }
 
 impl Ring {
-    fn new(number: usize, target: Target) -> Self {
+    fn new(number: usize, target: KillTarget) -> Self {
         let base = tempfile::Builder::new().prefix("stockade-killed-").tempdir().unwrap();
         fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let workspace = base.path().join("workspace");
@@ -68,14 +68,14 @@ impl Ring {
         fs::write(workspace.join("probe"), probe_bytes()).unwrap();
         fs::set_permissions(workspace.join("probe"), fs::Permissions::from_mode(0o755)).unwrap();
         let mark = format!("killed{}x{number}x{}", std::process::id(), target as usize);
-        Self { base, mark, dice: Dice(0x5eed + number as u64), target }
+        Self { base, mark, dice: KillTimingRng(0x5eed + number as u64), target }
     }
 
     fn state(&self) -> PathBuf {
         self.base.path().join("state")
     }
 
-    fn start(&self) -> Child {
+    fn spawn_engine(&self) -> Child {
         Command::new(env!("CARGO_BIN_EXE_stockade-tck-engine"))
             .args(["native", "churn"])
             .env(ENGINE_STATE, self.state())
@@ -88,20 +88,20 @@ impl Ring {
     }
 
     /// Starts an engine and kills it: half of them before they have begun, half in the middle of it.
-    fn kill_one(&mut self) -> Killed {
-        let mut child = self.start();
-        if self.dice.below(2) == 1 {
+    fn kill_one(&mut self) -> KilledEngine {
+        let mut child = self.spawn_engine();
+        if self.dice.next_below(2) == 1 {
             child.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
-            sleep(Duration::from_micros(self.dice.below(60_000)));
+            sleep(Duration::from_micros(self.dice.next_below(60_000)));
         } else {
-            sleep(Duration::from_micros(self.dice.below(30_000)));
+            sleep(Duration::from_micros(self.dice.next_below(30_000)));
         }
         let engine = Pid::from_child(&child);
         let pid = engine.as_raw_nonzero().get();
         // Held still, so that whom it had started can be written down.
         kill_process(engine, Signal::STOP).unwrap();
-        let (launchers, family) = (children(pid), descendants(pid));
-        if let Target::EngineAndLauncher = self.target {
+        let (launchers, family) = (list_children(pid), list_descendants(pid));
+        if let KillTarget::EngineAndLauncher = self.target {
             for launcher in launchers.into_iter().filter_map(Pid::from_raw) {
                 // It may not be a launcher yet, but it is about to become one.
                 let _ = kill_process(launcher, Signal::KILL);
@@ -109,11 +109,11 @@ impl Ring {
         }
         kill_process(engine, Signal::KILL).unwrap();
         child.wait().unwrap();
-        Killed { pid, family, at: Instant::now() }
+        KilledEngine { pid, family, at: Instant::now() }
     }
 
     /// What would carry traces: the mark, throw-away sandboxes, and the last ones that were recorded.
-    fn needles(&self, killed: &Killed) -> Vec<String> {
+    fn collect_needles(&self, killed: &KilledEngine) -> Vec<String> {
         let pid = killed.pid;
         let mut needles = vec![self.mark.clone(), format!("probe{pid}n"), format!("trial{pid}n")];
         let journal = fs::read_to_string(self.state().join("journal.jsonl")).unwrap_or_default();
@@ -128,11 +128,11 @@ impl Ring {
     }
 
     /// One kill, and everything that has to hold after it. Says how many sandboxes had to be reaped.
-    async fn round(&mut self) -> usize {
+    async fn run_round(&mut self) -> usize {
         let killed = self.kill_one();
         let until = killed.at + CLEANUP_TIMEOUT;
-        until_none(until, "processes of a killed engine live on", || killed.living());
-        let needles = self.needles(&killed);
+        until_none(until, "processes of a killed engine live on", || killed.list_living());
+        let needles = self.collect_needles(&killed);
         let needles: Vec<&str> = needles.iter().map(String::as_str).collect();
         let backend: Arc<dyn Backend> = Arc::new(Native::new());
         let config = EngineConfig { reap_on_open: false, ..EngineConfig::at(self.state()) };
@@ -145,7 +145,7 @@ impl Ring {
         let observer = HostObserver::new([std::env::temp_dir()]);
         until_none(until, "something is left", || {
             let mut found = observer.search(&needles);
-            found.extend(killed.living().iter().map(|pid| format!("process {pid}")));
+            found.extend(killed.list_living().iter().map(|pid| format!("process {pid}")));
             found
         });
         let verdict = engine.journal().verify().unwrap();
@@ -154,9 +154,9 @@ impl Ring {
     }
 }
 
-impl Killed {
+impl KilledEngine {
     /// Those of its family that have not ended.
-    fn living(&self) -> Vec<i32> {
+    fn list_living(&self) -> Vec<i32> {
         let lives = |known: &&(i32, u64)| birth_of(known.0) == Some(known.1);
         self.family.iter().filter(lives).map(|known| known.0).collect()
     }
@@ -173,7 +173,7 @@ fn until_none<T: std::fmt::Debug>(until: Instant, what: &str, look: impl Fn() ->
     }
 }
 
-fn children(pid: i32) -> Vec<i32> {
+fn list_children(pid: i32) -> Vec<i32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
     let pids = |list: String| -> Vec<i32> {
@@ -183,12 +183,12 @@ fn children(pid: i32) -> Vec<i32> {
 }
 
 /// Everybody below a process, each with the time of its birth, which tells it from a later namesake.
-fn descendants(pid: i32) -> Vec<(i32, u64)> {
+fn list_descendants(pid: i32) -> Vec<(i32, u64)> {
     let below = |child: i32| {
         let own = birth_of(child).map(|born| (child, born));
-        own.into_iter().chain(descendants(child)).collect::<Vec<_>>()
+        own.into_iter().chain(list_descendants(child)).collect::<Vec<_>>()
     };
-    children(pid).into_iter().flat_map(below).collect()
+    list_children(pid).into_iter().flat_map(below).collect()
 }
 
 /// When a process was born, if it lives.
@@ -199,13 +199,13 @@ fn birth_of(pid: i32) -> Option<u64> {
     lives.then(|| fields.get(19)?.parse().ok()).flatten()
 }
 
-fn kill_many(target: Target) {
-    let (begun, kills) = (Instant::now(), sample::rounds(KILL_ROUNDS));
+fn kill_many(target: KillTarget) {
+    let (begun, kills) = (Instant::now(), sample::pick_rounds(KILL_ROUNDS));
     let ring = |number| {
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let (runtime, mut ring) = (runtime.unwrap(), Ring::new(number, target));
-            (0..kills / CONCURRENT_ENGINES).map(|_| runtime.block_on(ring.round())).sum::<usize>()
+            (0..kills / CONCURRENT_ENGINES).map(|_| runtime.block_on(ring.run_round())).sum::<usize>()
         })
     };
     let rings: Vec<_> = (0..CONCURRENT_ENGINES).map(ring).collect();
@@ -218,17 +218,17 @@ fn kill_many(target: Target) {
 
 #[test]
 fn nothing_is_left_of_engines_killed_at_any_instant() {
-    kill_many(Target::Engine);
+    kill_many(KillTarget::Engine);
 }
 
 #[test]
 fn nothing_is_left_of_engines_killed_together_with_their_launchers() {
-    kill_many(Target::EngineAndLauncher);
+    kill_many(KillTarget::EngineAndLauncher);
 }
 
 #[test]
 fn nothing_is_left_of_an_ordinary_users_engines_either() {
-    ordinary::repeat(
+    ordinary::run_as_ordinary_user(
         module_path!(),
         "nothing_is_left_of_engines_killed_together_with_their_launchers",
     );

@@ -74,7 +74,7 @@ fn again_without_user_namespaces() {
 
 #[test]
 fn the_landlock_backend_passes_for_an_ordinary_user_too() {
-    ordinary::repeat(
+    ordinary::run_as_ordinary_user(
         module_path!(),
         "the_landlock_backend_passes_every_case_it_declares_the_features_for",
     );

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use stockade_tck::simulated::Simulated;
 use stockade_tck::{Options, Report, Status, run};
 
-async fn report() -> Report {
+async fn run_kit_on_mock() -> Report {
     let engine = env!("CARGO_BIN_EXE_stockade-tck-engine").into();
     let subject = Simulated::default().with_engine_process(engine);
     run(Arc::new(subject), &Options::default()).await
@@ -13,7 +13,7 @@ async fn report() -> Report {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_mock_passes_every_case_it_declares_the_features_for() {
-    let report = report().await;
+    let report = run_kit_on_mock().await;
     println!("{}", report.table());
     assert_eq!(report.failures(), Vec::<&str>::new());
     let skipped = |case: &&stockade_tck::CaseReport| matches!(case.status, Status::Skipped(_));

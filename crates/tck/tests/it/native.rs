@@ -23,7 +23,7 @@ async fn the_native_backend_passes_every_case_it_declares_the_features_for() {
 
 #[test]
 fn the_native_backend_passes_for_an_ordinary_user_too() {
-    ordinary::repeat(
+    ordinary::run_as_ordinary_user(
         module_path!(),
         "the_native_backend_passes_every_case_it_declares_the_features_for",
     );

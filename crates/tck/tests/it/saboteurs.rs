@@ -6,7 +6,7 @@ use std::sync::Arc;
 use stockade_tck::{Options, Report, cases, run, saboteurs};
 use tokio::task::JoinSet;
 
-async fn judged(saboteur: saboteurs::Saboteur) -> (saboteurs::Saboteur, Report) {
+async fn judge_saboteur(saboteur: saboteurs::Saboteur) -> (saboteurs::Saboteur, Report) {
     let only = saboteur.caught_by.iter().map(|name| (*name).to_owned()).collect();
     let report = run(Arc::new(saboteur.subject()), &Options { only, jobs: 2 }).await;
     (saboteur, report)
@@ -14,7 +14,7 @@ async fn judged(saboteur: saboteurs::Saboteur) -> (saboteurs::Saboteur, Report) 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn every_saboteur_is_caught_by_the_cases_it_names() {
-    let mut judging: JoinSet<_> = saboteurs::ALL_SABOTEURS.iter().copied().map(judged).collect();
+    let mut judging: JoinSet<_> = saboteurs::ALL_SABOTEURS.iter().copied().map(judge_saboteur).collect();
     let mut missed = Vec::new();
     while let Some(done) = judging.join_next().await {
         let (saboteur, report) = done.unwrap();

@@ -5,7 +5,7 @@
 const LONG_RUN_VARIABLE: &str = "STOCKADE_TEST_LONG";
 
 /// The first of the two, or the second in a long run.
-pub fn rounds<N: Copy>([sample, whole]: [N; 2]) -> N {
+pub fn pick_rounds<N: Copy>([sample, whole]: [N; 2]) -> N {
     match std::env::var_os(LONG_RUN_VARIABLE) {
         Some(_) => whole,
         None => sample,

@@ -5,15 +5,15 @@ use landlock::{
     RulesetCreatedAttr, RulesetError,
 };
 
-use crate::root::Root;
+use crate::root::SearchRoot;
 
 /// Confines this process, threads it will start included. Without Landlock the walls of the sandbox
 /// are all there is, and locally the care with which files are opened.
-pub fn to(root: &Root) {
-    let _ = restrict(root);
+pub fn to(root: &SearchRoot) {
+    let _ = restrict_to_root(root);
 }
 
-fn restrict(root: &Root) -> Result<(), RulesetError> {
+fn restrict_to_root(root: &SearchRoot) -> Result<(), RulesetError> {
     let all = AccessFs::from_all(ABI::V5);
     let reading = AccessFs::ReadFile | AccessFs::ReadDir;
     Ruleset::default()

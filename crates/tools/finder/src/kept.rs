@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 
 /// Results by path, each with a weight.
-pub struct Kept<T> {
+pub struct KeptResults<T> {
     by_path: BTreeMap<Vec<u8>, (usize, T)>,
     weight: usize,
     limit: usize,
     pub more: bool,
 }
 
-impl<T> Kept<T> {
+impl<T> KeptResults<T> {
     pub fn new(limit: u32) -> Self {
         Self { by_path: BTreeMap::new(), weight: 0, limit: limit as usize, more: false }
     }
@@ -58,17 +58,17 @@ impl Firsts {
     pub fn add(&mut self, path: &[u8]) {
         self.paths.push(path.into());
         if self.paths.len() >= 2 * self.limit + 1024 {
-            self.prune();
+            self.drop_excess();
         }
     }
 
     pub fn merge(&mut self, other: &mut Self) {
         self.more |= other.more;
         self.paths.append(&mut other.paths);
-        self.prune();
+        self.drop_excess();
     }
 
-    fn prune(&mut self) {
+    fn drop_excess(&mut self) {
         if self.paths.len() > self.limit {
             self.paths.select_nth_unstable(self.limit);
             self.paths.truncate(self.limit);
@@ -78,7 +78,7 @@ impl Firsts {
 
     /// The paths in order, and whether there are more.
     pub fn finish(mut self) -> (Vec<Box<[u8]>>, bool) {
-        self.prune();
+        self.drop_excess();
         self.paths.sort_unstable();
         (self.paths, self.more)
     }
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn the_first_ones_are_kept_in_whatever_order_they_come() {
         for order in [[1u8, 2, 3, 4], [4, 3, 2, 1], [3, 1, 4, 2]] {
-            let mut kept = Kept::new(2);
+            let mut kept = KeptResults::new(2);
             order.into_iter().for_each(|n| kept.add(vec![n], 1, n));
             assert!(kept.more);
             assert_eq!(kept.into_results().collect::<Vec<_>>(), [1, 2]);
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_heavy_one_is_kept_while_those_before_it_are_not_enough() {
-        let mut kept = Kept::new(3);
+        let mut kept = KeptResults::new(3);
         kept.add(vec![1], 2, 1);
         kept.add(vec![2], 100, 2);
         kept.add(vec![3], 1, 3);

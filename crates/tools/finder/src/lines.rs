@@ -16,10 +16,10 @@ use ignore::{DirEntry, WalkState};
 use stockade_finder::{Answer, Failure, Request, What};
 
 use crate::Refused;
-use crate::kept::Kept;
+use crate::kept::KeptResults;
 use crate::names::glob;
-use crate::reading::{Reader, open};
-use crate::root::{Root, Start};
+use crate::reading::{FileReader, open};
+use crate::root::{SearchRoot, SearchStart};
 use crate::walk::{self, Problems, inner};
 
 /// The longest line that is looked at, and the most of one that is told.
@@ -28,21 +28,21 @@ const MOST_TOLD: usize = 500;
 /// The most that is told of all of them: escaped, it may be several times as much.
 const MOST_BYTES: usize = 2 << 20;
 
-pub fn find(request: &Request, root: &Root) -> Result<Vec<Answer>, Refused> {
+pub fn find(request: &Request, root: &SearchRoot) -> Result<Vec<Answer>, Refused> {
     let search = Search::new(request)?;
-    let (kept, problems) = (Mutex::new(Kept::new(request.limit)), Problems::default());
+    let (kept, problems) = (Mutex::new(KeptResults::new(request.limit)), Problems::default());
     match &root.start {
-        Start::File(file) => {
+        SearchStart::File(file) => {
             let size = file.metadata().map_or(u64::MAX, |found| found.len());
-            let found = search.file(&mut search.reader(), file, size, &|| request.path.clone());
-            add(&kept, request.path.as_bytes().to_vec(), found, &problems);
+            let found = search.search_file(&mut search.build_reader(), file, size, &|| request.path.clone());
+            add_results(&kept, request.path.as_bytes().to_vec(), found, &problems);
         }
-        Start::Directory(start) => walk::over(request, root, start)?.run(|| {
-            let mut reader = search.reader();
+        SearchStart::Directory(start) => walk::over(request, root, start)?.run(|| {
+            let mut reader = search.build_reader();
             let (search, kept, problems) = (&search, &kept, &problems);
             Box::new(move |entry| {
                 match entry {
-                    Ok(entry) => search.entry(&mut reader, &entry, kept, problems),
+                    Ok(entry) => search.search_entry(&mut reader, &entry, kept, problems),
                     Err(error) => problems.add(error.to_string()),
                 }
                 WalkState::Continue
@@ -50,12 +50,12 @@ pub fn find(request: &Request, root: &Root) -> Result<Vec<Answer>, Refused> {
         }),
     }
     let kept = kept.into_inner().unwrap_or_else(PoisonError::into_inner);
-    Ok(told(kept, request.limit as usize, problems))
+    Ok(build_answers(kept, request.limit as usize, problems))
 }
 
-type Results = Kept<Vec<Answer>>;
+type Results = KeptResults<Vec<Answer>>;
 
-fn add(kept: &Mutex<Results>, path: Vec<u8>, found: io::Result<Vec<Answer>>, problems: &Problems) {
+fn add_results(kept: &Mutex<Results>, path: Vec<u8>, found: io::Result<Vec<Answer>>, problems: &Problems) {
     match found {
         Ok(found) if found.is_empty() => {}
         Ok(found) => {
@@ -73,13 +73,13 @@ fn is_hit(answer: &Answer) -> bool {
 }
 
 /// As many hits as were asked for, in order of path and line.
-fn told(mut kept: Results, limit: usize, problems: Problems) -> Vec<Answer> {
+fn build_answers(mut kept: Results, limit: usize, problems: Problems) -> Vec<Answer> {
     let mut more = std::mem::take(&mut kept.more);
     let (mut hits, mut bytes) = (0, 0);
     let mut answers = Vec::new();
     for answer in kept.into_results().flatten() {
         hits += usize::from(is_hit(&answer));
-        bytes += size(&answer);
+        bytes += estimate_answer_size(&answer);
         if hits > limit || bytes > MOST_BYTES {
             more = true;
             break;
@@ -91,7 +91,7 @@ fn told(mut kept: Results, limit: usize, problems: Problems) -> Vec<Answer> {
 }
 
 /// About what it takes to tell.
-fn size(answer: &Answer) -> usize {
+fn estimate_answer_size(answer: &Answer) -> usize {
     match answer {
         Answer::File(path) => path.len(),
         Answer::Line { path, text, .. } => path.len() + text.len() + 64,
@@ -127,7 +127,7 @@ impl Search {
         Ok(Self { matcher, glob: only, context, files_only: *files_only, limit })
     }
 
-    fn reader(&self) -> Reader {
+    fn build_reader(&self) -> FileReader {
         let searcher = SearcherBuilder::new()
             .binary_detection(BinaryDetection::quit(0))
             // A file that shrinks while it is mapped kills who reads it.
@@ -137,12 +137,12 @@ impl Search {
             .before_context(self.context)
             .after_context(self.context)
             .build();
-        Reader::new(searcher)
+        FileReader::new(searcher)
     }
 
-    fn entry(
+    fn search_entry(
         &self,
-        reader: &mut Reader,
+        reader: &mut FileReader,
         entry: &DirEntry,
         kept: &Mutex<Results>,
         problems: &Problems,
@@ -157,19 +157,19 @@ impl Search {
             return self.note_more(reader, entry, kept);
         }
         let found = open(entry.path()).and_then(|file| match file {
-            Some((file, size)) => self.file(reader, &file, size, &|| walk::name(path)),
+            Some((file, size)) => self.search_file(reader, &file, size, &|| walk::name(path)),
             None => Ok(Vec::new()),
         });
-        add(kept, bytes.to_vec(), found, problems);
+        add_results(kept, bytes.to_vec(), found, problems);
     }
 
     /// Looks for one hit beyond the limit, unless it is known that there is one.
-    fn note_more(&self, reader: &mut Reader, entry: &DirEntry, kept: &Mutex<Results>) {
+    fn note_more(&self, reader: &mut FileReader, entry: &DirEntry, kept: &Mutex<Results>) {
         if kept.lock().unwrap_or_else(PoisonError::into_inner).more {
             return;
         }
         let Ok(Some((file, size))) = open(entry.path()) else { return };
-        let found = self.file(reader, &file, size, &String::new).unwrap_or_default();
+        let found = self.search_file(reader, &file, size, &String::new).unwrap_or_default();
         if !found.is_empty() {
             kept.lock().unwrap_or_else(PoisonError::into_inner).more = true;
         }
@@ -183,20 +183,20 @@ impl Search {
         }
     }
 
-    fn file(
+    fn search_file(
         &self,
-        reader: &mut Reader,
+        reader: &mut FileReader,
         file: &File,
         size: u64,
         name: &dyn Fn() -> String,
     ) -> io::Result<Vec<Answer>> {
-        let mut sink = Lines { search: self, name, found: Vec::new(), hits: 0, binary: false };
+        let mut sink = MatchSink { search: self, name, found: Vec::new(), hits: 0, binary: false };
         let binary = reader.search(&self.matcher, file, size, &mut sink)?;
         Ok(if binary || sink.binary { Vec::new() } else { sink.found })
     }
 }
 
-struct Lines<'a> {
+struct MatchSink<'a> {
     search: &'a Search,
     name: &'a dyn Fn() -> String,
     found: Vec<Answer>,
@@ -204,8 +204,8 @@ struct Lines<'a> {
     binary: bool,
 }
 
-impl Lines<'_> {
-    fn push(&mut self, number: Option<u64>, bytes: &[u8], hit: bool) {
+impl MatchSink<'_> {
+    fn push_line(&mut self, number: Option<u64>, bytes: &[u8], hit: bool) {
         let line = bytes.strip_suffix(b"\n").unwrap_or(bytes);
         let text = String::from_utf8_lossy(&line[..line.len().min(4 * MOST_TOLD)]);
         let end = text.char_indices().nth(MOST_TOLD).map_or(text.len(), |(at, _)| at);
@@ -216,7 +216,7 @@ impl Lines<'_> {
     }
 }
 
-impl Sink for Lines<'_> {
+impl Sink for MatchSink<'_> {
     type Error = io::Error;
 
     fn matched(&mut self, _: &Searcher, found: &SinkMatch<'_>) -> io::Result<bool> {
@@ -225,12 +225,12 @@ impl Sink for Lines<'_> {
             self.found.push(Answer::File((self.name)()));
             return Ok(false);
         }
-        self.push(found.line_number(), found.bytes(), true);
+        self.push_line(found.line_number(), found.bytes(), true);
         Ok(self.hits <= self.search.limit)
     }
 
     fn context(&mut self, _: &Searcher, context: &SinkContext<'_>) -> io::Result<bool> {
-        self.push(context.line_number(), context.bytes(), false);
+        self.push_line(context.line_number(), context.bytes(), false);
         Ok(true)
     }
 

@@ -26,15 +26,15 @@ fn main() -> ExitCode {
         return ExitCode::from(64);
     };
     let answers =
-        find(&request).unwrap_or_else(|Refused(kind, why)| vec![Answer::Failed { kind, why }]);
-    match print(&answers) {
+        run_search(&request).unwrap_or_else(|Refused(kind, why)| vec![Answer::Failed { kind, why }]);
+    match print_answers(&answers) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::from(74),
     }
 }
 
-fn find(request: &Request) -> Result<Vec<Answer>, Refused> {
-    let root = root::Root::open(&request.workspace, &request.path)?;
+fn run_search(request: &Request) -> Result<Vec<Answer>, Refused> {
+    let root = root::SearchRoot::open(&request.workspace, &request.path)?;
     confine::to(&root);
     match &request.what {
         What::Names { glob } => names::find(request, &root, glob),
@@ -42,7 +42,7 @@ fn find(request: &Request) -> Result<Vec<Answer>, Refused> {
     }
 }
 
-fn print(answers: &[Answer]) -> std::io::Result<()> {
+fn print_answers(answers: &[Answer]) -> std::io::Result<()> {
     let mut out = std::io::BufWriter::with_capacity(64 << 10, std::io::stdout().lock());
     for answer in answers {
         serde_json::to_writer(&mut out, answer)?;

@@ -9,7 +9,7 @@ use stockade_finder::{Answer, Failure, Request, shown};
 
 use crate::Refused;
 use crate::kept::Firsts;
-use crate::root::{Root, Start};
+use crate::root::{SearchRoot, SearchStart};
 use crate::walk::{self, Problems, inner};
 
 /// A glob as agents write it: `*` within a name, `**` over directories.
@@ -20,15 +20,15 @@ pub fn glob(pattern: &str) -> Result<GlobMatcher, Refused> {
         .map_err(|error| Refused(Failure::Glob, error.to_string()))
 }
 
-pub fn find(request: &Request, root: &Root, pattern: &str) -> Result<Vec<Answer>, Refused> {
+pub fn find(request: &Request, root: &SearchRoot, pattern: &str) -> Result<Vec<Answer>, Refused> {
     let matcher = glob(pattern.strip_prefix("./").unwrap_or(pattern))?;
-    let Start::Directory(start) = &root.start else {
+    let SearchStart::Directory(start) = &root.start else {
         let why = format!("`{}` is a file, not a directory", request.path);
         return Err(Refused(Failure::Unusable, why));
     };
     let (all, problems) = (Mutex::new(Firsts::new(request.limit)), Problems::default());
     walk::over(request, root, start)?.run(|| {
-        let mut found = Own { firsts: Firsts::new(request.limit), all: &all };
+        let mut found = ThreadFirsts { firsts: Firsts::new(request.limit), all: &all };
         let (matcher, problems) = (&matcher, &problems);
         Box::new(move |entry| {
             match entry {
@@ -50,12 +50,12 @@ pub fn find(request: &Request, root: &Root, pattern: &str) -> Result<Vec<Answer>
 }
 
 /// What one thread found: added to everything when the thread is done, so that none waits for another.
-struct Own<'a> {
+struct ThreadFirsts<'a> {
     firsts: Firsts,
     all: &'a Mutex<Firsts>,
 }
 
-impl Drop for Own<'_> {
+impl Drop for ThreadFirsts<'_> {
     fn drop(&mut self) {
         self.all.lock().unwrap_or_else(PoisonError::into_inner).merge(&mut self.firsts);
     }

@@ -13,12 +13,12 @@ use rustix::fs::OFlags;
 const SMALL_FILE_BYTES: u64 = 1 << 20;
 
 /// A searcher with the room it reads into, one for each thread.
-pub struct Reader {
+pub struct FileReader {
     searcher: Searcher,
     room: Vec<u8>,
 }
 
-impl Reader {
+impl FileReader {
     pub fn new(searcher: Searcher) -> Self {
         Self { searcher, room: Vec::new() }
     }

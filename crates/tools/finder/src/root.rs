@@ -14,25 +14,25 @@ use crate::Refused;
 const MAX_OPEN_TRIES: usize = 64;
 
 /// Where the search starts.
-pub struct Root {
+pub struct SearchRoot {
     /// What relative paths resolve beneath; the root of everything for absolute ones.
     pub base: OwnedFd,
-    pub start: Start,
+    pub start: SearchStart,
     /// The directories from the base to the start, to find their ignore files.
     pub above: Vec<String>,
 }
 
 /// A directory to walk or a single file.
-pub enum Start {
+pub enum SearchStart {
     Directory(OwnedFd),
     File(File),
 }
 
 const OPEN_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
-impl Root {
+impl SearchRoot {
     pub fn open(workspace: &str, path: &str) -> Result<Self, Refused> {
-        let refuse = |errno| refused(path, errno);
+        let refuse = |errno| open_error(path, errno);
         let absolute = path.starts_with('/');
         let (base, within) = if absolute {
             ("/", ResolveFlags::IN_ROOT)
@@ -42,19 +42,19 @@ impl Root {
         let dir = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let base = openat(CWD, base, dir, Mode::empty()).map_err(refuse)?;
         // Looked at before it is opened: opening a device can have effects of its own.
-        let seen = resolve(&base, path, OFlags::PATH, within).map_err(refuse)?;
-        kind(&seen, path)?;
-        let opened = resolve(&base, path, OPEN_FLAGS, within).map_err(refuse)?;
-        let start = match kind(&opened, path)? {
-            Kind::Directory => Start::Directory(opened),
-            Kind::File => Start::File(opened.into()),
+        let seen = open_with_retries(&base, path, OFlags::PATH, within).map_err(refuse)?;
+        classify_start(&seen, path)?;
+        let opened = open_with_retries(&base, path, OPEN_FLAGS, within).map_err(refuse)?;
+        let start = match classify_start(&opened, path)? {
+            StartKind::Directory => SearchStart::Directory(opened),
+            StartKind::File => SearchStart::File(opened.into()),
         };
-        let above = if absolute { Vec::new() } else { parts(path) };
+        let above = if absolute { Vec::new() } else { split_path(path) };
         Ok(Self { base, start, above })
     }
 }
 
-fn resolve(
+fn open_with_retries(
     base: &OwnedFd,
     path: &str,
     flags: OFlags,
@@ -71,17 +71,17 @@ fn resolve(
     result
 }
 
-enum Kind {
+enum StartKind {
     Directory,
     File,
 }
 
-fn kind(opened: &OwnedFd, path: &str) -> Result<Kind, Refused> {
-    let stat = fstat(opened).map_err(|errno| refused(path, errno))?;
+fn classify_start(opened: &OwnedFd, path: &str) -> Result<StartKind, Refused> {
+    let stat = fstat(opened).map_err(|errno| open_error(path, errno))?;
     let unusable = |what| Err(Refused(Failure::Unusable, format!("`{path}` is {what}")));
     match FileType::from_raw_mode(stat.st_mode) {
-        FileType::Directory => Ok(Kind::Directory),
-        FileType::RegularFile => Ok(Kind::File),
+        FileType::Directory => Ok(StartKind::Directory),
+        FileType::RegularFile => Ok(StartKind::File),
         FileType::Fifo => unusable("a fifo"),
         FileType::Socket => unusable("a socket"),
         FileType::CharacterDevice | FileType::BlockDevice => unusable("a device"),
@@ -89,7 +89,7 @@ fn kind(opened: &OwnedFd, path: &str) -> Result<Kind, Refused> {
     }
 }
 
-fn refused(path: &str, errno: Errno) -> Refused {
+fn open_error(path: &str, errno: Errno) -> Refused {
     let (failure, why) = match errno {
         Errno::NOENT => (Failure::NotFound, "is not there".to_owned()),
         Errno::XDEV => (Failure::Escapes, "leaves its root".to_owned()),
@@ -99,7 +99,7 @@ fn refused(path: &str, errno: Errno) -> Refused {
 }
 
 /// The plain parts of a relative path; nothing where one leads upwards.
-fn parts(path: &str) -> Vec<String> {
+fn split_path(path: &str) -> Vec<String> {
     let parts = path.split('/').filter(|part| !matches!(*part, "" | "."));
     let parts: Vec<String> = parts.map(str::to_owned).collect();
     if parts.iter().any(|part| part == "..") { Vec::new() } else { parts }

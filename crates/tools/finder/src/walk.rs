@@ -11,7 +11,7 @@ use rustix::fd::OwnedFd;
 use stockade_finder::{Failure, Request, shown};
 
 use crate::Refused;
-use crate::root::Root;
+use crate::root::SearchRoot;
 
 /// How many problems are told.
 const MOST_PROBLEMS: usize = 20;
@@ -40,8 +40,8 @@ impl Problems {
 }
 
 /// A walk over everything below a directory, which becomes the current one.
-pub fn over(request: &Request, root: &Root, start: &OwnedFd) -> Result<WalkParallel, Refused> {
-    let above = above(request, root)?;
+pub fn over(request: &Request, root: &SearchRoot, start: &OwnedFd) -> Result<WalkParallel, Refused> {
+    let above = load_parent_ignores(request, root)?;
     let entered = rustix::process::fchdir(start);
     entered.map_err(|errno| Refused(Failure::Unusable, std::io::Error::from(errno).to_string()))?;
     let all = request.no_ignore;
@@ -58,7 +58,7 @@ pub fn over(request: &Request, root: &Root, start: &OwnedFd) -> Result<WalkParal
 }
 
 /// The ignore files of the directories above the start, which the walk itself does not see.
-fn above(request: &Request, root: &Root) -> Result<Vec<(PathBuf, Gitignore)>, Refused> {
+fn load_parent_ignores(request: &Request, root: &SearchRoot) -> Result<Vec<(PathBuf, Gitignore)>, Refused> {
     if request.no_ignore || root.above.is_empty() {
         return Ok(Vec::new());
     }

@@ -48,7 +48,7 @@ const MAX_DETAIL_BYTES: usize = 64 << 10;
 impl Detail {
     /// One that is recorded too.
     pub(crate) fn open(name: impl Into<String>, text: impl AsRef<str>) -> Self {
-        Self { name: name.into(), text: cut(text.as_ref(), MAX_DETAIL_BYTES), private: false }
+        Self { name: name.into(), text: cut_middle(text.as_ref(), MAX_DETAIL_BYTES), private: false }
     }
 
     /// One that is only shown.
@@ -58,7 +58,7 @@ impl Detail {
 }
 
 /// The beginning and the end: whoever says yes must see where a long text leads, and that there is more.
-pub(super) fn cut(text: &str, most: usize) -> String {
+pub(super) fn cut_middle(text: &str, most: usize) -> String {
     if text.len() <= most {
         return text.to_owned();
     }
@@ -98,7 +98,7 @@ impl Programs {
 
     /// What a shell line starts, as far as that is certain.
     pub fn of_line(line: &str) -> Self {
-        shell::commands(line).map_or_else(|| Self::Opaque(line.to_owned()), Self::Known)
+        shell::parse_commands(line).map_or_else(|| Self::Opaque(line.to_owned()), Self::Known)
     }
 
     /// The same programs in an environment of the agent's choice: a variable can make any program

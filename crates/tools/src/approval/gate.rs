@@ -3,7 +3,7 @@
 use stockade_core::{Boundary, ErrorCode, JobId, SandboxId, TenantName};
 use stockade_engine::{Engine, Event};
 
-use super::facts::cut;
+use super::facts::cut_middle;
 use super::{ApprovalConfig, Detail, Facts, Programs, Ruling, Verdict};
 use crate::{Call, Decision, Question, ToolError};
 
@@ -13,7 +13,7 @@ const MOST_SHOWN: usize = 2000;
 const MOST_PATHS: usize = 1000;
 
 /// What a decision is about.
-pub(crate) struct Subject<'a> {
+pub(crate) struct ApprovalSubject<'a> {
     pub engine: &'a Engine,
     pub tenant: &'a TenantName,
     /// Absent for what happens on the host itself.
@@ -24,36 +24,36 @@ pub(crate) struct Subject<'a> {
 }
 
 /// Decides by rule or by asking, records the decision, and only then returns. A no is an error.
-pub(crate) async fn pass(
+pub(crate) async fn approve_call(
     config: &ApprovalConfig,
-    subject: Subject<'_>,
+    subject: ApprovalSubject<'_>,
     call: &Call,
 ) -> Result<(), ToolError> {
     let ruling = config.judge(&subject.facts);
     let refusal = match ruling.verdict {
         Verdict::Allow => None,
         Verdict::Deny => Some("the user's rules do not allow it".to_owned()),
-        Verdict::Ask => asked(config, &subject, call).await,
+        Verdict::Ask => ask_user(config, &subject, call).await,
     };
-    record(&subject, &ruling, refusal.is_none()).await?;
+    record_decision(&subject, &ruling, refusal.is_none()).await?;
     match refusal {
         None => Ok(()),
-        Some(because) => Err(refused(&subject.facts, &ruling, &because)),
+        Some(because) => Err(refusal_error(&subject.facts, &ruling, &because)),
     }
 }
 
 /// The person's no, in words.
-async fn asked(config: &ApprovalConfig, subject: &Subject<'_>, call: &Call) -> Option<String> {
+async fn ask_user(config: &ApprovalConfig, subject: &ApprovalSubject<'_>, call: &Call) -> Option<String> {
     let question = Question {
         text: format!(
             "Allow `{}` {}: {}{}?",
             subject.facts.tool,
-            place(&subject.facts),
-            what(&subject.facts),
-            more(&subject.facts, Reader::Person),
+            describe_place(&subject.facts),
+            describe_action(&subject.facts),
+            describe_details(&subject.facts, DetailAudience::Person),
         ),
         sandbox: subject.sandbox.cloned(),
-        facts: shown(&subject.facts),
+        facts: shorten_paths(&subject.facts),
     };
     let patience = config.patience();
     let decision = tokio::select! {
@@ -68,7 +68,7 @@ async fn asked(config: &ApprovalConfig, subject: &Subject<'_>, call: &Call) -> O
 }
 
 /// The facts as they are shown: of very many paths the first and the last. Rules have seen all of them.
-fn shown(facts: &Facts) -> Facts {
+fn shorten_paths(facts: &Facts) -> Facts {
     let mut shown = facts.clone();
     let left_out = shown.paths.len().saturating_sub(MOST_PATHS);
     if left_out > 0 {
@@ -78,7 +78,7 @@ fn shown(facts: &Facts) -> Facts {
     shown
 }
 
-async fn record(subject: &Subject<'_>, ruling: &Ruling, allowed: bool) -> Result<(), ToolError> {
+async fn record_decision(subject: &ApprovalSubject<'_>, ruling: &Ruling, allowed: bool) -> Result<(), ToolError> {
     let event = Event::Decided {
         job: subject.job.filter(|_| allowed).cloned(),
         sandbox: subject.sandbox.cloned(),
@@ -89,24 +89,24 @@ async fn record(subject: &Subject<'_>, ruling: &Ruling, allowed: bool) -> Result
         rule: ruling.rule.clone(),
         facts: format!(
             "{}: {}{}",
-            place(&subject.facts),
-            what(&subject.facts),
-            more(&subject.facts, Reader::Journal),
+            describe_place(&subject.facts),
+            describe_action(&subject.facts),
+            describe_details(&subject.facts, DetailAudience::Journal),
         ),
     };
     Ok(subject.engine.record(event).await?)
 }
 
-fn refused(facts: &Facts, ruling: &Ruling, because: &str) -> ToolError {
+fn refusal_error(facts: &Facts, ruling: &Ruling, because: &str) -> ToolError {
     let message =
-        format!("`{}` {} was not approved ({}): {because}", facts.tool, place(facts), ruling.rule);
+        format!("`{}` {} was not approved ({}): {because}", facts.tool, describe_place(facts), ruling.rule);
     ToolError::new(ErrorCode::Denied, message).remedy(
         "do it another way, or have the user allow it by a rule in the `approval` section of the \
          configuration",
     )
 }
 
-fn place(facts: &Facts) -> String {
+fn describe_place(facts: &Facts) -> String {
     match (&facts.backend, facts.boundary) {
         (Some(backend), boundary) => format!("on {backend} (boundary {boundary})"),
         (None, Boundary::None) => "on this machine".into(),
@@ -116,41 +116,41 @@ fn place(facts: &Facts) -> String {
 
 /// Who reads about a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Reader {
+enum DetailAudience {
     Person,
     Journal,
 }
 
 /// The details, with control characters escaped.
-fn more(facts: &Facts, reader: Reader) -> String {
+fn describe_details(facts: &Facts, reader: DetailAudience) -> String {
     let one = |detail: &Detail| match reader {
-        Reader::Journal if detail.private => {
+        DetailAudience::Journal if detail.private => {
             format!("; {} ({} bytes)", detail.name, detail.text.len())
         }
-        Reader::Person | Reader::Journal => format!("; {}: {:?}", detail.name, detail.text),
+        DetailAudience::Person | DetailAudience::Journal => format!("; {}: {:?}", detail.name, detail.text),
     };
-    cut(&facts.details.iter().map(one).collect::<String>(), MOST_SHOWN)
+    cut_middle(&facts.details.iter().map(one).collect::<String>(), MOST_SHOWN)
 }
 
 /// What would be done, with control characters escaped: it is the agent's text.
-fn what(facts: &Facts) -> String {
+fn describe_action(facts: &Facts) -> String {
     let text = match &facts.programs {
-        Programs::Known(argvs) if argvs.is_empty() => listed(&facts.paths, ", "),
+        Programs::Known(argvs) if argvs.is_empty() => join_words(&facts.paths, ", "),
         Programs::Known(argvs) => {
-            argvs.iter().map(|argv| listed(argv, " ")).collect::<Vec<_>>().join("; ")
+            argvs.iter().map(|argv| join_words(argv, " ")).collect::<Vec<_>>().join("; ")
         }
         Programs::Opaque(line) => line.escape_debug().to_string(),
     };
     let wider = if facts.widens { " (more than was set out)" } else { "" };
-    format!("{}{wider}", cut(&text, MOST_SHOWN))
+    format!("{}{wider}", cut_middle(&text, MOST_SHOWN))
 }
 
-fn listed(words: &[String], between: &str) -> String {
-    words.iter().map(|one| word(one)).collect::<Vec<_>>().join(between)
+fn join_words(words: &[String], between: &str) -> String {
+    words.iter().map(|one| quote_word(one)).collect::<Vec<_>>().join(between)
 }
 
 /// A word as it is where that is plain, else in quotes: what is asked about must not read like another.
-fn word(text: &str) -> String {
+fn quote_word(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,@%+^~".contains(c);
     if !text.is_empty() && text.chars().all(plain) { text.to_owned() } else { format!("{text:?}") }
 }
@@ -161,7 +161,7 @@ mod tests {
     use crate::NetworkFact;
 
     fn told(programs: Programs) -> String {
-        what(&Facts {
+        describe_action(&Facts {
             tool: "bash".into(),
             programs,
             paths: Vec::new(),

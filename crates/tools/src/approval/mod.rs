@@ -10,5 +10,5 @@ mod shell;
 
 pub(crate) use facts::plain_path;
 pub use facts::{Detail, Facts, NetworkFact, Programs};
-pub(crate) use gate::{Subject, pass};
+pub(crate) use gate::{ApprovalSubject, approve_call};
 pub use rules::{ApprovalConfig, Match, Rule, Ruling, Verdict};

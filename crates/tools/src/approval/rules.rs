@@ -163,9 +163,9 @@ impl ApprovalConfig {
             Programs::Known(argvs) => argvs.iter().map(|argv| Unit::Program(argv)).collect(),
             Programs::Opaque(_) => vec![Unit::Anything],
         };
-        let rulings = units.into_iter().map(|unit| self.first(facts, unit));
+        let rulings = units.into_iter().map(|unit| self.apply_first_rule(facts, unit));
         let strictest = rulings.max_by_key(|ruling| ruling.verdict);
-        let ruling = strictest.unwrap_or_else(|| default(facts));
+        let ruling = strictest.unwrap_or_else(|| default_ruling(facts));
         match ruling.verdict {
             Verdict::Allow if facts.person_only => {
                 let rule = format!("{}, but only a person may allow this", ruling.rule);
@@ -175,14 +175,14 @@ impl ApprovalConfig {
         }
     }
 
-    fn first(&self, facts: &Facts, unit: Unit<'_>) -> Ruling {
+    fn apply_first_rule(&self, facts: &Facts, unit: Unit<'_>) -> Ruling {
         let numbered = self.rules.iter().enumerate();
         let mut hits = numbered.filter_map(|(at, rule)| {
             let verdict = rule.verdict_on(facts, unit)?;
             let name = rule.name.clone().unwrap_or_else(|| format!("rule {}", at + 1));
             Some(Ruling { verdict, rule: name })
         });
-        hits.next().unwrap_or_else(|| default(facts))
+        hits.next().unwrap_or_else(|| default_ruling(facts))
     }
 }
 
@@ -197,7 +197,7 @@ enum Unit<'a> {
     Anything,
 }
 
-fn default(facts: &Facts) -> Ruling {
+fn default_ruling(facts: &Facts) -> Ruling {
     let free = facts.boundary != Boundary::None && !facts.widens;
     let verdict = if free { Verdict::Allow } else { Verdict::Ask };
     Ruling { verdict, rule: "default".into() }
@@ -242,10 +242,10 @@ impl Rule {
         };
         let named = self.on.programs.as_ref().is_none_or(|names| {
             names.iter().any(|name| {
-                name == program || (self.verdict != Verdict::Allow && name == base(program))
+                name == program || (self.verdict != Verdict::Allow && name == program_base_name(program))
             })
         });
-        named && self.on.arguments.as_ref().is_none_or(|wanted| fits(wanted, arguments))
+        named && self.on.arguments.as_ref().is_none_or(|wanted| has_matching_arguments(wanted, arguments))
     }
 
     fn paths_fit(&self, facts: &Facts) -> bool {
@@ -271,12 +271,12 @@ impl Match {
     }
 }
 
-fn base(program: &str) -> &str {
+fn program_base_name(program: &str) -> &str {
     program.rsplit('/').next().unwrap_or(program)
 }
 
 fn starts_others(argv: &[String]) -> bool {
-    let Some(name) = argv.first().map(|program| base(program)) else { return false };
+    let Some(name) = argv.first().map(|program| program_base_name(program)) else { return false };
     // Interpreters go by their version too: `python3.11`.
     let unversioned = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
     let listed = STARTS_OTHERS.contains(&name) || STARTS_OTHERS.contains(&unversioned);
@@ -284,7 +284,7 @@ fn starts_others(argv: &[String]) -> bool {
 }
 
 /// Whether arguments fit their patterns one by one; `...` at the end takes the rest.
-fn fits(wanted: &[String], given: &[String]) -> bool {
+fn has_matching_arguments(wanted: &[String], given: &[String]) -> bool {
     match wanted.split_last() {
         Some((last, before)) if last == "..." => {
             given.len() >= before.len() && words_fit(before, given)

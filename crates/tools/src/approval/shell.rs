@@ -5,16 +5,16 @@
 //! It must never know more than the shell does, so every doubt is the answer "nothing".
 
 /// The simple commands of a line, in order, or nothing where there is any doubt.
-pub(super) fn commands(line: &str) -> Option<Vec<Vec<String>>> {
-    let mut reader = Reader { rest: line, commands: Vec::new(), words: Vec::new(), due: false };
-    while reader.step()? {}
+pub(super) fn parse_commands(line: &str) -> Option<Vec<Vec<String>>> {
+    let mut reader = ShellReader { rest: line, commands: Vec::new(), words: Vec::new(), due: false };
+    while reader.parse_next()? {}
     reader.end_command(false)?;
     let certain =
-        reader.commands.iter().all(|argv| plain(argv)) && !moves_programs(&reader.commands);
+        reader.commands.iter().all(|argv| is_plain_program(argv)) && !moves_programs(&reader.commands);
     (certain && !reader.commands.is_empty()).then_some(reader.commands)
 }
 
-struct Reader<'a> {
+struct ShellReader<'a> {
     rest: &'a str,
     commands: Vec<Vec<String>>,
     words: Vec<String>,
@@ -22,16 +22,16 @@ struct Reader<'a> {
     due: bool,
 }
 
-impl Reader<'_> {
+impl ShellReader<'_> {
     /// Takes the next word or operator. Nothing: there is a doubt. False: the line is over.
-    fn step(&mut self) -> Option<bool> {
+    fn parse_next(&mut self) -> Option<bool> {
         self.rest = self.rest.trim_start_matches([' ', '\t']);
         let Some(first) = self.rest.chars().next() else {
             return Some(false);
         };
         match first {
             ';' | '\n' => {
-                self.skip(1);
+                self.skip_bytes(1);
                 if self.words.is_empty() {
                     // Empty lines mean nothing; two semicolons in a row mean something else.
                     return (first == '\n' && !self.due).then_some(true);
@@ -43,18 +43,18 @@ impl Reader<'_> {
                 if first == '&' && !double {
                     return None;
                 }
-                self.skip(if double { 2 } else { 1 });
+                self.skip_bytes(if double { 2 } else { 1 });
                 self.end_command(true)?;
             }
             _ => {
-                let word = self.word()?;
+                let word = self.parse_word()?;
                 self.words.push(word);
             }
         }
         Some(true)
     }
 
-    fn skip(&mut self, bytes: usize) {
+    fn skip_bytes(&mut self, bytes: usize) {
         self.rest = &self.rest[bytes..];
     }
 
@@ -69,15 +69,15 @@ impl Reader<'_> {
         Some(())
     }
 
-    fn word(&mut self) -> Option<String> {
+    fn parse_word(&mut self) -> Option<String> {
         let mut word = String::new();
         while let Some(next) = self.rest.chars().next() {
             match next {
-                '\'' => word.push_str(self.quoted('\'', |_| true)?),
-                '"' => word.push_str(self.quoted('"', |c| !"$`\\!".contains(c))?),
-                c if literal(c) => {
+                '\'' => word.push_str(self.parse_quoted('\'', |_| true)?),
+                '"' => word.push_str(self.parse_quoted('"', |c| !"$`\\!".contains(c))?),
+                c if is_literal_char(c) => {
                     word.push(c);
-                    self.skip(c.len_utf8());
+                    self.skip_bytes(c.len_utf8());
                 }
                 ' ' | '\t' | '\n' | ';' | '&' | '|' => break,
                 _ => return None,
@@ -86,7 +86,7 @@ impl Reader<'_> {
         Some(word)
     }
 
-    fn quoted(&mut self, quote: char, certain: impl Fn(char) -> bool) -> Option<&str> {
+    fn parse_quoted(&mut self, quote: char, certain: impl Fn(char) -> bool) -> Option<&str> {
         let inside = &self.rest[1..];
         let length = inside.find(quote)?;
         self.rest = &inside[length + 1..];
@@ -96,7 +96,7 @@ impl Reader<'_> {
 }
 
 /// What means itself to every shell, quoted or not.
-fn literal(c: char) -> bool {
+fn is_literal_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || "_-./:,+@%^=".contains(c)
 }
 
@@ -195,7 +195,7 @@ const NOT_PROGRAMS: &[&str] = &[
 const PRINTING_CONVERSIONS: &str = "diouxXeEfFgGaAcsbqQ%";
 
 /// Whether the first word is a program, or a builtin that leaves the shell as it is.
-fn plain(argv: &[String]) -> bool {
+fn is_plain_program(argv: &[String]) -> bool {
     let Some((word, arguments)) = argv.split_first() else {
         return false;
     };
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn simple_lists_are_understood() {
-        let argv = |line| commands(line).unwrap_or_default();
+        let argv = |line| parse_commands(line).unwrap_or_default();
         assert_eq!(argv("git status"), [["git", "status"]]);
         assert_eq!(argv("a 'b c' \"d e\"f"), [["a", "b c", "d ef"]]);
         assert_eq!(argv("a && b | c; d\ne").len(), 5);
@@ -285,7 +285,7 @@ mod tests {
         assert!(said.lines().count() > 60, "{said}");
         for name in said.lines() {
             // What has such characters in it is never understood as a word.
-            let understood = name.chars().all(literal);
+            let understood = name.chars().all(is_literal_char);
             let known = NOT_PROGRAMS.contains(&name) || HARMLESS_BUILTINS.contains(&name);
             assert!(!understood || known, "{name}");
         }
@@ -302,7 +302,7 @@ mod tests {
                 .output()
                 .unwrap();
             let same = String::from_utf8_lossy(&out.stdout).trim() == "/bin";
-            assert!(same || commands(line).is_none(), "{line}");
+            assert!(same || parse_commands(line).is_none(), "{line}");
         }
     }
 
@@ -372,7 +372,7 @@ mod tests {
             "a\rb",
             "a\u{a0}b",
         ] {
-            assert_eq!(commands(line), None, "{line:?}");
+            assert_eq!(parse_commands(line), None, "{line:?}");
         }
     }
 
@@ -401,7 +401,7 @@ mod tests {
             parts in proptest::collection::vec(proptest::sample::select(LINE_PARTS), 0..10),
         ) {
             let line = format!("aa {}", parts.concat());
-            let known = commands(&line);
+            let known = parse_commands(&line);
             let Some(known) = known.filter(|argvs| argvs.iter().all(|argv| ["aa", "bb"].contains(&argv[0].as_str()))) else {
                 return Ok(());
             };

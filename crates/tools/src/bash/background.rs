@@ -5,18 +5,18 @@ use std::time::Duration;
 use serde::Serialize;
 use stockade_core::{Ending, LimitKind, Outcome, Signal, StreamId};
 
-use super::exec::{ended, ended_by, note};
-use super::{approved, cut};
+use super::exec::{split_ending, ended_by, describe_ending};
+use super::{approve_command, cut};
 use crate::approval::{Detail, Facts, Programs};
 use crate::arguments::Bash;
-use crate::place::{Job, LONGEST_WAIT, Place};
-use crate::toolbox::Session;
+use crate::place::{ToolJob, LONGEST_WAIT, ToolPlace};
+use crate::toolbox::ToolSession;
 use crate::{Call, ToolAnswer, ToolError};
 
 /// How a job is doing.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Status {
+struct JobStatus {
     job_id: String,
     command: String,
     state: &'static str,
@@ -46,45 +46,45 @@ struct Logs {
     data: String,
 }
 
-pub(super) async fn start(
-    session: &Session,
-    place: &Place,
+pub(super) async fn start_job(
+    session: &ToolSession,
+    place: &ToolPlace,
     args: &Bash,
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
-    let (job, mut command, line) = approved(session, place, args, call).await?;
+    let (job, mut command, line) = approve_command(session, place, args, call).await?;
     command.detached = true;
     let (execution, job) = place.start(job, command, line).await?;
     execution.detach();
     if let Some(input) = &args.input {
         job.watcher.write_stdin(input.clone().into()).await?;
     }
-    ToolAnswer::data(&describe(&job))
+    ToolAnswer::data(&describe_job(&job))
 }
 
-pub(super) async fn status(job: &Job, args: &Bash, call: &Call) -> Result<ToolAnswer, ToolError> {
-    let end = tokio::time::timeout(wait(args), job.ended());
+pub(super) async fn report_status(job: &ToolJob, args: &Bash, call: &Call) -> Result<ToolAnswer, ToolError> {
+    let end = tokio::time::timeout(wait_duration(args), job.ended());
     tokio::select! {
         // Ended or not, its state is told.
         _ = end => {}
         () = call.cancelled.wait() => return Err(ToolError::cancelled()),
     }
-    ToolAnswer::data(&describe(job))
+    ToolAnswer::data(&describe_job(job))
 }
 
-pub(super) async fn logs(job: &Job, args: &Bash, call: &Call) -> Result<ToolAnswer, ToolError> {
+pub(super) async fn read_logs(job: &ToolJob, args: &Bash, call: &Call) -> Result<ToolAnswer, ToolError> {
     let stream = StreamId::from(args.stream);
     tokio::select! {
-        () = job.grown(stream, args.offset, wait(args)) => {}
+        () = job.grown(stream, args.offset, wait_duration(args)) => {}
         () = call.cancelled.wait() => return Err(ToolError::cancelled()),
     }
     // Before the output: what is said to be over has been read to its end.
-    let state = state(job.state().outcome.as_ref());
+    let state = state_name(job.state().outcome.as_ref());
     let most = args.limit.unwrap_or(cut::MAX_STREAM_BYTES).min(1 << 20);
     let piece = job.read(stream, args.offset, most)?;
     let logs = Logs {
         job_id: job.watcher.job().to_string(),
-        stream: cut::name(stream),
+        stream: cut::stream_name(stream),
         offset: piece.next - piece.data.len() as u64,
         next_offset: piece.next,
         total_bytes: piece.total,
@@ -94,10 +94,10 @@ pub(super) async fn logs(job: &Job, args: &Bash, call: &Call) -> Result<ToolAnsw
     ToolAnswer::data(&logs)
 }
 
-pub(super) async fn write(
-    session: &Session,
-    place: &Place,
-    job: &Job,
+pub(super) async fn write_job_stdin(
+    session: &ToolSession,
+    place: &ToolPlace,
+    job: &ToolJob,
     args: &Bash,
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
@@ -120,10 +120,10 @@ pub(super) async fn write(
         written = write => written?,
         () = call.cancelled.wait() => return Err(ToolError::cancelled()),
     }
-    ToolAnswer::data(&describe(job))
+    ToolAnswer::data(&describe_job(job))
 }
 
-pub(super) async fn stop(job: &Job, args: &Bash, call: &Call) -> Result<ToolAnswer, ToolError> {
+pub(super) async fn stop_job(job: &ToolJob, args: &Bash, call: &Call) -> Result<ToolAnswer, ToolError> {
     if let Some(name) = &args.signal {
         let signal = Signal::from_name(name)
             .ok_or_else(|| ToolError::field("signal", format!("`{name}` is no signal")))?;
@@ -132,39 +132,39 @@ pub(super) async fn stop(job: &Job, args: &Bash, call: &Call) -> Result<ToolAnsw
         job.watcher.close().await?;
         job.ended().await;
     }
-    status(job, args, call).await
+    report_status(job, args, call).await
 }
 
-pub(super) fn list(place: &Place) -> Result<ToolAnswer, ToolError> {
-    let jobs: Vec<_> = place.jobs.all().iter().map(|job| describe(job)).collect();
+pub(super) fn list_jobs(place: &ToolPlace) -> Result<ToolAnswer, ToolError> {
+    let jobs: Vec<_> = place.jobs.all().iter().map(|job| describe_job(job)).collect();
     ToolAnswer::data(&serde_json::json!({ "jobs": jobs }))
 }
 
-fn wait(args: &Bash) -> Duration {
+fn wait_duration(args: &Bash) -> Duration {
     Duration::from_millis(args.wait_ms.unwrap_or(0)).min(LONGEST_WAIT)
 }
 
-fn state(outcome: Option<&Outcome>) -> &'static str {
+fn state_name(outcome: Option<&Outcome>) -> &'static str {
     if outcome.is_some() { "ended" } else { "running" }
 }
 
-fn describe(job: &Job) -> Status {
+fn describe_job(job: &ToolJob) -> JobStatus {
     let now = job.state();
     let outcome = now.outcome.as_ref();
     let (exit_code, signal, limit_exceeded) =
-        outcome.map_or((-1, None, None), |outcome| ended(&outcome.ending));
+        outcome.map_or((-1, None, None), |outcome| split_ending(&outcome.ending));
     let running = outcome.map(|outcome| outcome.usage.wall_ms);
     let elapsed = u64::try_from(job.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Status {
+    JobStatus {
         job_id: job.watcher.job().to_string(),
         command: job.line.clone(),
-        state: state(outcome),
+        state: state_name(outcome),
         exit_code: outcome.map(|_| exit_code),
         ended_by: outcome.map(|outcome| ended_by(&outcome.ending)),
         timed_out: outcome.is_some_and(|outcome| outcome.ending == Ending::TimedOut),
         signal,
         limit_exceeded,
-        note: outcome.and_then(|outcome| note(&outcome.ending)),
+        note: outcome.and_then(|outcome| describe_ending(&outcome.ending)),
         stdout_bytes: now.kept[0],
         stderr_bytes: now.kept[1],
         dropped_bytes: outcome.map_or(0, |end| end.stdout.dropped + end.stderr.dropped),

@@ -5,13 +5,13 @@ use std::fmt::Write as _;
 use stockade_core::StreamId;
 
 use crate::ToolError;
-use crate::place::Job;
+use crate::place::ToolJob;
 
 /// Most bytes of one stream in an answer.
 pub(super) const MAX_STREAM_BYTES: u64 = 30_000;
 
 /// A stream as text, in whole or with its middle left out and the place marked.
-pub(super) fn cut(job: &Job, stream: StreamId) -> Result<(String, bool), ToolError> {
+pub(super) fn cut_output(job: &ToolJob, stream: StreamId) -> Result<(String, bool), ToolError> {
     let total = job.kept(stream);
     if total <= MAX_STREAM_BYTES {
         let whole = job.read(stream, 0, MAX_STREAM_BYTES)?;
@@ -28,14 +28,14 @@ pub(super) fn cut(job: &Job, stream: StreamId) -> Result<(String, bool), ToolErr
         "\n… {left_out} bytes left out; `bash` with action `logs`, job_id `{}`, stream `{}`, \
          offset {} has them …\n",
         job.watcher.job(),
-        name(stream),
+        stream_name(stream),
         head.len(),
     );
     text.push_str(&String::from_utf8_lossy(tail));
     Ok((text, true))
 }
 
-pub(super) fn name(stream: StreamId) -> &'static str {
+pub(super) fn stream_name(stream: StreamId) -> &'static str {
     match stream {
         StreamId::Stdout => "stdout",
         StreamId::Stderr => "stderr",

@@ -5,10 +5,10 @@ use std::time::Duration;
 use serde::Serialize;
 use stockade_core::{Ending, LimitKind, Outcome, StartFailure, StreamId};
 
-use super::{approved, cut};
+use super::{approve_command, cut};
 use crate::arguments::Bash;
-use crate::place::{Job, Place};
-use crate::toolbox::Session;
+use crate::place::{ToolJob, ToolPlace};
+use crate::toolbox::ToolSession;
 use crate::{Call, ToolAnswer, ToolError};
 
 /// Interval between progress notifications of a command that takes long.
@@ -35,13 +35,13 @@ struct Executed {
     job_id: String,
 }
 
-pub(super) async fn exec(
-    session: &Session,
-    place: &Place,
+pub(super) async fn run_command(
+    session: &ToolSession,
+    place: &ToolPlace,
     args: &Bash,
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
-    let (job, command, line) = approved(session, place, args, call).await?;
+    let (job, command, line) = approve_command(session, place, args, call).await?;
     // The handle stays here: if this future is dropped, the command is killed with it (C-15).
     let (execution, job) = place.start(job, command, line).await?;
     let outcome = tokio::select! {
@@ -50,13 +50,13 @@ pub(super) async fn exec(
             let _ = execution.close().await;
             return Err(ToolError::cancelled());
         }
-        () = report(&job, call) => job.ended().await,
+        () = report_progress(&job, call) => job.ended().await,
     };
-    answer(place, args, &job, &outcome)
+    build_answer(place, args, &job, &outcome)
 }
 
 /// Tells now and then how it goes, for as long as it is waited for.
-async fn report(job: &Job, call: &Call) {
+async fn report_progress(job: &ToolJob, call: &Call) {
     loop {
         tokio::time::sleep(PROGRESS_INTERVAL).await;
         let line = cut::last_line(&job.state().newest);
@@ -64,16 +64,16 @@ async fn report(job: &Job, call: &Call) {
     }
 }
 
-fn answer(
-    place: &Place,
+fn build_answer(
+    place: &ToolPlace,
     args: &Bash,
-    job: &Job,
+    job: &ToolJob,
     outcome: &Outcome,
 ) -> Result<ToolAnswer, ToolError> {
-    let (stdout, stdout_cut) = cut::cut(job, StreamId::Stdout)?;
-    let (mut stderr, stderr_cut) = cut::cut(job, StreamId::Stderr)?;
-    let (exit_code, signal, limit_exceeded) = ended(&outcome.ending);
-    if let Some(note) = note(&outcome.ending) {
+    let (stdout, stdout_cut) = cut::cut_output(job, StreamId::Stdout)?;
+    let (mut stderr, stderr_cut) = cut::cut_output(job, StreamId::Stderr)?;
+    let (exit_code, signal, limit_exceeded) = split_ending(&outcome.ending);
+    if let Some(note) = describe_ending(&outcome.ending) {
         stderr.push_str(&note);
     }
     let executed = Executed {
@@ -97,7 +97,7 @@ fn answer(
 }
 
 /// Exit code, signal and limit, each from the mechanism (C-16).
-pub(super) fn ended(ending: &Ending) -> (i32, Option<String>, Option<LimitKind>) {
+pub(super) fn split_ending(ending: &Ending) -> (i32, Option<String>, Option<LimitKind>) {
     match ending {
         Ending::Exited(code) => (*code, None, None),
         Ending::Signalled(signal) => (-1, Some(signal.name()), None),
@@ -135,7 +135,7 @@ pub(super) const fn ended_by(ending: &Ending) -> &'static str {
 }
 
 /// What a program that never ran, was stopped, or was lost, could not say itself.
-pub(super) fn note(ending: &Ending) -> Option<String> {
+pub(super) fn describe_ending(ending: &Ending) -> Option<String> {
     match ending {
         Ending::StartFailed(failure) => Some(start_failure(failure)),
         Ending::Lost(reason) => Some(format!("stockade: the command was lost: {reason}\n")),

@@ -10,8 +10,8 @@ use stockade_core::{Bytes, Command, ErrorCode, JobId, Span, Stdin};
 
 use crate::approval::{Detail, Facts, Programs};
 use crate::arguments::{Bash, BashAction};
-use crate::place::{Job, Place};
-use crate::toolbox::Session;
+use crate::place::{ToolJob, ToolPlace};
+use crate::toolbox::ToolSession;
 use crate::{Call, ToolAnswer, ToolError};
 
 /// Output limit of a command where the sandbox's own limit does not say.
@@ -19,28 +19,28 @@ const DEFAULT_MAX_OUTPUT: Bytes = Bytes::mib(16);
 /// Wall time of a command in the background that has no limit.
 const BACKGROUND_WALL_TIME: Span = Span::secs(24 * 60 * 60);
 
-pub(crate) async fn bash(
-    session: &Session,
+pub(crate) async fn run_bash(
+    session: &ToolSession,
     args: Bash,
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
     match args.action {
-        BashAction::Exec => exec::exec(session, &place, &args, call).await,
-        BashAction::Start => background::start(session, &place, &args, call).await,
-        BashAction::Status => background::status(&*job(&place, &args)?, &args, call).await,
-        BashAction::Logs => background::logs(&*job(&place, &args)?, &args, call).await,
+        BashAction::Exec => exec::run_command(session, &place, &args, call).await,
+        BashAction::Start => background::start_job(session, &place, &args, call).await,
+        BashAction::Status => background::report_status(&*find_job(&place, &args)?, &args, call).await,
+        BashAction::Logs => background::read_logs(&*find_job(&place, &args)?, &args, call).await,
         BashAction::Write => {
-            let job = job(&place, &args)?;
-            background::write(session, &place, &job, &args, call).await
+            let job = find_job(&place, &args)?;
+            background::write_job_stdin(session, &place, &job, &args, call).await
         }
-        BashAction::Stop => background::stop(&*job(&place, &args)?, &args, call).await,
-        BashAction::List => background::list(&place),
+        BashAction::Stop => background::stop_job(&*find_job(&place, &args)?, &args, call).await,
+        BashAction::List => background::list_jobs(&place),
     }
 }
 
 /// The job that is meant. An id that leads nowhere says so.
-fn job(place: &Place, args: &Bash) -> Result<Arc<Job>, ToolError> {
+fn find_job(place: &ToolPlace, args: &Bash) -> Result<Arc<ToolJob>, ToolError> {
     let id = args.job_id.as_ref().ok_or_else(|| ToolError::field("job_id", "is missing"))?;
     place.jobs.get(id).ok_or_else(|| {
         let message = format!("there is no job `{id}` in sandbox `{}`", place.id);
@@ -50,7 +50,7 @@ fn job(place: &Place, args: &Bash) -> Result<Arc<Job>, ToolError> {
 }
 
 /// What a line comes to depends on these as much as on itself.
-fn details(place: &Place, args: &Bash) -> Vec<Detail> {
+fn collect_details(place: &ToolPlace, args: &Bash) -> Vec<Detail> {
     let dir = args.working_directory.as_ref().map(|dir| place.directory(Some(dir)));
     let dir = dir.map(|dir| Detail::open("directory", dir));
     let env =
@@ -60,9 +60,9 @@ fn details(place: &Place, args: &Bash) -> Vec<Detail> {
 }
 
 /// Asks whether the command may run, and makes it ready under a fresh record.
-async fn approved(
-    session: &Session,
-    place: &Place,
+async fn approve_command(
+    session: &ToolSession,
+    place: &ToolPlace,
     args: &Bash,
     call: &Call,
 ) -> Result<(JobId, Command, String), ToolError> {
@@ -74,7 +74,7 @@ async fn approved(
     let programs = Programs::of_line(&line)
         .in_chosen_env(!args.env.is_empty())
         .in_chosen_dir(args.working_directory.is_some());
-    let facts = Facts { details: details(place, args), ..place.facts("bash", programs, &[]) };
+    let facts = Facts { details: collect_details(place, args), ..place.facts("bash", programs, &[]) };
     session.pass(place, Some(&job), facts, call).await?;
     let mut command = Command::program([place.shell().await, "-c", &line]);
     command.env = args.env.clone();

@@ -5,9 +5,9 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 use stockade_core::{EntryKind, Files, FilesExt, SandboxPath};
 
-use super::{approved, media, shown, unless_cancelled};
+use super::{approve_files, media, escape_path, unless_cancelled};
 use crate::arguments::Artifacts;
-use crate::toolbox::Session;
+use crate::toolbox::ToolSession;
 use crate::{Call, Image, ToolAnswer, ToolError};
 
 /// Bytes of one file, of all files together, and how many files.
@@ -30,8 +30,8 @@ struct Artifact {
     problem: Option<String>,
 }
 
-pub(crate) async fn artifacts(
-    session: &Session,
+pub(crate) async fn fetch_artifacts(
+    session: &ToolSession,
     args: Artifacts,
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
@@ -42,51 +42,51 @@ pub(crate) async fn artifacts(
     let mut wanted = Vec::new();
     for path in &args.paths {
         let outside = place.leads_outside(path).await?;
-        wanted.push(Wanted { path, refused: outside.map(|error| error.message) });
+        wanted.push(WantedArtifact { path, refused: outside.map(|error| error.message) });
     }
     // What is refused anyway is not asked about, and not fetched whatever it leads to by then.
     let asked = wanted.iter().filter(|one| one.refused.is_none());
     let paths: Vec<_> = asked.map(|one| one.path).collect();
     let files = match paths.is_empty() && !args.paths.is_empty() {
         true => place.files()?,
-        false => approved(session, &place, "artifacts", &paths, call).await?,
+        false => approve_files(session, &place, "artifacts", &paths, call).await?,
     };
     let each = args.max_bytes.unwrap_or(DEFAULT_FILE_BYTES).min(MOST_EACH);
-    unless_cancelled(call, collect(files, &wanted, each)).await
+    unless_cancelled(call, collect_artifacts(files, &wanted, each)).await
 }
 
 /// A file that was asked for, and why it is refused, if it is.
-struct Wanted<'a> {
+struct WantedArtifact<'a> {
     path: &'a SandboxPath,
     refused: Option<String>,
 }
 
-async fn collect(
+async fn collect_artifacts(
     files: &dyn Files,
-    wanted: &[Wanted<'_>],
+    wanted: &[WantedArtifact<'_>],
     each: u64,
 ) -> Result<ToolAnswer, ToolError> {
     let (mut room, mut images, mut found) = (MAX_TOTAL_BYTES, Vec::new(), Vec::new());
-    for Wanted { path, refused } in wanted {
+    for WantedArtifact { path, refused } in wanted {
         let fetched = match refused {
             Some(problem) => Err((0, problem.clone())),
-            None => fetch(files, path, each.min(room)).await,
+            None => fetch_file(files, path, each.min(room)).await,
         };
         let artifact = match fetched {
             Ok(data) => {
                 room -= data.len() as u64;
-                packed(path, data, &mut images)
+                pack_artifact(path, data, &mut images)
             }
-            Err((size, problem)) => missing(path, size, problem),
+            Err((size, problem)) => missing_artifact(path, size, problem),
         };
         found.push(artifact);
     }
-    let text = found.iter().map(told).collect();
+    let text = found.iter().map(describe_artifact).collect();
     let data = serde_json::json!({ "artifacts": found });
     Ok(ToolAnswer { images, ..ToolAnswer::told(&data, text)? })
 }
 
-async fn fetch(files: &dyn Files, path: &SandboxPath, most: u64) -> Result<Vec<u8>, (u64, String)> {
+async fn fetch_file(files: &dyn Files, path: &SandboxPath, most: u64) -> Result<Vec<u8>, (u64, String)> {
     let entry = files.stat(path).await.map_err(|error| (0, error.message().to_owned()))?;
     if entry.kind == EntryKind::File && entry.size > most {
         return Err((entry.size, format!("`{path}` has more than {most} bytes")));
@@ -95,10 +95,10 @@ async fn fetch(files: &dyn Files, path: &SandboxPath, most: u64) -> Result<Vec<u
     read.map_err(|error| (entry.size, error.message().to_owned()))
 }
 
-fn packed(path: &SandboxPath, data: Vec<u8>, images: &mut Vec<Image>) -> Artifact {
-    let kind = media::kind(path.as_str(), &data);
+fn pack_artifact(path: &SandboxPath, data: Vec<u8>, images: &mut Vec<Image>) -> Artifact {
+    let kind = media::detect_kind(path.as_str(), &data);
     let mut artifact =
-        Artifact { mime: Some(kind.mime), ..missing(path, data.len() as u64, String::new()) };
+        Artifact { mime: Some(kind.mime), ..missing_artifact(path, data.len() as u64, String::new()) };
     artifact.problem = None;
     if kind.picture {
         artifact.picture = Some(images.len());
@@ -115,7 +115,7 @@ fn packed(path: &SandboxPath, data: Vec<u8>, images: &mut Vec<Image>) -> Artifac
     artifact
 }
 
-fn missing(path: &SandboxPath, size: u64, problem: String) -> Artifact {
+fn missing_artifact(path: &SandboxPath, size: u64, problem: String) -> Artifact {
     Artifact {
         path: path.to_string(),
         size,
@@ -127,8 +127,8 @@ fn missing(path: &SandboxPath, size: u64, problem: String) -> Artifact {
     }
 }
 
-fn told(artifact: &Artifact) -> String {
-    let name = shown(&artifact.path);
+fn describe_artifact(artifact: &Artifact) -> String {
+    let name = escape_path(&artifact.path);
     match (&artifact.problem, artifact.mime) {
         (Some(problem), _) => format!("{name}: {problem}\n"),
         (None, mime) => format!("{name}: {}, {} bytes\n", mime.unwrap_or("?"), artifact.size),

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use stockade_core::{ErrorCode, FilesExt};
 
-use super::{approved_with, replace, shown};
+use super::{approved_with, replace, escape_path};
 use crate::approval::Detail;
 use crate::arguments::EditFile;
-use crate::toolbox::Session;
+use crate::toolbox::ToolSession;
 use crate::{Call, ToolAnswer, ToolError};
 
 /// Largest file that is edited.
@@ -15,8 +15,8 @@ pub(crate) const MAX_EDIT_BYTES: u64 = 16 << 20;
 /// Matches whose lines an error lists.
 const MAX_LISTED_MATCHES: usize = 20;
 
-pub(crate) async fn edit(
-    session: &Session,
+pub(crate) async fn edit_file(
+    session: &ToolSession,
     args: EditFile,
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
@@ -28,18 +28,18 @@ pub(crate) async fn edit(
     let paths = [&args.path];
     let files = approved_with(session, &place, "edit_file", &paths, change, call).await?;
     let path = &args.path;
-    let mode = replace::existing(files, path)
+    let mode = replace::read_existing_mode(files, path)
         .await?
         .ok_or_else(|| ToolError::new(ErrorCode::NotFound, format!("there is no file `{path}`")))?;
     let old = files.read_all(path, MAX_EDIT_BYTES).await?;
-    let (new, count) = edited(&old, &args)?;
-    replace::settle(Arc::clone(&place), path.clone(), new.into(), mode).await?;
+    let (new, count) = apply_edit(&old, &args)?;
+    replace::replace_file_uncancelled(Arc::clone(&place), path.clone(), new.into(), mode).await?;
     let data = serde_json::json!({ "path": path, "replacements": count });
     let times = if count == 1 { String::new() } else { format!(" ({count} places)") };
-    ToolAnswer::told(&data, format!("edited {}{times}", shown(path.as_str())))
+    ToolAnswer::told(&data, format!("edited {}{times}", escape_path(path.as_str())))
 }
 
-fn edited(old: &[u8], args: &EditFile) -> Result<(Vec<u8>, usize), ToolError> {
+fn apply_edit(old: &[u8], args: &EditFile) -> Result<(Vec<u8>, usize), ToolError> {
     if args.old_string.is_empty() {
         return Err(ToolError::field("old_string", "is empty; `write_file` writes whole files"));
     }
@@ -48,7 +48,7 @@ fn edited(old: &[u8], args: &EditFile) -> Result<(Vec<u8>, usize), ToolError> {
     }
     let ends = LineEnds::of(old);
     let (from, to) = (ends.apply(&args.old_string), ends.apply(&args.new_string));
-    let places = find(old, from.as_bytes());
+    let places = find_matches(old, from.as_bytes());
     match (places.len(), args.replace_all) {
         (0, _) => Err(not_there(args)),
         (count @ 1, _) | (count, true) => {
@@ -56,9 +56,9 @@ fn edited(old: &[u8], args: &EditFile) -> Result<(Vec<u8>, usize), ToolError> {
             if old.len().saturating_add(grown) as u64 > MAX_EDIT_BYTES {
                 return Err(too_large(args));
             }
-            Ok((spliced(old, &places, from.len(), to.as_bytes()), count))
+            Ok((splice_matches(old, &places, from.len(), to.as_bytes()), count))
         }
-        (count, false) => Err(ambiguous(old, &places, count)),
+        (count, false) => Err(ambiguous_match_error(old, &places, count)),
     }
 }
 
@@ -73,7 +73,7 @@ fn not_there(args: &EditFile) -> ToolError {
         .remedy("read the file and give the text exactly, white space included")
 }
 
-fn ambiguous(old: &[u8], places: &[usize], count: usize) -> ToolError {
+fn ambiguous_match_error(old: &[u8], places: &[usize], count: usize) -> ToolError {
     let line = |at: &usize| 1 + old[..*at].iter().filter(|byte| **byte == b'\n').count();
     let lines: Vec<_> =
         places.iter().take(MAX_LISTED_MATCHES).map(|at| line(at).to_string()).collect();
@@ -113,7 +113,7 @@ impl LineEnds {
 }
 
 /// Where the needle stands, without overlaps.
-fn find(hay: &[u8], needle: &[u8]) -> Vec<usize> {
+fn find_matches(hay: &[u8], needle: &[u8]) -> Vec<usize> {
     let mut places = Vec::new();
     let mut at = 0;
     while let Some(found) = memchr::memmem::find(&hay[at..], needle) {
@@ -123,7 +123,7 @@ fn find(hay: &[u8], needle: &[u8]) -> Vec<usize> {
     places
 }
 
-fn spliced(old: &[u8], places: &[usize], length: usize, new: &[u8]) -> Vec<u8> {
+fn splice_matches(old: &[u8], places: &[usize], length: usize, new: &[u8]) -> Vec<u8> {
     let mut whole = Vec::with_capacity(old.len() + places.len() * new.len());
     let mut at = 0;
     for place in places {
@@ -147,7 +147,7 @@ mod tests {
             new_string: to.into(),
             replace_all,
         };
-        edited(old.as_bytes(), &args).map(|(new, _)| String::from_utf8(new).unwrap())
+        apply_edit(old.as_bytes(), &args).map(|(new, _)| String::from_utf8(new).unwrap())
     }
 
     #[test]

@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 use serde::Serialize;
 use stockade_core::{Entry, EntryKind, Error, ErrorCode, Files, SandboxPath};
 
-use super::{approved, shown, unless_cancelled};
+use super::{approve_files, escape_path, unless_cancelled};
 use crate::arguments::ListDir;
-use crate::toolbox::Session;
+use crate::toolbox::ToolSession;
 use crate::{Call, ToolAnswer, ToolError};
 
 const DEFAULT_ENTRIES: u32 = 1000;
@@ -16,7 +16,7 @@ const MAX_DEPTH: u32 = 32;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Found {
+struct FoundEntry {
     path: String,
     kind: EntryKind,
     size: u64,
@@ -25,11 +25,11 @@ struct Found {
 
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Listing {
+struct DirListing {
     path: String,
     /// How many entries come before these.
     offset: u64,
-    entries: Vec<Found>,
+    entries: Vec<FoundEntry>,
     /// Whether there are more than were asked for.
     truncated: bool,
     /// The `offset` that goes on where this ends, if it was cut.
@@ -39,8 +39,8 @@ struct Listing {
     unreadable: Vec<String>,
 }
 
-pub(crate) async fn list(
-    session: &Session,
+pub(crate) async fn list_directory(
+    session: &ToolSession,
     args: ListDir,
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
@@ -49,28 +49,28 @@ pub(crate) async fn list(
         Some(path) => path.clone(),
         None => ".".parse()?,
     };
-    let files = approved(session, &place, "list_dir", &[&path], call).await?;
-    let listing = unless_cancelled(call, walk(files, &path, &args)).await?;
+    let files = approve_files(session, &place, "list_dir", &[&path], call).await?;
+    let listing = unless_cancelled(call, walk_directory(files, &path, &args)).await?;
     let text = format_listing(&listing);
     ToolAnswer::told(&listing, text)
 }
 
-async fn walk(files: &dyn Files, path: &SandboxPath, args: &ListDir) -> Result<Listing, ToolError> {
+async fn walk_directory(files: &dyn Files, path: &SandboxPath, args: &ListDir) -> Result<DirListing, ToolError> {
     let depth = args.depth.unwrap_or(1).clamp(1, MAX_DEPTH);
     let most = args.limit.unwrap_or(DEFAULT_ENTRIES).clamp(1, MAX_ENTRIES) as usize;
     let mut skipped = 0;
-    let mut listing = Listing { path: path.to_string(), offset: args.offset, ..Listing::default() };
+    let mut listing = DirListing { path: path.to_string(), offset: args.offset, ..DirListing::default() };
     let mut todo = VecDeque::from([(String::new(), 1)]);
     while let Some((below, level)) = todo.pop_front() {
-        let entries = match files.list(&join(path, &below)?).await {
+        let entries = match files.list(&join_path(path, &below)?).await {
             Ok(entries) => entries,
-            Err(error) if below.is_empty() => return Err(unlisted(path, error)),
+            Err(error) if below.is_empty() => return Err(list_error(path, error)),
             Err(error) => {
                 listing.unreadable.push(error.message().to_owned());
                 continue;
             }
         };
-        for entry in sorted(entries) {
+        for entry in sort_entries(entries) {
             if listing.entries.len() == most {
                 listing.truncated = true;
                 listing.next_offset = Some(args.offset.saturating_add(most as u64));
@@ -85,25 +85,25 @@ async fn walk(files: &dyn Files, path: &SandboxPath, args: &ListDir) -> Result<L
                 continue;
             }
             let mode = format!("{:04o}", entry.mode);
-            listing.entries.push(Found { path: name, kind: entry.kind, size: entry.size, mode });
+            listing.entries.push(FoundEntry { path: name, kind: entry.kind, size: entry.size, mode });
         }
     }
     Ok(listing)
 }
 
 /// Why nothing is listed, and what else can be done about a directory that is too full.
-fn unlisted(path: &SandboxPath, error: Error) -> ToolError {
+fn list_error(path: &SandboxPath, error: Error) -> ToolError {
     if error.code() != ErrorCode::TooLarge {
         return error.into();
     }
-    let path = shown(path.as_str());
+    let path = escape_path(path.as_str());
     ToolError::from(error).remedy(format!(
         "find a part of it with `glob`, such as `{path}/a*`, or look at its beginning with `bash`: \
          ls -U {path} | head"
     ))
 }
 
-fn join(path: &SandboxPath, below: &str) -> Result<SandboxPath, ToolError> {
+fn join_path(path: &SandboxPath, below: &str) -> Result<SandboxPath, ToolError> {
     if below.is_empty() {
         return Ok(path.clone());
     }
@@ -111,15 +111,15 @@ fn join(path: &SandboxPath, below: &str) -> Result<SandboxPath, ToolError> {
     Ok(whole.parse()?)
 }
 
-fn sorted(mut entries: Vec<Entry>) -> Vec<Entry> {
+fn sort_entries(mut entries: Vec<Entry>) -> Vec<Entry> {
     entries.sort_by(|one, other| one.name.cmp(&other.name));
     entries
 }
 
-fn format_listing(listing: &Listing) -> String {
+fn format_listing(listing: &DirListing) -> String {
     let mut text = String::new();
     for found in &listing.entries {
-        let name = shown(&found.path);
+        let name = escape_path(&found.path);
         text.push_str(&match found.kind {
             EntryKind::Directory => format!("{name}/\n"),
             EntryKind::File => format!("{name}\t{}\n", found.size),

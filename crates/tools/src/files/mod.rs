@@ -12,15 +12,15 @@ use std::sync::Arc;
 
 use stockade_core::{Files, SandboxPath};
 
-pub(crate) use artifacts::artifacts;
-pub(crate) use edit::{LineEnds, MAX_EDIT_BYTES, edit};
-pub(crate) use list::list;
-pub(crate) use read::read;
+pub(crate) use artifacts::fetch_artifacts;
+pub(crate) use edit::{LineEnds, MAX_EDIT_BYTES, edit_file};
+pub(crate) use list::list_directory;
+pub(crate) use read::read_file;
 
 use crate::approval::{Detail, Facts, Programs};
 use crate::arguments::WriteFile;
-use crate::place::Place;
-use crate::toolbox::Session;
+use crate::place::ToolPlace;
+use crate::toolbox::ToolSession;
 use crate::{Call, ToolAnswer, ToolError};
 
 /// Bytes at the start of a file that tell text from the rest.
@@ -32,14 +32,14 @@ pub(crate) fn is_binary(start: &[u8]) -> bool {
 }
 
 /// A name or path on one line, whatever it holds.
-pub(crate) fn shown(path: &str) -> String {
+pub(crate) fn escape_path(path: &str) -> String {
     if path.contains(char::is_control) { path.escape_debug().to_string() } else { path.to_owned() }
 }
 
 /// The files of a place, once the rules allow the call.
-pub(crate) async fn approved<'a>(
-    session: &Session,
-    place: &'a Place,
+pub(crate) async fn approve_files<'a>(
+    session: &ToolSession,
+    place: &'a ToolPlace,
     tool: &str,
     paths: &[&SandboxPath],
     call: &Call,
@@ -49,8 +49,8 @@ pub(crate) async fn approved<'a>(
 
 /// The same for a call that writes: what it writes is shown to whoever is asked.
 pub(crate) async fn approved_with<'a>(
-    session: &Session,
-    place: &'a Place,
+    session: &ToolSession,
+    place: &'a ToolPlace,
     tool: &str,
     paths: &[&SandboxPath],
     details: Vec<Detail>,
@@ -73,8 +73,8 @@ pub(crate) async fn unless_cancelled<T>(
     }
 }
 
-pub(crate) async fn write(
-    session: &Session,
+pub(crate) async fn write_file(
+    session: &ToolSession,
     args: WriteFile,
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
@@ -82,11 +82,11 @@ pub(crate) async fn write(
     let content = vec![Detail::private("content", &args.content)];
     let paths = [&args.path];
     let files = approved_with(session, &place, "write_file", &paths, content, call).await?;
-    let old = replace::existing(files, &args.path).await?;
+    let old = replace::read_existing_mode(files, &args.path).await?;
     let bytes = args.content.len();
     let (path, mode) = (args.path.clone(), old.unwrap_or(0o644));
-    replace::settle(Arc::clone(&place), path, args.content.into(), mode).await?;
+    replace::replace_file_uncancelled(Arc::clone(&place), path, args.content.into(), mode).await?;
     let verb = if old.is_some() { "replaced" } else { "made" };
     let data = serde_json::json!({ "path": args.path, "bytes": bytes, "created": old.is_none() });
-    ToolAnswer::told(&data, format!("{verb} {} ({bytes} bytes)", shown(args.path.as_str())))
+    ToolAnswer::told(&data, format!("{verb} {} ({bytes} bytes)", escape_path(args.path.as_str())))
 }

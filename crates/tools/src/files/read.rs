@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use serde::Serialize;
 use stockade_core::{ErrorCode, Files, SandboxPath};
 
-use super::{approved, is_binary, media, shown, unless_cancelled};
+use super::{approve_files, is_binary, media, escape_path, unless_cancelled};
 use crate::arguments::ReadFile;
-use crate::toolbox::Session;
+use crate::toolbox::ToolSession;
 use crate::{Call, ToolAnswer, ToolError};
 
 /// Chunk size of reads.
@@ -24,7 +24,7 @@ const MOST_SCANNED: u64 = 256 << 20;
 /// What was read.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Lines {
+struct LineWindow {
     path: String,
     /// The number of the first line in `content`.
     first_line: u64,
@@ -38,31 +38,31 @@ struct Lines {
     long_lines_cut: bool,
 }
 
-pub(crate) async fn read(
-    session: &Session,
+pub(crate) async fn read_file(
+    session: &ToolSession,
     args: ReadFile,
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
-    let files = approved(session, &place, "read_file", &[&args.path], call).await?;
-    unless_cancelled(call, answer(files, &args)).await
+    let files = approve_files(session, &place, "read_file", &[&args.path], call).await?;
+    unless_cancelled(call, read_or_describe(files, &args)).await
 }
 
-async fn answer(files: &dyn Files, args: &ReadFile) -> Result<ToolAnswer, ToolError> {
+async fn read_or_describe(files: &dyn Files, args: &ReadFile) -> Result<ToolAnswer, ToolError> {
     let start = files.read(&args.path, 0, READ_CHUNK_BYTES).await?;
     if is_binary(&start) {
-        return describe(files, &args.path, &start).await;
+        return describe_binary(files, &args.path, &start).await;
     }
     let first = args.offset.unwrap_or(1).max(1);
     let most = args.limit.unwrap_or(DEFAULT_LINES).clamp(1, MOST_LINES);
-    let mut reader = Reader::new(&args.path, first, most);
+    let mut reader = LineReader::new(&args.path, first, most);
     let (mut at, mut piece) = (0, start);
     loop {
         at += piece.len() as u64;
         let last = piece.len() < READ_CHUNK_BYTES as usize;
-        reader.take(&piece);
-        if reader.full() || last {
-            return reader.finish(last);
+        reader.take_chunk(&piece);
+        if reader.is_full() || last {
+            return reader.finish_answer(last);
         }
         if at >= MOST_SCANNED {
             let message = format!("`{}` has no line {first} in its first {at} bytes", args.path);
@@ -74,21 +74,21 @@ async fn answer(files: &dyn Files, args: &ReadFile) -> Result<ToolAnswer, ToolEr
 }
 
 /// A file that is not text is described, not shown.
-async fn describe(
+async fn describe_binary(
     files: &dyn Files,
     path: &SandboxPath,
     start: &[u8],
 ) -> Result<ToolAnswer, ToolError> {
     let size = files.stat(path).await?.size;
-    let mime = media::kind(path.as_str(), start).mime;
+    let mime = media::detect_kind(path.as_str(), start).mime;
     let data = serde_json::json!({ "path": path, "binary": true, "size": size, "mime": mime });
-    let text = format!("{} is a binary file ({mime}, {size} bytes)", shown(path.as_str()));
+    let text = format!("{} is a binary file ({mime}, {size} bytes)", escape_path(path.as_str()));
     ToolAnswer::told(&data, text)
 }
 
 /// Cuts pieces into lines, and keeps those that were asked for.
-struct Reader {
-    lines: Lines,
+struct LineReader {
+    lines: LineWindow,
     most: u64,
     /// The number of the line that is being read.
     number: u64,
@@ -98,21 +98,21 @@ struct Reader {
     full: bool,
 }
 
-impl Reader {
+impl LineReader {
     fn new(path: &SandboxPath, first: u64, most: u64) -> Self {
-        let lines = Lines { path: path.to_string(), first_line: first, ..Lines::default() };
+        let lines = LineWindow { path: path.to_string(), first_line: first, ..LineWindow::default() };
         Self { lines, most, number: 1, line: Vec::new(), cut: false, full: false }
     }
 
-    fn full(&self) -> bool {
+    fn is_full(&self) -> bool {
         self.full
     }
 
-    fn wanted(&self) -> bool {
+    fn is_wanted(&self) -> bool {
         self.number >= self.lines.first_line
     }
 
-    fn take(&mut self, piece: &[u8]) {
+    fn take_chunk(&mut self, piece: &[u8]) {
         for part in piece.split_inclusive(|byte| *byte == b'\n') {
             if self.full {
                 return;
@@ -121,7 +121,7 @@ impl Reader {
                 Some(text) => (text, true),
                 None => (part, false),
             };
-            if self.wanted() {
+            if self.is_wanted() {
                 let room = (MOST_LINE * 4).saturating_sub(self.line.len()).min(text.len());
                 self.line.extend_from_slice(&text[..room]);
                 self.cut |= room < text.len();
@@ -133,20 +133,20 @@ impl Reader {
     }
 
     fn end_line(&mut self, newline: bool) {
-        if self.wanted() {
+        if self.is_wanted() {
             if self.lines.lines == self.most || self.lines.content.len() >= MOST_TEXT {
                 self.full = true;
                 self.lines.next_offset = Some(self.number);
                 return;
             }
-            self.push(newline);
+            self.push_line(newline);
         }
         self.number += 1;
         self.line.clear();
         self.cut = false;
     }
 
-    fn push(&mut self, newline: bool) {
+    fn push_line(&mut self, newline: bool) {
         let text = String::from_utf8_lossy(&self.line);
         let end = text.char_indices().nth(MOST_LINE).map_or(text.len(), |(at, _)| at);
         self.lines.content.push_str(&text[..end]);
@@ -160,7 +160,7 @@ impl Reader {
         self.lines.lines += 1;
     }
 
-    fn finish(mut self, at_the_end: bool) -> Result<ToolAnswer, ToolError> {
+    fn finish_answer(mut self, at_the_end: bool) -> Result<ToolAnswer, ToolError> {
         if !self.full && at_the_end && !self.line.is_empty() {
             self.end_line(false);
         }
@@ -170,12 +170,12 @@ impl Reader {
             return Err(ToolError::new(ErrorCode::Invalid, message)
                 .remedy(format!("give an `offset` below {first}")));
         }
-        let text = numbered(&self.lines);
+        let text = number_lines(&self.lines);
         ToolAnswer::told(&self.lines, text)
     }
 }
 
-fn numbered(lines: &Lines) -> String {
+fn number_lines(lines: &LineWindow) -> String {
     let mut text = String::new();
     for (number, line) in (lines.first_line..).zip(lines.content.lines()) {
         // Writing to a string cannot fail.
@@ -194,11 +194,11 @@ mod tests {
     use super::*;
 
     fn lines(text: &[u8], first: u64, most: u64, piece: usize) -> ToolAnswer {
-        let mut reader = Reader::new(&"f".parse().unwrap(), first, most);
+        let mut reader = LineReader::new(&"f".parse().unwrap(), first, most);
         for piece in text.chunks(piece) {
-            reader.take(piece);
+            reader.take_chunk(piece);
         }
-        reader.finish(true).unwrap()
+        reader.finish_answer(true).unwrap()
     }
 
     #[test]
@@ -225,8 +225,8 @@ mod tests {
     #[test]
     fn an_empty_file_is_no_mistake_but_a_line_beyond_the_end_is() {
         assert_eq!(lines(b"", 1, 10, 1).text, "(empty file)\n");
-        let mut reader = Reader::new(&"f".parse().unwrap(), 5, 1);
-        reader.take(b"a\nb\n");
-        assert!(reader.finish(true).unwrap_err().message.contains("has 2 lines"));
+        let mut reader = LineReader::new(&"f".parse().unwrap(), 5, 1);
+        reader.take_chunk(b"a\nb\n");
+        assert!(reader.finish_answer(true).unwrap_err().message.contains("has 2 lines"));
     }
 }

@@ -6,11 +6,11 @@ use bytes::Bytes;
 use stockade_core::{EntryKind, Error, ErrorCode, Files, FilesExt, SandboxPath};
 
 use crate::ToolError;
-use crate::place::Place;
+use crate::place::ToolPlace;
 
 /// The permissions of the regular file at a path, or nothing where there is none. Anything else is
 /// refused by name.
-pub(crate) async fn existing(
+pub(crate) async fn read_existing_mode(
     files: &dyn Files,
     path: &SandboxPath,
 ) -> Result<Option<u32>, ToolError> {
@@ -30,40 +30,40 @@ pub(crate) async fn existing(
 
 /// Puts a file with this content in place, making the directories above it. Readers see the old one or
 /// the new one; if it fails, the old one is there still.
-pub(crate) async fn replace(
+pub(crate) async fn replace_file(
     files: &dyn Files,
     path: &SandboxPath,
     content: Bytes,
     mode: u32,
 ) -> Result<(), ToolError> {
-    let (parent, name) = split(path)?;
+    let (parent, name) = split_path(path)?;
     if let Some(parent) = parent {
         let parent: SandboxPath = parent.parse()?;
-        files.make_dir(&parent).await.map_err(|error| about(path, error))?;
+        files.make_dir(&parent).await.map_err(|error| file_error(path, error))?;
     }
     let temporary = temporary_path(parent, name)?;
-    let placed = put(files, path, &temporary, content, mode).await;
+    let placed = write_and_rename(files, path, &temporary, content, mode).await;
     if placed.is_err() {
         // What could not be written cannot always be removed either; the first failure counts.
         let _ = files.remove(&temporary).await;
     }
-    placed.map_err(|error| about(path, error))
+    placed.map_err(|error| file_error(path, error))
 }
 
 /// The same, to its end even if the caller gives up: stopping would only leave a temporary file.
-pub(crate) async fn settle(
-    place: Arc<Place>,
+pub(crate) async fn replace_file_uncancelled(
+    place: Arc<ToolPlace>,
     path: SandboxPath,
     content: Bytes,
     mode: u32,
 ) -> Result<(), ToolError> {
-    let written = tokio::spawn(async move { replace(place.files()?, &path, content, mode).await });
+    let written = tokio::spawn(async move { replace_file(place.files()?, &path, content, mode).await });
     written
         .await
         .unwrap_or_else(|_| Err(ToolError::new(ErrorCode::System, "writing was interrupted")))
 }
 
-async fn put(
+async fn write_and_rename(
     files: &dyn Files,
     path: &SandboxPath,
     temporary: &SandboxPath,
@@ -76,7 +76,7 @@ async fn put(
 }
 
 /// A failure that names the file it is about rather than the temporary one.
-fn about(path: &SandboxPath, error: Error) -> ToolError {
+fn file_error(path: &SandboxPath, error: Error) -> ToolError {
     let told = ToolError::from(error);
     if told.message.contains(&format!("`{path}`")) {
         return told;
@@ -85,7 +85,7 @@ fn about(path: &SandboxPath, error: Error) -> ToolError {
 }
 
 /// The directory, if one is named, and the name.
-fn split(path: &SandboxPath) -> Result<(Option<&str>, &str), ToolError> {
+fn split_path(path: &SandboxPath) -> Result<(Option<&str>, &str), ToolError> {
     let whole = path.as_str();
     let (parent, name) = match whole.rsplit_once('/') {
         Some(("", name)) => (Some("/"), name),
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn a_path_without_a_name_is_refused() {
         for path in ["/", ".", "a/..", "a/"] {
-            assert!(split(&path.parse().unwrap()).is_err(), "{path}");
+            assert!(split_path(&path.parse().unwrap()).is_err(), "{path}");
         }
     }
 }

@@ -10,14 +10,14 @@ use crate::approval::plain_path;
 
 /// What a patch says about one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Change {
+pub(super) struct PatchChange {
     pub path: SandboxPath,
-    pub action: Action,
+    pub action: PatchAction,
 }
 
 /// What is to become of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Action {
+pub(super) enum PatchAction {
     /// It is new.
     Add { text: Text, mode: Option<u32> },
     /// It goes. With hunks, only if they are all of it.
@@ -26,20 +26,20 @@ pub(super) enum Action {
     Update { hunks: Vec<Hunk>, to: Option<SandboxPath>, mode: Option<u32> },
 }
 
-impl Change {
+impl PatchChange {
     pub(super) fn paths(&self) -> impl Iterator<Item = &SandboxPath> {
         let to = match &self.action {
-            Action::Update { to, .. } => to.as_ref(),
-            Action::Add { .. } | Action::Delete { .. } => None,
+            PatchAction::Update { to, .. } => to.as_ref(),
+            PatchAction::Add { .. } | PatchAction::Delete { .. } => None,
         };
         std::iter::once(&self.path).chain(to)
     }
 }
 
 /// Two changes to one file have no order that everybody agrees on.
-pub(super) fn refuse_twice(changes: &[Change]) -> Result<(), ToolError> {
+pub(super) fn refuse_twice(changes: &[PatchChange]) -> Result<(), ToolError> {
     let mut seen = BTreeSet::new();
-    for path in changes.iter().flat_map(Change::paths) {
+    for path in changes.iter().flat_map(PatchChange::paths) {
         if !seen.insert(plain_path(path.as_str())) {
             return Err(ToolError::field("patch", format!("names `{path}` twice"))
                 .remedy("put all changes to one file together"));

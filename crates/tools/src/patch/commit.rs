@@ -6,34 +6,34 @@ use std::sync::Arc;
 use bytes::Bytes;
 use stockade_core::{ErrorCode, Files, FilesExt, SandboxPath};
 
-use super::change::{Action, Change};
+use super::change::{PatchAction, PatchChange};
 use super::text::{Hunk, Text};
 use crate::ToolError;
 use crate::files::{MAX_EDIT_BYTES, replace};
-use crate::place::Place;
+use crate::place::ToolPlace;
 
 /// The most that all old files together may hold.
 const MOST_HELD: usize = 64 << 20;
 
 /// One file before and after.
-pub(super) struct Step {
+pub(super) struct PatchStep {
     path: SandboxPath,
-    before: Option<State>,
-    after: Option<State>,
+    before: Option<FileState>,
+    after: Option<FileState>,
 }
 
 #[derive(Clone)]
-struct State {
+struct FileState {
     content: Bytes,
     mode: u32,
 }
 
 /// Computes what every file will be, touching nothing.
-pub(super) async fn plan(files: &dyn Files, changes: Vec<Change>) -> Result<Vec<Step>, ToolError> {
+pub(super) async fn plan_steps(files: &dyn Files, changes: Vec<PatchChange>) -> Result<Vec<PatchStep>, ToolError> {
     let mut steps = Vec::new();
     let mut held = 0;
     for change in changes {
-        let before = state(files, &change.path).await?;
+        let before = read_state(files, &change.path).await?;
         held += before.as_ref().map_or(0, |state| state.content.len());
         if held > MOST_HELD {
             let message = format!("the files to patch hold more than {MOST_HELD} bytes together");
@@ -44,67 +44,67 @@ pub(super) async fn plan(files: &dyn Files, changes: Vec<Change>) -> Result<Vec<
     Ok(steps)
 }
 
-async fn state(files: &dyn Files, path: &SandboxPath) -> Result<Option<State>, ToolError> {
-    let Some(mode) = replace::existing(files, path).await? else {
+async fn read_state(files: &dyn Files, path: &SandboxPath) -> Result<Option<FileState>, ToolError> {
+    let Some(mode) = replace::read_existing_mode(files, path).await? else {
         return Ok(None);
     };
     let content = files.read_all(path, MAX_EDIT_BYTES).await?.into();
-    Ok(Some(State { content, mode }))
+    Ok(Some(FileState { content, mode }))
 }
 
 async fn steps_of(
     files: &dyn Files,
-    Change { path, action }: Change,
-    before: Option<State>,
-) -> Result<Vec<Step>, ToolError> {
+    PatchChange { path, action }: PatchChange,
+    before: Option<FileState>,
+) -> Result<Vec<PatchStep>, ToolError> {
     match (action, before) {
-        (Action::Add { .. }, Some(_)) => Err(exists(&path)),
-        (Action::Add { text, mode }, None) => {
-            let after = State { content: text.write().into(), mode: mode.unwrap_or(0o644) };
-            Ok(vec![Step { path, before: None, after: Some(after) }])
+        (PatchAction::Add { .. }, Some(_)) => Err(already_exists_error(&path)),
+        (PatchAction::Add { text, mode }, None) => {
+            let after = FileState { content: text.write().into(), mode: mode.unwrap_or(0o644) };
+            Ok(vec![PatchStep { path, before: None, after: Some(after) }])
         }
-        (Action::Delete { .. } | Action::Update { .. }, None) => {
+        (PatchAction::Delete { .. } | PatchAction::Update { .. }, None) => {
             Err(ToolError::new(ErrorCode::NotFound, format!("there is no file `{path}`")))
         }
-        (Action::Delete { hunks }, Some(before)) => {
+        (PatchAction::Delete { hunks }, Some(before)) => {
             let deletes = !hunks.is_empty();
-            let text = patched(&path, &before.content, hunks).await?;
+            let text = apply_hunks(&path, &before.content, hunks).await?;
             if deletes && !text.lines.is_empty() {
                 let message = format!("`{path}` holds more than the patch deletes");
                 return Err(ToolError::new(ErrorCode::Invalid, message));
             }
-            Ok(vec![Step { path, before: Some(before), after: None }])
+            Ok(vec![PatchStep { path, before: Some(before), after: None }])
         }
-        (Action::Update { hunks, to, mode }, Some(before)) => {
-            let text = patched(&path, &before.content, hunks).await?;
-            let after = State { content: text.write().into(), mode: mode.unwrap_or(before.mode) };
+        (PatchAction::Update { hunks, to, mode }, Some(before)) => {
+            let text = apply_hunks(&path, &before.content, hunks).await?;
+            let after = FileState { content: text.write().into(), mode: mode.unwrap_or(before.mode) };
             let Some(to) = to else {
-                return Ok(vec![Step { path, before: Some(before), after: Some(after) }]);
+                return Ok(vec![PatchStep { path, before: Some(before), after: Some(after) }]);
             };
-            if replace::existing(files, &to).await?.is_some() {
-                return Err(exists(&to));
+            if replace::read_existing_mode(files, &to).await?.is_some() {
+                return Err(already_exists_error(&to));
             }
             Ok(vec![
-                Step { path: to, before: None, after: Some(after) },
-                Step { path, before: Some(before), after: None },
+                PatchStep { path: to, before: None, after: Some(after) },
+                PatchStep { path, before: Some(before), after: None },
             ])
         }
     }
 }
 
-fn exists(path: &SandboxPath) -> ToolError {
+fn already_exists_error(path: &SandboxPath) -> ToolError {
     ToolError::new(ErrorCode::Invalid, format!("`{path}` exists already"))
         .remedy("update it, or delete it in a patch of its own")
 }
 
 /// Where it holds nobody up: finding the place of a hunk may take a while.
-async fn patched(path: &SandboxPath, old: &Bytes, hunks: Vec<Hunk>) -> Result<Text, ToolError> {
+async fn apply_hunks(path: &SandboxPath, old: &Bytes, hunks: Vec<Hunk>) -> Result<Text, ToolError> {
     let old = old.clone();
     let applying = tokio::task::spawn_blocking(move || {
         let mut text = Text::read(&old);
         text.apply(&hunks).map(|()| text)
     });
-    applying.await.map_err(|_| interrupted())?.map_err(|(line, misfit)| {
+    applying.await.map_err(|_| interrupted_error())?.map_err(|(line, misfit)| {
         let message =
             format!("the hunk at line {line} of the patch does not fit `{path}`: {misfit}");
         ToolError::new(ErrorCode::Invalid, message)
@@ -113,17 +113,17 @@ async fn patched(path: &SandboxPath, old: &Bytes, hunks: Vec<Hunk>) -> Result<Te
 }
 
 /// Writes everything, or puts back what was written.
-pub(super) async fn commit(place: Arc<Place>, steps: Vec<Step>) -> Result<(), ToolError> {
+pub(super) async fn commit_steps(place: Arc<ToolPlace>, steps: Vec<PatchStep>) -> Result<(), ToolError> {
     let files = place.files()?;
     let mut made = Vec::new();
     for (at, step) in steps.iter().enumerate() {
         made.extend(missing_above(files, &step.path).await);
-        let Err(error) = put(files, &step.path, step.after.as_ref()).await else {
+        let Err(error) = put_state(files, &step.path, step.after.as_ref()).await else {
             continue;
         };
         let mut lost = Vec::new();
         for step in steps[..=at].iter().rev() {
-            if put(files, &step.path, step.before.as_ref()).await.is_err() {
+            if put_state(files, &step.path, step.before.as_ref()).await.is_err() {
                 lost.push(step.path.to_string());
             }
         }
@@ -133,15 +133,15 @@ pub(super) async fn commit(place: Arc<Place>, steps: Vec<Step>) -> Result<(), To
     Ok(())
 }
 
-async fn put(
+async fn put_state(
     files: &dyn Files,
     path: &SandboxPath,
-    state: Option<&State>,
+    state: Option<&FileState>,
 ) -> Result<(), ToolError> {
     match state {
-        Some(state) => replace::replace(files, path, state.content.clone(), state.mode).await,
+        Some(state) => replace::replace_file(files, path, state.content.clone(), state.mode).await,
         // A directory that came in between is not ours to remove.
-        None => match replace::existing(files, path).await? {
+        None => match replace::read_existing_mode(files, path).await? {
             Some(_) => Ok(files.remove(path).await?),
             None => Ok(()),
         },
@@ -180,7 +180,7 @@ fn rollback_error(error: ToolError, lost: &[String]) -> ToolError {
     ToolError { message, ..error }
 }
 
-pub(super) fn interrupted() -> ToolError {
+pub(super) fn interrupted_error() -> ToolError {
     ToolError::new(ErrorCode::System, "writing was interrupted")
         .remedy("look at the files before trying again")
 }

@@ -17,28 +17,28 @@ use stockade_core::SandboxPath;
 use crate::approval::Detail;
 use crate::arguments::ApplyPatch;
 use crate::files::approved_with;
-use crate::toolbox::Session;
+use crate::toolbox::ToolSession;
 use crate::{Call, ToolAnswer, ToolError};
-use change::{Action, Change};
+use change::{PatchAction, PatchChange};
 
 /// Longest patch.
 const MAX_PATCH_BYTES: usize = 8 << 20;
 
 pub(crate) async fn apply_patch(
-    session: &Session,
+    session: &ToolSession,
     args: ApplyPatch,
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
-    let changes = parse(&args.patch)?;
+    let changes = parse_patch(&args.patch)?;
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
-    let paths: Vec<&SandboxPath> = changes.iter().flat_map(Change::paths).collect();
+    let paths: Vec<&SandboxPath> = changes.iter().flat_map(PatchChange::paths).collect();
     let patch = vec![Detail::private("patch", &args.patch)];
     approved_with(session, &place, "apply_patch", &paths, patch, call).await?;
-    let report = report(&changes);
-    let steps = commit::plan(place.files()?, changes).await?;
+    let report = report_changes(&changes);
+    let steps = commit::plan_steps(place.files()?, changes).await?;
     // In a task of its own: a caller who gives up now must not leave half of it.
-    let writing = tokio::spawn(async move { commit::commit(Arc::clone(&place), steps).await });
-    writing.await.map_err(|_| commit::interrupted())??;
+    let writing = tokio::spawn(async move { commit::commit_steps(Arc::clone(&place), steps).await });
+    writing.await.map_err(|_| commit::interrupted_error())??;
     let text = report.iter().map(|(verb, path)| format!("{verb} {path}\n")).collect();
     let files: Vec<_> = report
         .iter()
@@ -48,12 +48,12 @@ pub(crate) async fn apply_patch(
 }
 
 /// What the patch changes, in order.
-fn parse(patch: &str) -> Result<Vec<Change>, ToolError> {
+fn parse_patch(patch: &str) -> Result<Vec<PatchChange>, ToolError> {
     if patch.len() > MAX_PATCH_BYTES {
         return Err(ToolError::field("patch", format!("is longer than {MAX_PATCH_BYTES} bytes")));
     }
     let opens = patch.trim_start().starts_with(begin::BEGIN_MARKER);
-    let changes = if opens { begin::parse(patch)? } else { unified::parse(patch)? };
+    let changes = if opens { begin::parse_begin_patch(patch)? } else { unified::parse_unified_diff(patch)? };
     if changes.is_empty() {
         return Err(ToolError::field("patch", "changes nothing").remedy(
             "give a unified diff, or a patch between `*** Begin Patch` and `*** End Patch`",
@@ -63,12 +63,12 @@ fn parse(patch: &str) -> Result<Vec<Change>, ToolError> {
     Ok(changes)
 }
 
-fn report(changes: &[Change]) -> Vec<(&'static str, String)> {
-    let told = |change: &Change| match &change.action {
-        Action::Add { .. } => ("added", change.path.to_string()),
-        Action::Delete { .. } => ("deleted", change.path.to_string()),
-        Action::Update { to: Some(to), .. } => ("moved", format!("{} -> {to}", change.path)),
-        Action::Update { to: None, .. } => ("changed", change.path.to_string()),
+fn report_changes(changes: &[PatchChange]) -> Vec<(&'static str, String)> {
+    let told = |change: &PatchChange| match &change.action {
+        PatchAction::Add { .. } => ("added", change.path.to_string()),
+        PatchAction::Delete { .. } => ("deleted", change.path.to_string()),
+        PatchAction::Update { to: Some(to), .. } => ("moved", format!("{} -> {to}", change.path)),
+        PatchAction::Update { to: None, .. } => ("changed", change.path.to_string()),
     };
     changes.iter().map(told).collect()
 }

@@ -2,20 +2,20 @@
 
 use proptest::prelude::*;
 
-use super::change::{Action, Change};
+use super::change::{PatchAction, PatchChange};
 use super::text::Text;
 use super::*;
 
 /// What one file becomes.
 fn applied(patch: &str, old: &str) -> Result<String, String> {
-    let changes = parse(patch).map_err(|error| error.to_string())?;
-    let [Change { action, .. }] = changes.as_slice() else {
+    let changes = parse_patch(patch).map_err(|error| error.to_string())?;
+    let [PatchChange { action, .. }] = changes.as_slice() else {
         return Err(format!("{} files", changes.len()));
     };
     let mut text = Text::read(old.as_bytes());
     match action {
-        Action::Add { text: new, .. } => text = new.clone(),
-        Action::Delete { hunks } | Action::Update { hunks, .. } => {
+        PatchAction::Add { text: new, .. } => text = new.clone(),
+        PatchAction::Delete { hunks } | PatchAction::Update { hunks, .. } => {
             text.apply(hunks).map_err(|(line, misfit)| format!("line {line}: {misfit}"))?;
         }
     }
@@ -73,19 +73,19 @@ fn a_hunk_with_wrong_counts_is_refused_by_its_line() {
 #[test]
 fn git_headers_are_understood() {
     let rename = "diff --git a/x b/y\nsimilarity index 100%\nrename from x\nrename to y\n";
-    let changes = parse(rename).unwrap();
+    let changes = parse_patch(rename).unwrap();
     let to = Some("y".parse().unwrap());
     assert_eq!(changes[0].path.as_str(), "x");
-    assert_eq!(changes[0].action, Action::Update { hunks: vec![], to, mode: None });
+    assert_eq!(changes[0].action, PatchAction::Update { hunks: vec![], to, mode: None });
     let new = "diff --git a/n b/n\nnew file mode 100755\nindex 0..1\n--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+hi\n";
     let text = Text { lines: vec![b"hi".to_vec()], open: false };
-    assert_eq!(parse(new).unwrap()[0].action, Action::Add { text, mode: Some(0o755) });
+    assert_eq!(parse_patch(new).unwrap()[0].action, PatchAction::Add { text, mode: Some(0o755) });
     let empty = "diff --git a/n b/n\nnew file mode 100644\nindex 0..0\n";
-    assert!(matches!(parse(empty).unwrap()[0].action, Action::Add { .. }));
+    assert!(matches!(parse_patch(empty).unwrap()[0].action, PatchAction::Add { .. }));
     let gone = "diff --git a/n b/n\ndeleted file mode 100644\n--- a/n\n+++ /dev/null\n@@ -1 +0,0 @@\n-hi\n";
     assert_eq!(applied(gone, "hi\n").unwrap(), "");
     let mode = "diff --git a/n b/n\nold mode 100644\nnew mode 100755\n";
-    assert!(matches!(parse(mode).unwrap()[0].action, Action::Update { mode: Some(0o755), .. }));
+    assert!(matches!(parse_patch(mode).unwrap()[0].action, PatchAction::Update { mode: Some(0o755), .. }));
 }
 
 #[test]
@@ -102,11 +102,11 @@ fn a_mail_around_the_diff_is_left_out_and_nothing_else() {
 
 #[test]
 fn paths_that_escape_and_files_named_twice_are_refused() {
-    let error = parse("--- a/../../f\n+++ b/../../f\n@@ -1 +1 @@\n-a\n+b\n").unwrap_err();
+    let error = parse_patch("--- a/../../f\n+++ b/../../f\n@@ -1 +1 @@\n-a\n+b\n").unwrap_err();
     assert!(error.message.contains("../../f"), "{error}");
     let twice =
         format!("{UNIFIED_DIFF}{}", UNIFIED_DIFF.replace("a/f", "a/./f").replace("b/f", "b/./f"));
-    assert!(parse(&twice).unwrap_err().message.contains("twice"));
+    assert!(parse_patch(&twice).unwrap_err().message.contains("twice"));
 }
 
 const BEGIN_PATCH: &str =
@@ -133,13 +133,13 @@ fn a_begin_patch_appends_at_the_end() {
 #[test]
 fn begin_patches_add_delete_and_move() {
     let patch = "*** Begin Patch\n*** Add File: a\n+one\n+\n*** Delete File: b\n*** Update File: c\n*** Move to: d\n@@\n-x\n+y\n*** End Patch\n";
-    let changes = parse(patch).unwrap();
+    let changes = parse_patch(patch).unwrap();
     assert_eq!(changes.len(), 3);
     let text = Text { lines: vec![b"one".to_vec(), vec![]], open: false };
-    assert_eq!(changes[0].action, Action::Add { text, mode: None });
-    assert_eq!(changes[1].action, Action::Delete { hunks: vec![] });
+    assert_eq!(changes[0].action, PatchAction::Add { text, mode: None });
+    assert_eq!(changes[1].action, PatchAction::Delete { hunks: vec![] });
     assert!(
-        matches!(&changes[2].action, Action::Update { to: Some(to), .. } if to.as_str() == "d")
+        matches!(&changes[2].action, PatchAction::Update { to: Some(to), .. } if to.as_str() == "d")
     );
 }
 
@@ -156,7 +156,7 @@ fn a_begin_patch_that_does_not_end_or_says_nothing_is_refused() {
         "",
         "hello",
     ] {
-        assert!(parse(patch).is_err(), "{patch:?}");
+        assert!(parse_patch(patch).is_err(), "{patch:?}");
     }
 }
 

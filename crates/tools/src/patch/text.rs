@@ -25,8 +25,8 @@ pub(super) struct Text {
 pub(super) struct Hunk {
     /// Where it stands in the patch, for messages.
     pub line: usize,
-    pub place: Place,
-    pub lines: Vec<Line>,
+    pub place: HunkPlace,
+    pub lines: Vec<HunkLine>,
     /// Whether it says that the old or the new last line has no end.
     pub old_open: bool,
     pub new_open: bool,
@@ -34,14 +34,14 @@ pub(super) struct Hunk {
 
 /// Where a hunk belongs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum HunkPlace {
     /// Before the line of this index, or near it.
     Near(usize),
     /// After lines that read like these, one after the other; at the end of the file if so marked.
     After { headings: Vec<String>, at_end: bool },
 }
 
-impl Default for Place {
+impl Default for HunkPlace {
     fn default() -> Self {
         Self::After { headings: Vec::new(), at_end: false }
     }
@@ -49,7 +49,7 @@ impl Default for Place {
 
 /// One line of a hunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Line {
+pub(super) enum HunkLine {
     Keep(Vec<u8>),
     Remove(Vec<u8>),
     Insert(Vec<u8>),
@@ -66,10 +66,10 @@ pub(super) enum Misfit {
 }
 
 /// What is left of the work that may be done.
-struct Work(Cell<usize>);
+struct WorkBudget(Cell<usize>);
 
-impl Work {
-    fn spend(&self, lines: usize) -> Result<(), Misfit> {
+impl WorkBudget {
+    fn spend_lines(&self, lines: usize) -> Result<(), Misfit> {
         let left = self.0.get().checked_sub(lines).ok_or(Misfit::TooMuch)?;
         self.0.set(left);
         Ok(())
@@ -97,19 +97,19 @@ impl Text {
     /// Applies hunks in order. Each is looked for behind the one before.
     pub(super) fn apply(&mut self, hunks: &[Hunk]) -> Result<(), (usize, Misfit)> {
         let ends = LineEnds::of(&self.write());
-        let work = Work(Cell::new(MOST_WORK));
+        let work = WorkBudget(Cell::new(MOST_WORK));
         let (mut from, mut shift) = (0, 0);
         for hunk in hunks {
             // Putting lines in moves those behind them.
-            work.spend(1 + self.lines.len() / 4).map_err(|misfit| (hunk.line, misfit))?;
+            work.spend_lines(1 + self.lines.len() / 4).map_err(|misfit| (hunk.line, misfit))?;
             let hunk = hunk.with_ends(ends);
-            let old = hunk.old();
-            let found = self.find(&hunk, &old, from, shift, &work);
+            let old = hunk.old_lines();
+            let found = self.find_hunk(&hunk, &old, from, shift, &work);
             let at = found.map_err(|misfit| (hunk.line, misfit))?;
             self.check_end(&hunk, at + old.len()).map_err(|misfit| (hunk.line, misfit))?;
             let new = hunk.new_lines();
             let reaches_end = at + old.len() == self.lines.len();
-            if let Place::Near(named) = hunk.place {
+            if let HunkPlace::Near(named) = hunk.place {
                 shift = at.cast_signed() - named.cast_signed();
                 shift += new.len().cast_signed() - old.len().cast_signed();
             }
@@ -129,37 +129,37 @@ impl Text {
         if speaks && !fits { Err(Misfit::LastLine) } else { Ok(()) }
     }
 
-    fn find(
+    fn find_hunk(
         &self,
         hunk: &Hunk,
         old: &[&[u8]],
         from: usize,
         shift: isize,
-        work: &Work,
+        work: &WorkBudget,
     ) -> Result<usize, Misfit> {
         match &hunk.place {
-            Place::Near(named) => {
+            HunkPlace::Near(named) => {
                 self.find_near(old, named.saturating_add_signed(shift), from, work)
             }
-            Place::After { headings, at_end } => {
+            HunkPlace::After { headings, at_end } => {
                 self.find_after(old, headings, *at_end, from, work)
             }
         }
     }
 
-    fn stands_at(&self, old: &[&[u8]], at: usize, work: &Work) -> Result<bool, Misfit> {
+    fn stands_at(&self, old: &[&[u8]], at: usize, work: &WorkBudget) -> Result<bool, Misfit> {
         let Some(lines) = self.lines.get(at..at + old.len()) else { return Ok(false) };
         let same = lines.iter().zip(old).take_while(|(line, old)| line == *old).count();
-        work.spend(same + 1)?;
+        work.spend_lines(same + 1)?;
         Ok(same == old.len())
     }
 
     /// Everywhere it stands between two lines, in order.
-    fn stands(
+    fn find_all_matches(
         &self,
         old: &[&[u8]],
         places: impl Iterator<Item = usize>,
-        work: &Work,
+        work: &WorkBudget,
     ) -> Result<Vec<usize>, Misfit> {
         let mut found = Vec::new();
         for at in places {
@@ -176,7 +176,7 @@ impl Text {
         old: &[&[u8]],
         wanted: usize,
         from: usize,
-        work: &Work,
+        work: &WorkBudget,
     ) -> Result<usize, Misfit> {
         if old.is_empty() {
             let fits = wanted >= from && wanted <= self.lines.len();
@@ -185,10 +185,10 @@ impl Text {
         for distance in 0..=MAX_HUNK_OFFSET {
             let places = BTreeSet::from([wanted.checked_sub(distance), Some(wanted + distance)]);
             let places = places.into_iter().flatten().filter(|at| *at >= from);
-            match self.stands(old, places, work)?.as_slice() {
+            match self.find_all_matches(old, places, work)?.as_slice() {
                 [] => {}
                 [at] => return Ok(*at),
-                several => return Err(ambiguous(several)),
+                several => return Err(ambiguous_misfit(several)),
             }
         }
         Err(Misfit::NotFound)
@@ -201,15 +201,15 @@ impl Text {
         headings: &[String],
         at_end: bool,
         from: usize,
-        work: &Work,
+        work: &WorkBudget,
     ) -> Result<usize, Misfit> {
-        let starts = self.behind(headings, from, work)?;
+        let starts = self.find_behind_headings(headings, from, work)?;
         let end = self.lines.len();
         if old.is_empty() {
             return match starts.as_slice() {
                 _ if headings.is_empty() || at_end => Ok(end),
                 [at] => Ok(*at),
-                several => Err(ambiguous(several)),
+                several => Err(ambiguous_misfit(several)),
             };
         }
         let last = end.checked_sub(old.len()).ok_or(Misfit::NotFound)?;
@@ -218,7 +218,7 @@ impl Text {
             let fits = first <= last && self.stands_at(old, last, work)?;
             fits.then_some(last).into_iter().collect()
         } else {
-            let all = self.stands(old, first..=last, work)?;
+            let all = self.find_all_matches(old, first..=last, work)?;
             let next = |start: &usize| all.get(all.partition_point(|at| at < start)).copied();
             match headings.is_empty() {
                 true => all.into_iter().collect(),
@@ -228,17 +228,17 @@ impl Text {
         match places.iter().copied().collect::<Vec<_>>().as_slice() {
             [] => Err(Misfit::NotFound),
             [at] => Ok(*at),
-            several => Err(ambiguous(several)),
+            several => Err(ambiguous_misfit(several)),
         }
     }
 
     /// The lines behind each run of headings.
-    fn behind(&self, headings: &[String], from: usize, work: &Work) -> Result<Vec<usize>, Misfit> {
+    fn find_behind_headings(&self, headings: &[String], from: usize, work: &WorkBudget) -> Result<Vec<usize>, Misfit> {
         let mut starts = vec![from];
         for heading in headings {
-            work.spend(1 + self.lines.len())?;
+            work.spend_lines(1 + self.lines.len())?;
             let wanted = heading.trim();
-            let reads = |at: &usize| trimmed(&self.lines[*at]) == wanted.as_bytes();
+            let reads = |at: &usize| trim_whitespace(&self.lines[*at]) == wanted.as_bytes();
             let first = starts.first().copied().unwrap_or(from);
             starts = (first..self.lines.len()).filter(reads).map(|at| at + 1).collect();
             if starts.is_empty() {
@@ -249,11 +249,11 @@ impl Text {
     }
 }
 
-fn trimmed(line: &[u8]) -> &[u8] {
+fn trim_whitespace(line: &[u8]) -> &[u8] {
     line.trim_ascii()
 }
 
-fn ambiguous(places: &[usize]) -> Misfit {
+fn ambiguous_misfit(places: &[usize]) -> Misfit {
     Misfit::Ambiguous(places.iter().map(|at| at + 1).collect())
 }
 
@@ -263,7 +263,7 @@ impl Hunk {
         let mut hunk = self.clone();
         if ends == LineEnds::Windows {
             for line in &mut hunk.lines {
-                let (Line::Keep(text) | Line::Remove(text) | Line::Insert(text)) = line;
+                let (HunkLine::Keep(text) | HunkLine::Remove(text) | HunkLine::Insert(text)) = line;
                 if !text.ends_with(b"\r") {
                     text.push(b'\r');
                 }
@@ -272,29 +272,29 @@ impl Hunk {
         hunk
     }
 
-    fn old(&self) -> Vec<&[u8]> {
-        let old = |line: &'_ Line| match line {
-            Line::Keep(_) | Line::Remove(_) => true,
-            Line::Insert(_) => false,
+    fn old_lines(&self) -> Vec<&[u8]> {
+        let old = |line: &'_ HunkLine| match line {
+            HunkLine::Keep(_) | HunkLine::Remove(_) => true,
+            HunkLine::Insert(_) => false,
         };
-        self.lines.iter().filter(|line| old(line)).map(Line::text).collect()
+        self.lines.iter().filter(|line| old(line)).map(HunkLine::text).collect()
     }
 
     pub(super) fn new_lines(&self) -> Vec<Vec<u8>> {
-        let new = |line: &&Line| match line {
-            Line::Keep(_) | Line::Insert(_) => true,
-            Line::Remove(_) => false,
+        let new = |line: &&HunkLine| match line {
+            HunkLine::Keep(_) | HunkLine::Insert(_) => true,
+            HunkLine::Remove(_) => false,
         };
         self.lines.iter().filter(new).map(|line| line.text().to_vec()).collect()
     }
 
     /// How many lines it takes away and keeps, and how many it leaves.
     pub(super) fn counts(&self) -> (usize, usize) {
-        (self.old().len(), self.new_lines().len())
+        (self.old_lines().len(), self.new_lines().len())
     }
 }
 
-impl Line {
+impl HunkLine {
     fn text(&self) -> &[u8] {
         match self {
             Self::Keep(text) | Self::Remove(text) | Self::Insert(text) => text,

@@ -3,19 +3,19 @@
 use stockade_core::SandboxPath;
 
 use super::at_line;
-use super::change::{Action, Change};
-use super::names::{header_path, strip, unquote};
-use super::text::{Hunk, Line, Place, Text};
+use super::change::{PatchAction, PatchChange};
+use super::names::{header_path, strip_git_prefixes, unquote_name};
+use super::text::{Hunk, HunkLine, HunkPlace, Text};
 use crate::ToolError;
 
 /// Reads a whole diff.
-pub(super) fn parse(patch: &str) -> Result<Vec<Change>, ToolError> {
+pub(super) fn parse_unified_diff(patch: &str) -> Result<Vec<PatchChange>, ToolError> {
     let lines: Vec<&str> = patch.split_inclusive('\n').collect();
-    let mut reader = Reader { lines, at: 0 };
+    let mut reader = UnifiedReader { lines, at: 0 };
     let mut changes = Vec::new();
     reader.skip_prelude();
-    while !reader.over() {
-        changes.extend(reader.file()?);
+    while !reader.is_at_end() {
+        changes.extend(reader.parse_file()?);
     }
     Ok(changes)
 }
@@ -33,27 +33,27 @@ struct Header {
     mode: Option<u32>,
 }
 
-struct Reader<'a> {
+struct UnifiedReader<'a> {
     lines: Vec<&'a str>,
     at: usize,
 }
 
-impl<'a> Reader<'a> {
-    fn number(&self) -> usize {
+impl<'a> UnifiedReader<'a> {
+    fn line_number(&self) -> usize {
         self.at + 1
     }
 
-    fn over(&self) -> bool {
+    fn is_at_end(&self) -> bool {
         self.at >= self.lines.len()
     }
 
-    fn peek(&self) -> Option<&'a str> {
+    fn peek_line(&self) -> Option<&'a str> {
         let line = self.lines.get(self.at)?;
         Some(line.strip_suffix('\n').unwrap_or(line))
     }
 
-    fn fail(&self, problem: impl std::fmt::Display) -> ToolError {
-        at_line(self.number(), problem)
+    fn syntax_error(&self, problem: impl std::fmt::Display) -> ToolError {
+        at_line(self.line_number(), problem)
     }
 
     /// A commit message may stand before the first file.
@@ -63,12 +63,12 @@ impl<'a> Reader<'a> {
     }
 
     /// One file: its headers, then its hunks.
-    fn file(&mut self) -> Result<Option<Change>, ToolError> {
-        let start = self.number();
-        while self.peek().is_some_and(|line| line.trim().is_empty()) {
+    fn parse_file(&mut self) -> Result<Option<PatchChange>, ToolError> {
+        let start = self.line_number();
+        while self.peek_line().is_some_and(|line| line.trim().is_empty()) {
             self.at += 1;
         }
-        match self.peek() {
+        match self.peek_line() {
             None => return Ok(None),
             // The signature of a mail ends it.
             Some("-- ") => {
@@ -77,18 +77,18 @@ impl<'a> Reader<'a> {
             }
             Some(_) => {}
         }
-        let header = self.header()?;
+        let header = self.parse_header()?;
         let mut hunks = Vec::new();
-        while self.peek().is_some_and(|line| line.starts_with("@@")) {
-            hunks.push(self.hunk()?);
+        while self.peek_line().is_some_and(|line| line.starts_with("@@")) {
+            hunks.push(self.parse_hunk()?);
         }
-        change(header, hunks).map(Some).map_err(|problem| at_line(start, problem))
+        build_change(header, hunks).map(Some).map_err(|problem| at_line(start, problem))
     }
 
-    fn header(&mut self) -> Result<Header, ToolError> {
+    fn parse_header(&mut self) -> Result<Header, ToolError> {
         let mut header = Header::default();
         let begun = self.at;
-        while let Some(line) = self.peek() {
+        while let Some(line) = self.peek_line() {
             let again = self.at > begun && line.starts_with("diff --git ");
             if line.starts_with("@@") || again || (header.named && line.starts_with("--- ")) {
                 break;
@@ -102,74 +102,74 @@ impl<'a> Reader<'a> {
     }
 
     fn header_line(&mut self, line: &str, header: &mut Header) -> Result<(), ToolError> {
-        let name = |given: &str| unquote(given).map_err(|problem| at_line(self.at + 1, problem));
+        let name = |given: &str| unquote_name(given).map_err(|problem| at_line(self.at + 1, problem));
         if let Some(rest) = line.strip_prefix("--- ") {
-            return self.names(rest, header);
+            return self.parse_names(rest, header);
         } else if let Some(rest) = line.strip_prefix("rename from ") {
             header.old = Some(name(rest)?);
             header.renamed = true;
         } else if let Some(rest) = line.strip_prefix("rename to ") {
             header.new = Some(name(rest)?);
         } else if let Some(rest) = line.strip_prefix("new file mode ") {
-            (header.created, header.mode) = (true, mode(rest));
+            (header.created, header.mode) = (true, parse_git_mode(rest));
         } else if let Some(rest) = line.strip_prefix("new mode ") {
-            header.mode = mode(rest);
+            header.mode = parse_git_mode(rest);
         } else if line.starts_with("deleted file mode ") {
             header.deleted = true;
         } else if let Some(rest) = line.strip_prefix("diff --git ") {
             (header.old, header.new) = both_names(rest);
         } else if line.starts_with("Binary files ") || line.starts_with("GIT binary patch") {
-            return Err(self.fail("binary changes cannot be applied"));
+            return Err(self.syntax_error("binary changes cannot be applied"));
         } else if line.starts_with("copy from ") {
-            return Err(self.fail("copies cannot be applied: add the new file instead"));
+            return Err(self.syntax_error("copies cannot be applied: add the new file instead"));
         } else if !["index ", "similarity ", "dissimilarity ", "old mode "]
             .iter()
             .any(|known| line.starts_with(known))
         {
-            return Err(self.fail("this line belongs to no file and no hunk"));
+            return Err(self.syntax_error("this line belongs to no file and no hunk"));
         }
         self.at += 1;
         Ok(())
     }
 
     /// The `---` and `+++` lines, which outrank the names before them.
-    fn names(&mut self, old: &str, header: &mut Header) -> Result<(), ToolError> {
+    fn parse_names(&mut self, old: &str, header: &mut Header) -> Result<(), ToolError> {
         let read = |name: Option<Result<String, String>>, at: usize| {
             name.transpose().map_err(|problem| at_line(at, problem))
         };
-        let old = read(header_path(old), self.number())?;
+        let old = read(header_path(old), self.line_number())?;
         self.at += 1;
-        let Some(new) = self.peek().and_then(|line| line.strip_prefix("+++ ")) else {
-            return Err(self.fail("a `+++ ` line must follow `--- `"));
+        let Some(new) = self.peek_line().and_then(|line| line.strip_prefix("+++ ")) else {
+            return Err(self.syntax_error("a `+++ ` line must follow `--- `"));
         };
-        let new = read(header_path(new), self.number())?;
+        let new = read(header_path(new), self.line_number())?;
         self.at += 1;
         (header.created, header.deleted) =
             (header.created || old.is_none(), header.deleted || new.is_none());
         header.named = true;
         if !header.renamed {
-            (header.old, header.new) = strip(old, new);
+            (header.old, header.new) = strip_git_prefixes(old, new);
         }
         Ok(())
     }
 
-    fn hunk(&mut self) -> Result<Hunk, ToolError> {
-        let line = self.number();
+    fn parse_hunk(&mut self) -> Result<Hunk, ToolError> {
+        let line = self.line_number();
         let (start, old, new) = self
-            .peek()
-            .and_then(ranges)
-            .ok_or_else(|| self.fail("expected `@@ -START,COUNT +START,COUNT @@`"))?;
+            .peek_line()
+            .and_then(parse_hunk_ranges)
+            .ok_or_else(|| self.syntax_error("expected `@@ -START,COUNT +START,COUNT @@`"))?;
         self.at += 1;
         // A hunk that takes nothing away names the line it follows.
         let index = if old == 0 { start } else { start.saturating_sub(1) };
-        let mut hunk = Hunk { line, place: Place::Near(index), ..Hunk::default() };
+        let mut hunk = Hunk { line, place: HunkPlace::Near(index), ..Hunk::default() };
         // Counted down, not counted anew for each line: a hunk may have a million of them.
-        let mut due = Due { old, new };
-        while due.any() {
+        let mut due = DueLines { old, new };
+        while due.has_any() {
             self.hunk_line(&mut hunk, &mut due).map_err(|problem| match problem {
-                Problem::Here(problem) => self.fail(problem),
+                Problem::Here(problem) => self.syntax_error(problem),
                 Problem::Short => {
-                    self.fail(format!("the hunk ends before its {old} old and {new} new lines"))
+                    self.syntax_error(format!("the hunk ends before its {old} old and {new} new lines"))
                 }
             })?;
         }
@@ -177,22 +177,22 @@ impl<'a> Reader<'a> {
         Ok(hunk)
     }
 
-    fn hunk_line(&mut self, hunk: &mut Hunk, due: &mut Due) -> Result<(), Problem> {
-        let line = self.peek().ok_or(Problem::Short)?;
+    fn hunk_line(&mut self, hunk: &mut Hunk, due: &mut DueLines) -> Result<(), Problem> {
+        let line = self.peek_line().ok_or(Problem::Short)?;
         let text = |line: &str| line.as_bytes()[1..].to_vec();
         let line = match line.as_bytes().first() {
-            Some(b' ') => Line::Keep(text(line)),
-            Some(b'-') => Line::Remove(text(line)),
-            Some(b'+') => Line::Insert(text(line)),
+            Some(b' ') => HunkLine::Keep(text(line)),
+            Some(b'-') => HunkLine::Remove(text(line)),
+            Some(b'+') => HunkLine::Insert(text(line)),
             // An empty line of context whose blank was lost on the way.
-            None => Line::Keep(Vec::new()),
+            None => HunkLine::Keep(Vec::new()),
             Some(b'\\') => {
                 self.open_end(hunk);
                 return Ok(());
             }
             Some(_) => return Err(Problem::Short),
         };
-        due.take(&line).ok_or(Problem::Here("the hunk has more lines than its header says"))?;
+        due.take_line(&line).ok_or(Problem::Here("the hunk has more lines than its header says"))?;
         hunk.lines.push(line);
         self.at += 1;
         Ok(())
@@ -200,21 +200,21 @@ impl<'a> Reader<'a> {
 
     /// `\ No newline at end of file`, about the line before.
     fn open_end(&mut self, hunk: &mut Hunk) {
-        if !self.peek().is_some_and(|line| line.starts_with('\\')) {
+        if !self.peek_line().is_some_and(|line| line.starts_with('\\')) {
             return;
         }
         self.at += 1;
         match hunk.lines.last() {
-            Some(Line::Keep(_)) => (hunk.old_open, hunk.new_open) = (true, true),
-            Some(Line::Remove(_)) => hunk.old_open = true,
-            Some(Line::Insert(_)) => hunk.new_open = true,
+            Some(HunkLine::Keep(_)) => (hunk.old_open, hunk.new_open) = (true, true),
+            Some(HunkLine::Remove(_)) => hunk.old_open = true,
+            Some(HunkLine::Insert(_)) => hunk.new_open = true,
             None => {}
         }
     }
 }
 
 /// The lines of a hunk that are still to come.
-struct Due {
+struct DueLines {
     old: usize,
     new: usize,
 }
@@ -226,17 +226,17 @@ enum Problem {
     Here(&'static str),
 }
 
-impl Due {
-    fn any(&self) -> bool {
+impl DueLines {
+    fn has_any(&self) -> bool {
         self.old > 0 || self.new > 0
     }
 
     /// Nothing if there is one too many.
-    fn take(&mut self, line: &Line) -> Option<()> {
+    fn take_line(&mut self, line: &HunkLine) -> Option<()> {
         let (old, new) = match line {
-            Line::Keep(_) => (1, 1),
-            Line::Remove(_) => (1, 0),
-            Line::Insert(_) => (0, 1),
+            HunkLine::Keep(_) => (1, 1),
+            HunkLine::Remove(_) => (1, 0),
+            HunkLine::Insert(_) => (0, 1),
         };
         self.old = self.old.checked_sub(old)?;
         self.new = self.new.checked_sub(new)?;
@@ -244,7 +244,7 @@ impl Due {
     }
 }
 
-fn change(header: Header, hunks: Vec<Hunk>) -> Result<Change, String> {
+fn build_change(header: Header, hunks: Vec<Hunk>) -> Result<PatchChange, String> {
     let path = |name: Option<String>| -> Result<SandboxPath, String> {
         let name = name.ok_or("no file is named: give `--- ` and `+++ ` lines")?;
         name.parse().map_err(|error: stockade_core::PathError| error.to_string())
@@ -252,8 +252,8 @@ fn change(header: Header, hunks: Vec<Hunk>) -> Result<Change, String> {
     let Header { old, new, created, deleted, renamed, mode, .. } = header;
     match (created, deleted) {
         (true, true) => Err("a file cannot be both new and deleted".into()),
-        (true, false) => Ok(Change { path: path(new)?, action: added(&hunks, mode)? }),
-        (false, true) => Ok(Change { path: path(old)?, action: Action::Delete { hunks } }),
+        (true, false) => Ok(PatchChange { path: path(new)?, action: build_added_file(&hunks, mode)? }),
+        (false, true) => Ok(PatchChange { path: path(old)?, action: PatchAction::Delete { hunks } }),
         (false, false) => {
             let (old, new) = (path(old)?, path(new)?);
             if old != new && !renamed {
@@ -263,12 +263,12 @@ fn change(header: Header, hunks: Vec<Hunk>) -> Result<Change, String> {
                 return Err(format!("nothing is said about `{old}`"));
             }
             let to = (old != new).then_some(new);
-            Ok(Change { path: old, action: Action::Update { hunks, to, mode } })
+            Ok(PatchChange { path: old, action: PatchAction::Update { hunks, to, mode } })
         }
     }
 }
 
-fn added(hunks: &[Hunk], mode: Option<u32>) -> Result<Action, String> {
+fn build_added_file(hunks: &[Hunk], mode: Option<u32>) -> Result<PatchAction, String> {
     let mut text = Text::default();
     if hunks.iter().any(|hunk| hunk.counts().0 > 0) {
         return Err("a new file has no old lines".into());
@@ -277,11 +277,11 @@ fn added(hunks: &[Hunk], mode: Option<u32>) -> Result<Action, String> {
         text.lines.extend(hunk.new_lines());
         text.open = hunk.new_open;
     }
-    Ok(Action::Add { text, mode })
+    Ok(PatchAction::Add { text, mode })
 }
 
 /// The old start and both counts of `@@ -1,2 +3,4 @@ …`.
-fn ranges(line: &str) -> Option<(usize, usize, usize)> {
+fn parse_hunk_ranges(line: &str) -> Option<(usize, usize, usize)> {
     let (old, rest) = line.strip_prefix("@@ -")?.split_once(" +")?;
     let (new, _) = rest.split_once(" @@")?;
     let range = |text: &str| -> Option<(usize, usize)> {
@@ -302,7 +302,7 @@ fn ranges(line: &str) -> Option<(usize, usize, usize)> {
 const MAX_LINE_NUMBER: usize = 1 << 30;
 
 /// The permission bits of git's modes; links and submodules have none that can be set.
-fn mode(text: &str) -> Option<u32> {
+fn parse_git_mode(text: &str) -> Option<u32> {
     match text.trim_end() {
         "100644" => Some(0o644),
         "100755" => Some(0o755),

@@ -13,7 +13,7 @@ use stockade_core::{ErrorCode, JobId, Outcome, StreamId};
 use stockade_engine::{OutputEvent, Subscription, Watcher};
 use tokio::sync::watch;
 
-use super::Piece;
+use super::OutputPiece;
 use super::spool::Spool;
 use crate::ToolError;
 
@@ -22,24 +22,24 @@ const MOST_JOBS: usize = 200;
 const MOST_KEPT: u64 = 256 << 20;
 
 /// The executions of one place.
-pub(crate) struct Jobs {
+pub(crate) struct ToolJobs {
     dir: PathBuf,
-    known: Mutex<VecDeque<Arc<Job>>>,
+    known: Mutex<VecDeque<Arc<ToolJob>>>,
 }
 
 /// One execution.
-pub(crate) struct Job {
+pub(crate) struct ToolJob {
     pub watcher: Watcher,
     /// What was asked for, as it was asked.
     pub line: String,
     pub started: Instant,
     spool: Spool,
-    state: watch::Sender<State>,
+    state: watch::Sender<JobState>,
 }
 
 /// How far an execution has come.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct State {
+pub(crate) struct JobState {
     /// Bytes kept of standard output and standard error.
     pub kept: [u64; 2],
     /// The newest output, for progress.
@@ -49,28 +49,28 @@ pub(crate) struct State {
 }
 
 /// Room for the output of an execution that is about to start.
-pub(super) struct Prepared(Spool);
+pub(super) struct PreparedJob(Spool);
 
-impl Prepared {
+impl PreparedJob {
     /// The execution never came to be.
     pub(super) fn discard(&self) {
         self.0.remove();
     }
 }
 
-impl Jobs {
+impl ToolJobs {
     pub(super) fn new(dir: PathBuf) -> Self {
         Self { dir, known: Mutex::default() }
     }
 
-    fn known(&self) -> MutexGuard<'_, VecDeque<Arc<Job>>> {
+    fn lock_known(&self) -> MutexGuard<'_, VecDeque<Arc<ToolJob>>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn prepare(&self, job: &JobId) -> Result<Prepared, ToolError> {
+    pub(super) fn prepare(&self, job: &JobId) -> Result<PreparedJob, ToolError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.dir);
         let spool = made.and_then(|()| Spool::create(&self.dir, job.as_str()));
-        spool.map(Prepared).map_err(|error| {
+        spool.map(PreparedJob).map_err(|error| {
             let message = format!("no room to keep output in `{}`: {error}", self.dir.display());
             ToolError::new(ErrorCode::StateUnavailable, message)
         })
@@ -79,38 +79,38 @@ impl Jobs {
     /// Remembers an execution and keeps its output from now on.
     pub(super) fn keep(
         &self,
-        Prepared(spool): Prepared,
+        PreparedJob(spool): PreparedJob,
         watcher: Watcher,
         output: Subscription,
         line: String,
-    ) -> Arc<Job> {
-        let (state, started) = (watch::Sender::new(State::default()), Instant::now());
-        let job = Arc::new(Job { watcher, line, started, spool, state });
-        tokio::spawn(pump(Arc::clone(&job), output));
-        let mut known = self.known();
+    ) -> Arc<ToolJob> {
+        let (state, started) = (watch::Sender::new(JobState::default()), Instant::now());
+        let job = Arc::new(ToolJob { watcher, line, started, spool, state });
+        tokio::spawn(spool_output(Arc::clone(&job), output));
+        let mut known = self.lock_known();
         known.push_back(Arc::clone(&job));
         make_room(&mut known);
         job
     }
 
-    pub(crate) fn get(&self, id: &JobId) -> Option<Arc<Job>> {
-        self.known().iter().find(|job| job.watcher.job() == id).cloned()
+    pub(crate) fn get(&self, id: &JobId) -> Option<Arc<ToolJob>> {
+        self.lock_known().iter().find(|job| job.watcher.job() == id).cloned()
     }
 
-    pub(crate) fn all(&self) -> Vec<Arc<Job>> {
-        self.known().iter().cloned().collect()
+    pub(crate) fn all(&self) -> Vec<Arc<ToolJob>> {
+        self.lock_known().iter().cloned().collect()
     }
 
     /// Removes everything that was kept.
     pub(super) fn forget(&self) {
-        self.known().clear();
+        self.lock_known().clear();
         // There is nothing where nothing was ever started.
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 
-fn make_room(known: &mut VecDeque<Arc<Job>>) {
-    let size = |job: &Arc<Job>| job.state.borrow().kept.iter().sum::<u64>();
+fn make_room(known: &mut VecDeque<Arc<ToolJob>>) {
+    let size = |job: &Arc<ToolJob>| job.state.borrow().kept.iter().sum::<u64>();
     let mut kept: u64 = known.iter().map(size).sum();
     let mut at = 0;
     while at < known.len() && (known.len() > MOST_JOBS || kept > MOST_KEPT) {
@@ -126,14 +126,14 @@ fn make_room(known: &mut VecDeque<Arc<Job>>) {
 }
 
 /// Writes output down until the end. What cannot be written is not counted as kept.
-async fn pump(job: Arc<Job>, mut output: Subscription) {
+async fn spool_output(job: Arc<ToolJob>, mut output: Subscription) {
     while let Some(event) = output.next().await {
         match event {
             OutputEvent::Output { stream, data, .. } => {
                 let written = job.spool.append(stream, &data).is_ok();
                 job.state.send_modify(|state| {
                     if written {
-                        state.kept[index(stream)] += data.len() as u64;
+                        state.kept[stream_index(stream)] += data.len() as u64;
                     }
                     state.newest = data;
                 });
@@ -147,21 +147,21 @@ async fn pump(job: Arc<Job>, mut output: Subscription) {
     }
 }
 
-fn index(stream: StreamId) -> usize {
+fn stream_index(stream: StreamId) -> usize {
     match stream {
         StreamId::Stdout => 0,
         StreamId::Stderr => 1,
     }
 }
 
-impl Job {
-    pub(crate) fn state(&self) -> State {
+impl ToolJob {
+    pub(crate) fn state(&self) -> JobState {
         self.state.borrow().clone()
     }
 
     /// How much of a stream is kept.
     pub(crate) fn kept(&self, stream: StreamId) -> u64 {
-        self.state.borrow().kept[index(stream)]
+        self.state.borrow().kept[stream_index(stream)]
     }
 
     /// Waits for the end, with all output written down.
@@ -180,7 +180,7 @@ impl Job {
     pub(crate) async fn grown(&self, stream: StreamId, than: u64, wait: Duration) {
         let mut receiver = self.state.subscribe();
         let more =
-            receiver.wait_for(|state| state.outcome.is_some() || state.kept[index(stream)] > than);
+            receiver.wait_for(|state| state.outcome.is_some() || state.kept[stream_index(stream)] > than);
         // Whatever comes first, the caller looks again.
         let _ = tokio::time::timeout(wait, more).await;
     }
@@ -191,13 +191,13 @@ impl Job {
         stream: StreamId,
         offset: u64,
         most: u64,
-    ) -> Result<Piece, ToolError> {
+    ) -> Result<OutputPiece, ToolError> {
         let total = self.kept(stream);
         let offset = offset.min(total);
         let most = usize::try_from(most.min(total - offset)).unwrap_or(usize::MAX);
         let data = self.spool.read(stream, offset, most).map_err(|error| {
             ToolError::new(ErrorCode::System, format!("kept output cannot be read: {error}"))
         })?;
-        Ok(Piece { next: offset + data.len() as u64, data, total })
+        Ok(OutputPiece { next: offset + data.len() as u64, data, total })
     }
 }

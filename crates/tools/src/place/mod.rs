@@ -20,12 +20,12 @@ use stockade_core::{
 use stockade_engine::{Engine, Execution, OutputEvent};
 use tokio::sync::{OnceCell, OwnedSemaphorePermit};
 
-pub(crate) use jobs::{Job, Jobs};
-pub(crate) use places::Places;
+pub(crate) use jobs::{ToolJob, ToolJobs};
+pub(crate) use places::ToolPlaces;
 
 use crate::approval::{Facts, NetworkFact, Programs, plain_path};
 use crate::arguments::Stream;
-use crate::views::{View, Views};
+use crate::views::{WorkspaceView, Views};
 use crate::{Call, ToolError};
 
 /// How often it is looked whether walls still stand: they go down without an event.
@@ -34,16 +34,16 @@ const ALIVE_POLL_INTERVAL: Duration = Duration::from_millis(200);
 const LOST_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One place.
-pub(crate) struct Place {
+pub(crate) struct ToolPlace {
     pub engine: Arc<Engine>,
     pub id: SandboxId,
     pub spec: SandboxSpec,
     pub backend: BackendName,
     pub boundary: Boundary,
-    pub jobs: Jobs,
+    pub jobs: ToolJobs,
     pub local: bool,
     /// Its workspace, where changes are kept apart.
-    pub view: Option<View>,
+    pub view: Option<WorkspaceView>,
     /// Where the search program lies in it, once it was put there.
     pub finder: OnceCell<String>,
     sandbox: Arc<dyn Sandbox>,
@@ -56,7 +56,7 @@ pub(crate) struct Place {
     shell: OnceCell<&'static str>,
 }
 
-impl Place {
+impl ToolPlace {
     /// Builds the sandbox. Its output is kept in a directory beneath `spools`.
     pub(crate) async fn build(
         engine: &Arc<Engine>,
@@ -77,7 +77,7 @@ impl Place {
         let id = created?;
         let (backend, boundary) = engine.walls(&id)?;
         let sandbox = engine.sandbox(&id)?;
-        let jobs = Jobs::new(spools.join(id.as_str()));
+        let jobs = ToolJobs::new(spools.join(id.as_str()));
         Ok(Self {
             engine: Arc::clone(engine),
             id,
@@ -211,7 +211,7 @@ impl Place {
         job: JobId,
         command: Command,
         line: String,
-    ) -> Result<(Execution, Arc<Job>), ToolError> {
+    ) -> Result<(Execution, Arc<ToolJob>), ToolError> {
         let prepared = self.jobs.prepare(&job)?;
         let started = self.engine.exec_followed_as(job, &self.id, command).await;
         let (execution, output) = started.inspect_err(|_| prepared.discard())?;
@@ -220,7 +220,7 @@ impl Place {
     }
 
     /// Runs one of the tools' own programs to its end, without keeping its output for `logs`.
-    pub(crate) async fn run(&self, command: Command, call: &Call) -> Result<Ran, ToolError> {
+    pub(crate) async fn run(&self, command: Command, call: &Call) -> Result<FinishedRun, ToolError> {
         let (execution, mut output) = self.engine.exec_followed(&self.id, command).await?;
         let mut stdout = Vec::new();
         let read = async {
@@ -237,7 +237,7 @@ impl Place {
             execution.outcome().await
         };
         tokio::select! {
-            outcome = read => Ok(Ran { stdout, outcome }),
+            outcome = read => Ok(FinishedRun { stdout, outcome }),
             () = call.cancelled.wait() => {
                 let _ = execution.close().await;
                 Err(ToolError::cancelled())
@@ -280,7 +280,7 @@ impl Place {
     }
 
     /// A path as rules see it: one spelling, from the workspace on where it leads there.
-    fn plain(&self, path: &SandboxPath) -> String {
+    fn normalize_path(&self, path: &SandboxPath) -> String {
         let inside = match &self.spec.workspace {
             Workspace::Local(root) => local::inside(root, path).ok(),
             Workspace::Overlay(layers) => local::inside(&layers.lower, path).ok(),
@@ -296,7 +296,7 @@ impl Place {
         Facts {
             tool: tool.to_owned(),
             programs,
-            paths: paths.iter().map(|path| self.plain(path)).collect(),
+            paths: paths.iter().map(|path| self.normalize_path(path)).collect(),
             network,
             backend: Some(self.backend.clone()),
             boundary: self.boundary,
@@ -308,13 +308,13 @@ impl Place {
 }
 
 /// What a program of the tools' own did.
-pub(crate) struct Ran {
+pub(crate) struct FinishedRun {
     pub stdout: Vec<u8>,
     pub outcome: Outcome,
 }
 
 /// What was read of a stream that is kept.
-pub(crate) struct Piece {
+pub(crate) struct OutputPiece {
     pub data: Vec<u8>,
     pub next: u64,
     pub total: u64,

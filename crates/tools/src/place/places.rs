@@ -10,11 +10,11 @@ use stockade_core::{ErrorCode, SandboxId, SandboxSpec};
 use stockade_engine::{Engine, EngineConfig};
 use tokio::sync::{Mutex, OwnedSemaphorePermit};
 
-use super::Place;
+use super::ToolPlace;
 use crate::{LocalOptions, Quota, ToolError, ToolboxOptions, Views};
 
 /// The places of one session.
-pub(crate) struct Places {
+pub(crate) struct ToolPlaces {
     engine: Arc<Engine>,
     bound: Option<SandboxSpec>,
     local: Option<LocalOptions>,
@@ -25,16 +25,16 @@ pub(crate) struct Places {
     notices: std::sync::Mutex<Vec<String>>,
     /// The place of calls that name none, and whether this session is over.
     usual: Mutex<Usual>,
-    made: std::sync::Mutex<BTreeMap<SandboxId, Arc<Place>>>,
+    made: std::sync::Mutex<BTreeMap<SandboxId, Arc<ToolPlace>>>,
 }
 
 #[derive(Default)]
 struct Usual {
-    place: Option<Arc<Place>>,
+    place: Option<Arc<ToolPlace>>,
     closed: bool,
 }
 
-impl Places {
+impl ToolPlaces {
     pub(crate) fn new(engine: Arc<Engine>, options: &ToolboxOptions) -> Self {
         Self {
             engine,
@@ -49,11 +49,11 @@ impl Places {
         }
     }
 
-    fn made(&self) -> MutexGuard<'_, BTreeMap<SandboxId, Arc<Place>>> {
+    fn lock_made(&self) -> MutexGuard<'_, BTreeMap<SandboxId, Arc<ToolPlace>>> {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn spools(&self) -> PathBuf {
+    fn spools_dir(&self) -> PathBuf {
         self.state_dir.join("spools")
     }
 
@@ -61,13 +61,13 @@ impl Places {
     ///
     /// A usual one that was lost is replaced, and the answer of the call says so; one that was named is
     /// forgotten, and its loss is the answer.
-    pub(crate) async fn find(&self, id: Option<&SandboxId>) -> Result<Arc<Place>, ToolError> {
-        let Some(id) = id else { return goes_on(self.usual().await?) };
-        let place = self.named(id).await?;
+    pub(crate) async fn find(&self, id: Option<&SandboxId>) -> Result<Arc<ToolPlace>, ToolError> {
+        let Some(id) = id else { return goes_on(self.find_or_build_default().await?) };
+        let place = self.find_named(id).await?;
         if place.lives() {
             return goes_on(place);
         }
-        let message = lost(&place).await;
+        let message = describe_loss(&place).await;
         self.drop_dead(&place).await;
         Err(ToolError::new(ErrorCode::Gone, message)
             .remedy("make another with `sandbox_create`, or leave `sandbox_id` out"))
@@ -78,9 +78,9 @@ impl Places {
         std::mem::take(&mut self.notices.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    async fn named(&self, id: &SandboxId) -> Result<Arc<Place>, ToolError> {
+    async fn find_named(&self, id: &SandboxId) -> Result<Arc<ToolPlace>, ToolError> {
         let usual = self.usual.lock().await.place.clone();
-        let mut known = usual.into_iter().chain(self.made().get(id).cloned());
+        let mut known = usual.into_iter().chain(self.lock_made().get(id).cloned());
         known.find(|place| place.id == *id).ok_or_else(|| {
             let message = format!("there is no sandbox `{id}` in this session");
             ToolError::new(ErrorCode::NotFound, message).remedy(
@@ -90,7 +90,7 @@ impl Places {
         })
     }
 
-    async fn usual(&self) -> Result<Arc<Place>, ToolError> {
+    async fn find_or_build_default(&self) -> Result<Arc<ToolPlace>, ToolError> {
         // Held while it is built, so that concurrent first calls share one.
         let mut usual = self.usual.lock().await;
         if let Some(place) = usual.place.clone().filter(|place| place.lives()) {
@@ -98,7 +98,7 @@ impl Places {
         }
         refuse_if(usual.closed)?;
         if let Some(dead) = usual.place.take() {
-            let told = format!("{}; this call works in a new one", lost(&dead).await);
+            let told = format!("{}; this call works in a new one", describe_loss(&dead).await);
             self.notices.lock().unwrap_or_else(PoisonError::into_inner).push(told);
             // What cannot be ended keeps its lease and is reaped by a later engine.
             let _ = dead.end().await;
@@ -109,10 +109,10 @@ impl Places {
         Ok(place)
     }
 
-    async fn build_usual(&self) -> Result<Place, ToolError> {
-        self.sweep().await;
+    async fn build_usual(&self) -> Result<ToolPlace, ToolError> {
+        self.sweep_spools().await;
         if let Some(spec) = &self.bound {
-            return self.build(spec.clone(), None).await;
+            return self.build_place(spec.clone(), None).await;
         }
         let Some(options) = &self.local else {
             let message = "no sandbox is bound, and none was named";
@@ -120,16 +120,16 @@ impl Places {
                 .remedy("make one with `sandbox_create` and give its id as `sandbox_id`"));
         };
         let engine = self.local_engine().await?;
-        Place::build(&engine, options.spec(), None, self.spools(), true, None).await
+        ToolPlace::build(&engine, options.spec(), None, self.spools_dir(), true, None).await
     }
 
-    async fn build(
+    async fn build_place(
         &self,
         spec: SandboxSpec,
         permit: Option<OwnedSemaphorePermit>,
-    ) -> Result<Place, ToolError> {
+    ) -> Result<ToolPlace, ToolError> {
         let views = self.views.as_ref();
-        Place::build(&self.engine, spec, views, self.spools(), false, permit).await
+        ToolPlace::build(&self.engine, spec, views, self.spools_dir(), false, permit).await
     }
 
     /// An engine with nothing but local execution, on the same journal.
@@ -139,10 +139,10 @@ impl Places {
     }
 
     /// Builds one more sandbox.
-    pub(crate) async fn create(&self, spec: SandboxSpec) -> Result<Arc<Place>, ToolError> {
+    pub(crate) async fn create(&self, spec: SandboxSpec) -> Result<Arc<ToolPlace>, ToolError> {
         refuse_if(self.usual.lock().await.closed)?;
-        let permit = self.permit().await?;
-        let place = Arc::new(self.build(spec, Some(permit)).await?);
+        let permit = self.take_permit().await?;
+        let place = Arc::new(self.build_place(spec, Some(permit)).await?);
         place.watch();
         let usual = self.usual.lock().await;
         if let Err(over) = refuse_if(usual.closed) {
@@ -150,16 +150,16 @@ impl Places {
             place.end().await?;
             return Err(over);
         }
-        self.made().insert(place.id.clone(), Arc::clone(&place));
+        self.lock_made().insert(place.id.clone(), Arc::clone(&place));
         Ok(place)
     }
 
     /// A share of the quota. Those that were lost make room first.
-    async fn permit(&self) -> Result<OwnedSemaphorePermit, ToolError> {
+    async fn take_permit(&self) -> Result<OwnedSemaphorePermit, ToolError> {
         if let Ok(permit) = self.quota.take() {
             return Ok(permit);
         }
-        let dead: Vec<_> = self.made().values().filter(|place| !place.lives()).cloned().collect();
+        let dead: Vec<_> = self.lock_made().values().filter(|place| !place.lives()).cloned().collect();
         for place in dead {
             self.drop_dead(&place).await;
         }
@@ -167,19 +167,19 @@ impl Places {
     }
 
     /// The place of calls that name none, if it was built.
-    pub(crate) async fn bound(&self) -> Option<Arc<Place>> {
+    pub(crate) async fn bound(&self) -> Option<Arc<ToolPlace>> {
         self.usual.lock().await.place.clone()
     }
 
     /// Every place there is now.
-    pub(crate) async fn all(&self) -> Vec<Arc<Place>> {
+    pub(crate) async fn all(&self) -> Vec<Arc<ToolPlace>> {
         let usual = self.bound().await;
-        usual.into_iter().chain(self.made().values().cloned()).collect()
+        usual.into_iter().chain(self.lock_made().values().cloned()).collect()
     }
 
     /// Ends one.
     pub(crate) async fn destroy(&self, id: &SandboxId) -> Result<(), ToolError> {
-        let place = self.named(id).await?;
+        let place = self.find_named(id).await?;
         match place.end().await {
             // What is lost cannot always be ended; it keeps its lease and is reaped by a later engine.
             Err(error) if place.lives() => return Err(error),
@@ -189,8 +189,8 @@ impl Places {
         Ok(())
     }
 
-    async fn drop_dead(&self, place: &Arc<Place>) {
-        self.made().remove(&place.id);
+    async fn drop_dead(&self, place: &Arc<ToolPlace>) {
+        self.lock_made().remove(&place.id);
         let mut usual = self.usual.lock().await;
         if usual.place.as_ref().is_some_and(|known| known.id == place.id) {
             usual.place = None;
@@ -205,7 +205,7 @@ impl Places {
             usual.closed = true;
             usual.place.take()
         };
-        let made = std::mem::take(&mut *self.made());
+        let made = std::mem::take(&mut *self.lock_made());
         for place in usual.into_iter().chain(made.into_values()) {
             // What could not be ended keeps its lease and is reaped by the next engine.
             let _ = place.end().await;
@@ -213,8 +213,8 @@ impl Places {
     }
 
     /// Removes the output of sandboxes whose engines are gone.
-    async fn sweep(&self) {
-        let (Ok(leases), Ok(kept)) = (self.engine.list().await, std::fs::read_dir(self.spools()))
+    async fn sweep_spools(&self) {
+        let (Ok(leases), Ok(kept)) = (self.engine.list().await, std::fs::read_dir(self.spools_dir()))
         else {
             return;
         };
@@ -229,7 +229,7 @@ impl Places {
 }
 
 /// Nothing is started in a sandbox that is paused: it would only wait, and run out of time.
-fn goes_on(place: Arc<Place>) -> Result<Arc<Place>, ToolError> {
+fn goes_on(place: Arc<ToolPlace>) -> Result<Arc<ToolPlace>, ToolError> {
     if place.paused.load(Ordering::Acquire) {
         let message = format!("sandbox `{}` is paused while a person decides about it", place.id);
         return Err(ToolError::new(ErrorCode::Denied, message)
@@ -239,7 +239,7 @@ fn goes_on(place: Arc<Place>) -> Result<Arc<Place>, ToolError> {
 }
 
 /// That a sandbox was lost, why, and what went with it.
-async fn lost(place: &Place) -> String {
+async fn describe_loss(place: &ToolPlace) -> String {
     let (id, why) = (&place.id, place.why_lost().await);
     format!("sandbox `{id}` was lost ({why}): {}", place.what_is_lost())
 }

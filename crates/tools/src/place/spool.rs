@@ -26,7 +26,7 @@ impl Spool {
         Ok(Self { stdout: open(&paths[0])?, stderr: open(&paths[1])?, paths })
     }
 
-    fn file(&self, stream: StreamId) -> &File {
+    fn stream_file(&self, stream: StreamId) -> &File {
         match stream {
             StreamId::Stdout => &self.stdout,
             StreamId::Stderr => &self.stderr,
@@ -34,7 +34,7 @@ impl Spool {
     }
 
     pub(super) fn append(&self, stream: StreamId, data: &[u8]) -> io::Result<()> {
-        self.file(stream).write_all(data)
+        self.stream_file(stream).write_all(data)
     }
 
     /// At most this many bytes from this offset on.
@@ -42,7 +42,7 @@ impl Spool {
         let mut data = vec![0; most];
         let mut filled = 0;
         while filled < most {
-            match self.file(stream).read_at(&mut data[filled..], offset + filled as u64)? {
+            match self.stream_file(stream).read_at(&mut data[filled..], offset + filled as u64)? {
                 0 => break,
                 count => filled += count,
             }

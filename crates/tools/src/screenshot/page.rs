@@ -9,7 +9,7 @@ use crate::ToolError;
 
 /// A page.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Page {
+pub(super) enum PageAddress {
     /// At this address.
     Served(String),
     /// In this file.
@@ -18,7 +18,7 @@ pub(super) enum Page {
 
 const MAX_URL_BYTES: usize = 2048;
 
-impl Page {
+impl PageAddress {
     pub(super) fn parse(given: &str) -> Result<Self, ToolError> {
         let wrong = |why: &str| {
             let shown: String = given.escape_debug().take(200).collect();
@@ -126,7 +126,7 @@ mod tests {
             "http://[::1]:3000/",
             "http://app.localhost:5173/",
         ] {
-            assert_eq!(Page::parse(url).unwrap(), Page::Served(url.into()));
+            assert_eq!(PageAddress::parse(url).unwrap(), PageAddress::Served(url.into()));
         }
     }
 
@@ -139,9 +139,9 @@ mod tests {
             ("http://[::1]:3000/", 3000),
             ("http://[::1]/", 80),
         ] {
-            assert_eq!(Page::parse(url).unwrap().port(), Some(port), "{url}");
+            assert_eq!(PageAddress::parse(url).unwrap().port(), Some(port), "{url}");
         }
-        assert_eq!(Page::parse("index.html").unwrap().port(), None);
+        assert_eq!(PageAddress::parse("index.html").unwrap().port(), None);
     }
 
     #[test]
@@ -151,7 +151,7 @@ mod tests {
             ("/workspace/a/b.html", "a/b.html"),
             ("file:///workspace/x y.html", "x y.html"),
         ] {
-            assert_eq!(Page::parse(given).unwrap(), Page::File(path.parse().unwrap()), "{given}");
+            assert_eq!(PageAddress::parse(given).unwrap(), PageAddress::File(path.parse().unwrap()), "{given}");
         }
         assert_eq!(file_url("/workspace/a #?%ä"), "file:///workspace/a%20%23%3F%25%C3%A4");
     }
@@ -182,9 +182,9 @@ mod tests {
             "/workspace/../etc/passwd",
             "../x",
         ] {
-            assert!(Page::parse(url).is_err(), "{url}");
+            assert!(PageAddress::parse(url).is_err(), "{url}");
         }
-        assert!(Page::parse(&"x".repeat(5000)).is_err());
+        assert!(PageAddress::parse(&"x".repeat(5000)).is_err());
     }
 
     #[test]

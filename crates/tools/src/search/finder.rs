@@ -10,8 +10,8 @@ use std::path::Path;
 use stockade_core::{Bytes, Command, Ending, ErrorCode, Span, Stdin, clean_foreign};
 use stockade_finder::{Answer, Failure, Request};
 
-use crate::place::Place;
-use crate::toolbox::Session;
+use crate::place::ToolPlace;
+use crate::toolbox::ToolSession;
 use crate::{Call, ToolError};
 
 /// Program of the finder: static, so that it runs in any root.
@@ -26,9 +26,9 @@ const INSTALL_SCRIPT: &str = "umask 077 && d=$(mktemp -d) && cat > \"$d/finder\"
                        chmod 500 \"$d/finder\" && printf '%s' \"$d/finder\"";
 
 /// Asks the search program, putting it in place first if need be.
-pub(super) async fn ask(
-    session: &Session,
-    place: &Place,
+pub(super) async fn run_finder(
+    session: &ToolSession,
+    place: &ToolPlace,
     request: &Request,
     call: &Call,
 ) -> Result<Vec<Answer>, ToolError> {
@@ -43,20 +43,20 @@ pub(super) async fn ask(
     command.output = Some(MAX_FINDER_OUTPUT);
     let ran = place.run(command, call).await?;
     if !ran.outcome.success() {
-        return Err(failed(&ran.outcome.ending));
+        return Err(ending_error(&ran.outcome.ending));
     }
-    read(&ran.stdout)
+    parse_answers(&ran.stdout)
 }
 
 /// Strictly: whole lines, each an answer, the last one the end.
-fn read(stdout: &[u8]) -> Result<Vec<Answer>, ToolError> {
+fn parse_answers(stdout: &[u8]) -> Result<Vec<Answer>, ToolError> {
     let broken =
         || ToolError::new(ErrorCode::Protocol, "the search program said something strange");
     let lines = stdout.strip_suffix(b"\n").ok_or_else(broken)?.split(|byte| *byte == b'\n');
     let answers: Result<Vec<Answer>, _> = lines.map(serde_json::from_slice).collect();
     let mut answers = answers.map_err(|_| broken())?;
     match answers.pop() {
-        Some(Answer::Failed { kind, why }) => Err(refused(kind, &clean_foreign(&why))),
+        Some(Answer::Failed { kind, why }) => Err(refusal_error(kind, &clean_foreign(&why))),
         Some(end @ Answer::End { .. }) => {
             answers.push(end);
             Ok(answers)
@@ -65,7 +65,7 @@ fn read(stdout: &[u8]) -> Result<Vec<Answer>, ToolError> {
     }
 }
 
-fn refused(kind: Failure, why: &str) -> ToolError {
+fn refusal_error(kind: Failure, why: &str) -> ToolError {
     match kind {
         Failure::Pattern => ToolError::field("pattern", why),
         Failure::Glob => ToolError::field("glob", why),
@@ -75,7 +75,7 @@ fn refused(kind: Failure, why: &str) -> ToolError {
     }
 }
 
-fn failed(ending: &Ending) -> ToolError {
+fn ending_error(ending: &Ending) -> ToolError {
     let (code, why) = match ending {
         Ending::TimedOut => (ErrorCode::TooSlow, "it took too long".to_owned()),
         Ending::LimitExceeded(limit) => {
@@ -94,7 +94,7 @@ fn failed(ending: &Ending) -> ToolError {
 }
 
 /// Into a private directory of the sandbox, by a shell there: only it knows where one is.
-async fn carried_in(place: &Place, call: &Call) -> Result<String, ToolError> {
+async fn carried_in(place: &ToolPlace, call: &Call) -> Result<String, ToolError> {
     let mut command = Command::shell(INSTALL_SCRIPT);
     command.stdin = Stdin::Bytes(FINDER_PROGRAM.to_vec());
     command.wall_time = Some(FINDER_TIMEOUT);
@@ -108,15 +108,15 @@ async fn carried_in(place: &Place, call: &Call) -> Result<String, ToolError> {
 }
 
 /// Into the state directory of whoever runs this, once for all sessions.
-fn at_home(session: &Session) -> Result<String, ToolError> {
+fn at_home(session: &ToolSession) -> Result<String, ToolError> {
     let dir = session.options.state_dir.join("tools");
-    let path = dir.join(format!("finder-{:016x}", fingerprint(FINDER_PROGRAM)));
+    let path = dir.join(format!("finder-{:016x}", fingerprint_build(FINDER_PROGRAM)));
     let kept = || -> std::io::Result<()> {
         if path.exists() {
             return Ok(());
         }
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
-        put(&dir, &path)
+        install_finder(&dir, &path)
     };
     kept().map_err(|error| {
         let message = format!("the search program cannot be kept in `{}`: {error}", dir.display());
@@ -129,7 +129,7 @@ fn at_home(session: &Session) -> Result<String, ToolError> {
 }
 
 /// Appears whole or not at all, whoever else does the same just now.
-fn put(dir: &Path, path: &Path) -> std::io::Result<()> {
+fn install_finder(dir: &Path, path: &Path) -> std::io::Result<()> {
     let draft =
         dir.join(format!(".finder-{}-{:?}", std::process::id(), std::thread::current().id()));
     let _ = std::fs::remove_file(&draft);
@@ -139,7 +139,7 @@ fn put(dir: &Path, path: &Path) -> std::io::Result<()> {
 }
 
 /// Tells one build from another (FNV-1a: nobody who could forge it needs to).
-fn fingerprint(bytes: &[u8]) -> u64 {
+fn fingerprint_build(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })

@@ -10,9 +10,9 @@ use stockade_finder::{Answer, Request, What};
 
 use crate::approval::Programs;
 use crate::arguments::{Glob, Grep};
-use crate::files::shown;
-use crate::place::Place;
-use crate::toolbox::Session;
+use crate::files::escape_path;
+use crate::place::ToolPlace;
+use crate::toolbox::ToolSession;
 use crate::{Call, ToolAnswer, ToolError};
 
 const DEFAULT_FILES: u32 = 1000;
@@ -23,47 +23,47 @@ const MOST_CONTEXT: u32 = 20;
 /// Longest pattern.
 const MAX_PATTERN_BYTES: usize = 16 << 10;
 
-pub(crate) async fn glob(
-    session: &Session,
+pub(crate) async fn find_files(
+    session: &ToolSession,
     args: Glob,
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
     check_pattern("pattern", &args.pattern)?;
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
-    let path = start(args.path.as_ref())?;
+    let path = resolve_start_path(args.path.as_ref())?;
     approve_search(session, &place, "glob", &path, call).await?;
     let request = Request {
         workspace: ".".into(),
-        path: inside(&place, &path)?.to_string(),
+        path: make_workspace_relative(&place, &path)?.to_string(),
         no_ignore: args.no_ignore,
         hidden: args.hidden,
         limit: args.limit.unwrap_or(DEFAULT_FILES).clamp(1, MOST_FILES),
         what: What::Names { glob: args.pattern },
     };
-    let answers = finder::ask(session, &place, &request, call).await?;
-    let files: Vec<_> = answers.iter().filter_map(file).collect();
-    let (more, problems) = end(&answers);
-    let mut text: String = files.iter().map(|path| format!("{}\n", shown(path))).collect();
-    finish(&mut text, more, problems, "no file fits");
+    let answers = finder::run_finder(session, &place, &request, call).await?;
+    let files: Vec<_> = answers.iter().filter_map(extract_file).collect();
+    let (more, problems) = find_end(&answers);
+    let mut text: String = files.iter().map(|path| format!("{}\n", escape_path(path))).collect();
+    append_footer(&mut text, more, problems, "no file fits");
     let data = serde_json::json!({
         "path": path, "files": files, "truncated": more, "problems": problems,
     });
     ToolAnswer::told(&data, text)
 }
 
-pub(crate) async fn grep(
-    session: &Session,
+pub(crate) async fn search_text(
+    session: &ToolSession,
     args: Grep,
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
     check_pattern("pattern", &args.pattern)?;
     check_pattern("glob", args.glob.as_deref().unwrap_or_default())?;
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
-    let path = start(args.path.as_ref())?;
+    let path = resolve_start_path(args.path.as_ref())?;
     approve_search(session, &place, "grep", &path, call).await?;
     let request = Request {
         workspace: ".".into(),
-        path: inside(&place, &path)?.to_string(),
+        path: make_workspace_relative(&place, &path)?.to_string(),
         no_ignore: args.no_ignore,
         hidden: args.hidden,
         limit: args.limit.unwrap_or(DEFAULT_HITS).clamp(1, MOST_HITS),
@@ -76,33 +76,33 @@ pub(crate) async fn grep(
             files_only: args.files_only,
         },
     };
-    let answers = finder::ask(session, &place, &request, call).await?;
-    told(&path, &answers, args.files_only)
+    let answers = finder::run_finder(session, &place, &request, call).await?;
+    build_tool_answer(&path, &answers, args.files_only)
 }
 
-fn told(path: &SandboxPath, answers: &[Answer], files_only: bool) -> Result<ToolAnswer, ToolError> {
-    let (more, problems) = end(answers);
+fn build_tool_answer(path: &SandboxPath, answers: &[Answer], files_only: bool) -> Result<ToolAnswer, ToolError> {
+    let (more, problems) = find_end(answers);
     let mut text: String = answers.iter().map(shown_line).collect();
-    finish(&mut text, more, problems, "nothing fits");
+    append_footer(&mut text, more, problems, "nothing fits");
     let mut data = serde_json::json!({
         "path": path, "truncated": more, "problems": problems,
     });
     if files_only {
-        data["files"] = answers.iter().filter_map(file).collect();
+        data["files"] = answers.iter().filter_map(extract_file).collect();
     } else {
-        data["matches"] = answers.iter().filter_map(line).collect();
+        data["matches"] = answers.iter().filter_map(extract_line).collect();
     }
     ToolAnswer::told(&data, text)
 }
 
-fn file(answer: &Answer) -> Option<&str> {
+fn extract_file(answer: &Answer) -> Option<&str> {
     match answer {
         Answer::File(path) => Some(path),
         Answer::Line { .. } | Answer::End { .. } | Answer::Failed { .. } => None,
     }
 }
 
-fn line(answer: &Answer) -> Option<serde_json::Value> {
+fn extract_line(answer: &Answer) -> Option<serde_json::Value> {
     match answer {
         Answer::Line { path, number, text, hit } => Some(serde_json::json!({
             "path": path, "line": number, "text": text, "context": !hit,
@@ -113,24 +113,24 @@ fn line(answer: &Answer) -> Option<serde_json::Value> {
 
 fn shown_line(answer: &Answer) -> String {
     match answer {
-        Answer::File(path) => format!("{}\n", shown(path)),
+        Answer::File(path) => format!("{}\n", escape_path(path)),
         Answer::Line { path, number, text, hit } => {
             let mark = if *hit { ':' } else { '-' };
-            format!("{}{mark}{number}{mark}{}\n", shown(path), shown(text.trim_end_matches('\r')))
+            format!("{}{mark}{number}{mark}{}\n", escape_path(path), escape_path(text.trim_end_matches('\r')))
         }
         Answer::End { .. } | Answer::Failed { .. } => String::new(),
     }
 }
 
 /// Whether there is more, and what could not be looked into.
-fn end(answers: &[Answer]) -> (bool, &[String]) {
+fn find_end(answers: &[Answer]) -> (bool, &[String]) {
     match answers.last() {
         Some(Answer::End { more, problems }) => (*more, problems),
         Some(Answer::File(_) | Answer::Line { .. } | Answer::Failed { .. }) | None => (false, &[]),
     }
 }
 
-fn finish(text: &mut String, more: bool, problems: &[String], nothing: &str) {
+fn append_footer(text: &mut String, more: bool, problems: &[String], nothing: &str) {
     if text.is_empty() {
         text.push_str(nothing);
         text.push('\n');
@@ -140,7 +140,7 @@ fn finish(text: &mut String, more: bool, problems: &[String], nothing: &str) {
     }
     for problem in problems {
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "not searched: {}", shown(problem));
+        let _ = writeln!(text, "not searched: {}", escape_path(problem));
     }
 }
 
@@ -154,13 +154,13 @@ fn check_pattern(field: &str, text: &str) -> Result<(), ToolError> {
     Ok(())
 }
 
-fn start(path: Option<&SandboxPath>) -> Result<SandboxPath, ToolError> {
+fn resolve_start_path(path: Option<&SandboxPath>) -> Result<SandboxPath, ToolError> {
     path.map_or_else(|| Ok(".".parse()?), |path| Ok(path.clone()))
 }
 
 async fn approve_search(
-    session: &Session,
-    place: &Place,
+    session: &ToolSession,
+    place: &ToolPlace,
     tool: &str,
     path: &SandboxPath,
     call: &Call,
@@ -170,7 +170,7 @@ async fn approve_search(
 }
 
 /// The path from the workspace on where it leads there: so it resolves beneath it (C-21).
-fn inside(place: &Place, path: &SandboxPath) -> Result<SandboxPath, ToolError> {
+fn make_workspace_relative(place: &ToolPlace, path: &SandboxPath) -> Result<SandboxPath, ToolError> {
     if let (true, Workspace::Local(root)) = (place.local, &place.spec.workspace) {
         return Ok(local::inside(root, path)?);
     }

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use crate::common::{Bench, Where, allow_everything, test};
+use crate::common::{ToolBench, Where, allow_everything, test};
 use async_trait::async_trait;
 use serde_json::json;
 use stockade_backends::native;
@@ -14,8 +14,8 @@ use stockade_tools::{Ask, Call, Decision, Question, ViewSource, Views};
 use stockade_workspaces::{Hint, Request, Workspaces};
 
 /// A bench whose sandboxes have views of its workspace.
-async fn overlaid(rules: bool) -> Bench {
-    Bench::with(Where::Native, |options| {
+async fn overlaid(rules: bool) -> ToolBench {
+    ToolBench::with(Where::Native, |options| {
         let workspace = match options.bound.clone().map(|spec| spec.workspace) {
             Some(Workspace::Local(path)) => path,
             _ => panic!("no workspace"),
@@ -48,10 +48,10 @@ fn upper(state: &Path) -> PathBuf {
     upper
 }
 
-type Deed = Box<dyn Fn() -> Decision + Send + Sync>;
+type ApprovalDeed = Box<dyn Fn() -> Decision + Send + Sync>;
 
 /// Does something while the question stands.
-struct Meanwhile(Deed, Mutex<Vec<Question>>);
+struct Meanwhile(ApprovalDeed, Mutex<Vec<Question>>);
 
 #[async_trait]
 impl Ask for Meanwhile {
@@ -62,7 +62,7 @@ impl Ask for Meanwhile {
 }
 
 fn meanwhile(
-    bench: &Bench,
+    bench: &ToolBench,
     deed: impl Fn() -> Decision + Send + Sync + 'static,
 ) -> (Call, Arc<Meanwhile>) {
     let person = Arc::new(Meanwhile(Box::new(deed), Mutex::default()));

@@ -1,5 +1,5 @@
 //! Whether it may happen, apart from where: rules, persons, silence, and the record of each.
-use crate::common::{ALL_PLACES, Bench, Where, test};
+use crate::common::{ALL_PLACES, ToolBench, Where, test};
 use serde_json::{Value, json};
 use stockade_core::ErrorCode;
 use stockade_engine::Event;
@@ -10,7 +10,7 @@ fn rules(json: Value) -> impl FnOnce(&mut ToolboxOptions) {
     move |options| options.approval = config
 }
 
-fn decisions(bench: &Bench) -> Vec<(String, bool, bool, String)> {
+fn decisions(bench: &ToolBench) -> Vec<(String, bool, bool, String)> {
     let decided = bench.events().into_iter().filter_map(|event| {
         let Event::Decided { tool, allowed, asked, rule, .. } = event else { return None };
         Some((tool, allowed, asked, rule))
@@ -21,7 +21,7 @@ fn decisions(bench: &Bench) -> Vec<(String, bool, bool, String)> {
 #[test]
 fn local_execution_asks_a_person_and_walls_do_not() {
     test(async {
-        let bench = Bench::with(Where::Local, rules(json!({}))).await;
+        let bench = ToolBench::with(Where::Local, rules(json!({}))).await;
         bench.ok("bash", json!({ "command": "true" })).await;
         bench.write("f", "x");
         bench.ok("read_file", json!({ "path": "f" })).await;
@@ -37,7 +37,7 @@ fn local_execution_asks_a_person_and_walls_do_not() {
         assert!(asked[0].contains("`bash`") && asked[0].contains("true"), "{asked:?}");
         assert_eq!(decisions(&bench)[0], ("bash".into(), true, true, "default".into()));
         bench.close().await;
-        let bench = Bench::new(Where::Native).await;
+        let bench = ToolBench::new(Where::Native).await;
         bench.ok("bash", json!({ "command": "true" })).await;
         assert!(bench.whose.asked.lock().unwrap().is_empty());
         assert_eq!(decisions(&bench), [("bash".into(), true, false, "default".into())]);
@@ -48,7 +48,7 @@ fn local_execution_asks_a_person_and_walls_do_not() {
 #[test]
 fn a_no_and_no_answer_in_time_stop_it_before_anything_happens() {
     test(async {
-        let bench = Bench::with(Where::Local, rules(json!({ "askTimeout": "50ms" }))).await;
+        let bench = ToolBench::with(Where::Local, rules(json!({ "askTimeout": "50ms" }))).await;
         for answer in [Some(Decision::No { because: "rather not".into() }), None] {
             *bench.whose.answer.lock().unwrap() = answer.clone();
             let names = if answer.is_some() { "rather not" } else { "nobody answered" };
@@ -80,7 +80,7 @@ fn rules_look_at_programs_and_not_at_strings() {
             { "verdict": "deny", "name": "no touching", "match": { "programs": ["touch"] } },
             { "verdict": "allow", "match": { "programs": ["echo", "cat"] } },
         ]});
-        let bench = Bench::with(Where::Local, rules(config)).await;
+        let bench = ToolBench::with(Where::Local, rules(config)).await;
         *bench.whose.answer.lock().unwrap() = Some(Decision::No { because: "asked".into() });
         bench.ok("bash", json!({ "command": "echo 'touch x' | cat" })).await;
         for (line, names) in [
@@ -107,7 +107,7 @@ fn no_spelling_of_a_path_gets_past_a_rule_about_it() {
             { "verdict": "allow" },
         ]});
         for place in ALL_PLACES {
-            let bench = Bench::with(place, rules(config.clone())).await;
+            let bench = ToolBench::with(place, rules(config.clone())).await;
             bench.write("private/x", "hidden");
             let whole = bench.path("private/x").to_str().unwrap().to_owned();
             for path in
@@ -132,7 +132,7 @@ fn no_spelling_of_a_path_gets_past_a_rule_about_it() {
 #[test]
 fn a_binding_is_safe_to_store() {
     test(async {
-        let bench = Bench::with(Where::Native, |options| {
+        let bench = ToolBench::with(Where::Native, |options| {
             let spec = options.bound.as_mut().unwrap();
             spec.labels.insert("team".into(), "a".into());
             // Admitted: neither its name nor its form says so. Not stored all the same.
@@ -155,7 +155,7 @@ fn a_binding_is_safe_to_store() {
 #[test]
 fn labels_that_look_like_secrets_are_refused_and_not_told() {
     test(async {
-        let bench = Bench::with(Where::Native, |options| {
+        let bench = ToolBench::with(Where::Native, |options| {
             let spec = options.bound.as_mut().unwrap();
             spec.labels.insert("API_TOKEN".into(), "sesame".into());
         })
@@ -171,7 +171,7 @@ fn labels_that_look_like_secrets_are_refused_and_not_told() {
 #[test]
 fn asking_for_more_than_was_set_out_needs_consent() {
     test(async {
-        let bench = Bench::new(Where::Native).await;
+        let bench = ToolBench::new(Where::Native).await;
         *bench.whose.answer.lock().unwrap() = Some(Decision::No { because: "too much".into() });
         bench.ok("sandbox_create", json!({ "network": "loopback" })).await;
         let more = json!({ "limits": { "wallTime": "10m" } });
@@ -185,7 +185,7 @@ fn asking_for_more_than_was_set_out_needs_consent() {
 #[test]
 fn records_hold_neither_environment_nor_input_nor_content() {
     test(async {
-        let bench = Bench::new(Where::Native).await;
+        let bench = ToolBench::new(Where::Native).await;
         let args = json!({ "command": "cat", "env": { "X": "sesame" }, "input": "sesame" });
         bench.ok("bash", args).await;
         bench.ok("write_file", json!({ "path": "f", "content": "sesame" })).await;
@@ -200,7 +200,7 @@ fn records_hold_neither_environment_nor_input_nor_content() {
 #[test]
 fn whoever_is_asked_sees_what_it_comes_to_and_no_record_holds_it() {
     test(async {
-        let bench = Bench::with(Where::Local, rules(json!({}))).await;
+        let bench = ToolBench::with(Where::Local, rules(json!({}))).await;
         bench.write("dir/f", "old\n");
         let line = json!({
             "command": "cat", "input": "sesame-input", "working_directory": "dir",
@@ -244,7 +244,7 @@ fn whoever_is_asked_sees_what_it_comes_to_and_no_record_holds_it() {
 #[test]
 fn a_sandbox_that_is_more_than_was_set_out_is_asked_about_in_words() {
     test(async {
-        let bench = Bench::new(Where::Native).await;
+        let bench = ToolBench::new(Where::Native).await;
         *bench.whose.answer.lock().unwrap() = Some(Decision::No { because: "asked".into() });
         let more =
             json!({ "network": { "egress": ["a.example:443"] }, "limits": { "memory": "4g" } });

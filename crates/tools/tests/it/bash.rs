@@ -2,7 +2,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Bench, NATIVE_AND_LOCAL, Where, test};
+use crate::common::{ToolBench, NATIVE_AND_LOCAL, Where, test};
 use serde_json::{Value, json};
 use stockade_core::ErrorCode;
 use stockade_engine::Event;
@@ -12,7 +12,7 @@ use stockade_tools::{Call, Cancelled};
 fn exec_answers_with_every_field_wherever_it_runs() {
     test(async {
         for place in NATIVE_AND_LOCAL {
-            let bench = Bench::new(place).await;
+            let bench = ToolBench::new(place).await;
             bench.write("sub/x", "");
             let line = "echo out; echo err >&2; exit 3";
             let args = json!({ "command": line, "working_directory": "sub" });
@@ -63,7 +63,7 @@ fn exec_answers_with_every_field_wherever_it_runs() {
 fn time_signals_and_failures_to_start_are_told_apart() {
     test(async {
         for place in NATIVE_AND_LOCAL {
-            let bench = Bench::new(place).await;
+            let bench = ToolBench::new(place).await;
             let done = bench.ok("bash", json!({ "command": "sleep 60", "timeout_ms": 100 })).await;
             assert_eq!((&done["timedOut"], &done["exitCode"]), (&json!(true), &json!(-1)));
             let done = bench.ok("bash", json!({ "command": "kill -9 $$" })).await;
@@ -81,7 +81,7 @@ fn time_signals_and_failures_to_start_are_told_apart() {
 #[test]
 fn long_output_is_cut_in_the_middle_and_kept_whole_for_logs() {
     test(async {
-        let bench = Bench::new(Where::Native).await;
+        let bench = ToolBench::new(Where::Native).await;
         let done =
             bench.ok("bash", json!({ "command": "seq 1 100000; printf '\\033\\377'" })).await;
         let stdout = done["stdout"].as_str().unwrap();
@@ -103,7 +103,7 @@ fn long_output_is_cut_in_the_middle_and_kept_whole_for_logs() {
 fn a_background_process_lives_on_is_fed_followed_and_stopped() {
     test(async {
         for place in NATIVE_AND_LOCAL {
-            let bench = Bench::new(place).await;
+            let bench = ToolBench::new(place).await;
             let line = "while read -r word; do echo \"got $word\"; done; echo over; sleep 600";
             let job = bench.ok("bash", json!({ "action": "start", "command": line })).await;
             assert_eq!(job["state"], "running");
@@ -142,7 +142,7 @@ fn a_background_process_lives_on_is_fed_followed_and_stopped() {
 #[test]
 fn a_signal_can_be_sent_instead_of_killing() {
     test(async {
-        let bench = Bench::new(Where::Native).await;
+        let bench = ToolBench::new(Where::Native).await;
         let line = "trap 'echo caught; exit 7' INT; echo ready; while :; do sleep 0.05; done";
         let job = bench.ok("bash", json!({ "action": "start", "command": line })).await;
         let id = job["jobId"].clone();
@@ -160,7 +160,7 @@ fn a_signal_can_be_sent_instead_of_killing() {
 fn cancelling_and_dropping_kill_what_runs() {
     test(async {
         for place in NATIVE_AND_LOCAL {
-            let bench = Bench::new(place).await;
+            let bench = ToolBench::new(place).await;
             let (canceller, cancelled) = Cancelled::pair();
             let call = Call { cancelled, ..bench.caller() };
             let args = json!({ "command": "echo here > mark; sleep 600" });
@@ -198,7 +198,7 @@ fn cancelling_and_dropping_kill_what_runs() {
 fn every_execution_is_recorded_with_its_decision_wherever_it_runs() {
     test(async {
         for place in NATIVE_AND_LOCAL {
-            let bench = Bench::new(place).await;
+            let bench = ToolBench::new(place).await;
             let done = bench.ok("bash", json!({ "command": "true" })).await;
             let job = done["jobId"].as_str().unwrap().parse().unwrap();
             let job = bench.engine.journal().job(&job).unwrap().unwrap();
@@ -224,8 +224,8 @@ fn every_execution_is_recorded_with_its_decision_wherever_it_runs() {
 #[test]
 fn concurrent_first_calls_share_one_sandbox_and_a_dead_one_is_replaced() {
     test(async {
-        let bench = Arc::new(Bench::new(Where::Native).await);
-        let call = |bench: &Arc<Bench>| {
+        let bench = Arc::new(ToolBench::new(Where::Native).await);
+        let call = |bench: &Arc<ToolBench>| {
             let bench = Arc::clone(bench);
             tokio::spawn(async move { bench.ok("bash", json!({ "command": "true" })).await })
         };
@@ -254,7 +254,7 @@ fn concurrent_first_calls_share_one_sandbox_and_a_dead_one_is_replaced() {
 #[test]
 fn arguments_are_refused_by_the_name_of_their_field() {
     test(async {
-        let bench = Bench::new(Where::Native).await;
+        let bench = ToolBench::new(Where::Native).await;
         for (tool, args, names) in [
             ("bash", json!({ "comand": "x" }), "comand"),
             ("bash", json!({}), "command"),
@@ -279,7 +279,7 @@ fn arguments_are_refused_by_the_name_of_their_field() {
 #[test]
 fn without_a_sandbox_and_without_local_execution_calls_are_refused_with_the_remedy() {
     test(async {
-        let bench = Bench::with(Where::Native, |options| options.bound = None).await;
+        let bench = ToolBench::with(Where::Native, |options| options.bound = None).await;
         let error = bench.refused("bash", json!({ "command": "true" })).await;
         assert!(error.remedy.unwrap().contains("sandbox_create"));
         let secret = json!({ "labels": { "team": "a", "apiKey": "s3" } });

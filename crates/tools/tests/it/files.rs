@@ -2,15 +2,15 @@
 //! and locally with the same results.
 use std::os::unix::fs::PermissionsExt;
 
-use crate::common::{ALL_PLACES, Bench, Where, test};
+use crate::common::{ALL_PLACES, ToolBench, Where, test};
 use serde_json::{Value, json};
 use stockade_core::ErrorCode;
 
-fn mode(bench: &Bench, name: &str) -> u32 {
+fn mode(bench: &ToolBench, name: &str) -> u32 {
     std::fs::metadata(bench.path(name)).unwrap().permissions().mode() & 0o7777
 }
 
-fn names(bench: &Bench, dir: &str) -> Vec<String> {
+fn names(bench: &ToolBench, dir: &str) -> Vec<String> {
     let entries = std::fs::read_dir(bench.path(dir)).unwrap();
     let mut names: Vec<_> =
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -22,7 +22,7 @@ fn names(bench: &Bench, dir: &str) -> Vec<String> {
 fn a_file_is_read_by_lines_with_numbers() {
     test(async {
         for place in ALL_PLACES {
-            let bench = Bench::new(place).await;
+            let bench = ToolBench::new(place).await;
             bench.write("f", "one\ntwo\nthree\n");
             let answer = bench.call("read_file", json!({ "path": "f" })).await.unwrap();
             assert_eq!(answer.text, "     1\tone\n     2\ttwo\n     3\tthree\n");
@@ -45,7 +45,7 @@ fn a_file_is_read_by_lines_with_numbers() {
 fn a_write_replaces_in_one_step_and_keeps_the_mode() {
     test(async {
         for place in ALL_PLACES {
-            let bench = Bench::new(place).await;
+            let bench = ToolBench::new(place).await;
             let new = json!({ "path": "a/b/new", "content": "text" });
             assert_eq!(bench.ok("write_file", new).await["created"], true);
             assert_eq!(bench.read("a/b/new"), "text");
@@ -71,7 +71,7 @@ fn a_write_replaces_in_one_step_and_keeps_the_mode() {
 fn an_edit_is_exact_or_refused() {
     test(async {
         for place in ALL_PLACES {
-            let bench = Bench::new(place).await;
+            let bench = ToolBench::new(place).await;
             bench.write("f", "a\r\nb\r\na");
             let twice = json!({ "path": "f", "old_string": "a", "new_string": "x" });
             bench.refuses("edit_file", twice, ErrorCode::Invalid, "2 times, on lines 1, 3").await;
@@ -89,7 +89,7 @@ fn an_edit_is_exact_or_refused() {
 fn a_patch_changes_everything_or_nothing() {
     test(async {
         for place in ALL_PLACES {
-            let bench = Bench::new(place).await;
+            let bench = ToolBench::new(place).await;
             bench.write("old", "one\ntwo\n");
             bench.write("gone", "bye\n");
             bench.write("moving", "x\n");
@@ -114,7 +114,7 @@ fn a_patch_changes_everything_or_nothing() {
 fn what_was_written_before_a_failure_is_put_back() {
     test(async {
         for place in ALL_PLACES {
-            let bench = Bench::new(place).await;
+            let bench = ToolBench::new(place).await;
             bench.write("a", "a\n");
             bench.write("file", "f\n");
             // The last file cannot be written: a file stands where its directory would be.
@@ -133,7 +133,7 @@ fn what_was_written_before_a_failure_is_put_back() {
 fn directories_are_listed_in_bounds() {
     test(async {
         for place in ALL_PLACES {
-            let bench = Bench::new(place).await;
+            let bench = ToolBench::new(place).await;
             bench.write("d/e/f", "12345");
             let flat = bench.call("list_dir", json!({})).await.unwrap();
             assert_eq!(flat.text, "d/\n");
@@ -170,7 +170,7 @@ fn directories_are_listed_in_bounds() {
 fn files_are_found_by_name_and_ignore_files_are_honoured() {
     test(async {
         for place in ALL_PLACES {
-            let bench = Bench::new(place).await;
+            let bench = ToolBench::new(place).await;
             for name in
                 ["a.rs", "src/b.rs", "src/deep/c.rs", "target/d.rs", ".hidden/e.rs", "f.txt"]
             {
@@ -202,7 +202,7 @@ fn files_are_found_by_name_and_ignore_files_are_honoured() {
 fn text_is_found_line_by_line() {
     test(async {
         for place in ALL_PLACES {
-            let bench = Bench::new(place).await;
+            let bench = ToolBench::new(place).await;
             bench.write("a.rs", "fn one() {}\nlet x = 1;\nfn two() {}\n");
             bench.write("b.txt", "FN three\n");
             bench.write("bin", b"fn \0 four\n");
@@ -235,7 +235,7 @@ fn text_is_found_line_by_line() {
 fn artifacts_are_typed_and_bounded() {
     test(async {
         for place in ALL_PLACES {
-            let bench = Bench::new(place).await;
+            let bench = ToolBench::new(place).await;
             bench.write("a.json", "{}");
             bench.write("b.png", b"\x89PNG\r\n\x1a\nrest");
             bench.write("c", b"\xff\0");
@@ -263,7 +263,7 @@ fn artifacts_are_typed_and_bounded() {
 #[test]
 fn the_sandboxs_own_tree_is_reached_by_absolute_paths_and_the_hosts_is_not() {
     test(async {
-        let bench = Bench::new(Where::Native).await;
+        let bench = ToolBench::new(Where::Native).await;
         bench.ok("write_file", json!({ "path": "/tmp/x", "content": "in" })).await;
         let done = bench.ok("bash", json!({ "command": "cat /tmp/x" })).await;
         assert_eq!(done["stdout"], "in");
@@ -272,7 +272,7 @@ fn the_sandboxs_own_tree_is_reached_by_absolute_paths_and_the_hosts_is_not() {
             1
         );
         bench.close().await;
-        let bench = Bench::new(Where::Local).await;
+        let bench = ToolBench::new(Where::Local).await;
         for tool in ["read_file", "list_dir"] {
             bench.refuses(tool, json!({ "path": "/etc" }), ErrorCode::PathEscapes, "/etc").await;
         }

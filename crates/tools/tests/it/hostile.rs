@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::common::{ALL_PLACES, Bench, Where, test};
+use crate::common::{ALL_PLACES, ToolBench, Where, test};
 use rustix::fs::{CWD, FileType, Mode, RenameFlags, mknodat, renameat_with};
 use serde_json::{Value, json};
 use stockade_core::ErrorCode;
@@ -15,8 +15,8 @@ use stockade_core::ErrorCode;
 const OUTSIDE_SECRET: &str = "the-secret-outside";
 
 /// Builds the workspace. What lies outside of it holds the secret.
-async fn hostile(place: Where) -> Bench {
-    let bench = Bench::new(place).await;
+async fn hostile(place: Where) -> ToolBench {
+    let bench = ToolBench::new(place).await;
     std::fs::create_dir(bench.outside("out")).unwrap();
     std::fs::write(bench.outside("out/secret"), OUTSIDE_SECRET).unwrap();
     bench.write("dir/inner", "inner\n");
@@ -57,7 +57,7 @@ const ESCAPING_PATHS: [&str; 8] = [
 ];
 
 /// Fails unless the call is refused, naming the path, and unless the secret stays where it is.
-async fn keeps_out(bench: &Bench, tool: &str, args: Value, path: &str) {
+async fn keeps_out(bench: &ToolBench, tool: &str, args: Value, path: &str) {
     let error = bench.refused(tool, args).await;
     let fits = [ErrorCode::PathEscapes, ErrorCode::Invalid].contains(&error.code);
     assert!(fits, "{tool} {path}: {error:?}");
@@ -65,7 +65,7 @@ async fn keeps_out(bench: &Bench, tool: &str, args: Value, path: &str) {
     assert!(!error.message.contains(OUTSIDE_SECRET), "{tool} {path}: {error}");
 }
 
-fn assert_untouched(bench: &Bench) {
+fn assert_untouched(bench: &ToolBench) {
     let out = std::fs::read_dir(bench.outside("out")).unwrap().count();
     assert_eq!(out, 1, "something was made outside");
     assert_eq!(std::fs::read_to_string(bench.outside("out/secret")).unwrap(), OUTSIDE_SECRET);
@@ -252,7 +252,7 @@ fn fast() -> PathBuf {
 #[test]
 fn a_directory_of_a_million_entries_is_refused_or_cut() {
     test(async {
-        let bench = Bench::on(&fast(), Where::Local, |_| {}).await;
+        let bench = ToolBench::on(&fast(), Where::Local, |_| {}).await;
         std::fs::create_dir(bench.path("big")).unwrap();
         // Links to a few files: an inode of its own for each would take longer than the test.
         for chunk in 0..20 {
@@ -278,7 +278,7 @@ fn a_directory_of_a_million_entries_is_refused_or_cut() {
 }
 
 /// Swaps a directory of the workspace for a link to the outside and back, as fast as it can.
-fn swap(bench: &Bench, over: &Arc<AtomicBool>) -> std::thread::JoinHandle<u32> {
+fn swap(bench: &ToolBench, over: &Arc<AtomicBool>) -> std::thread::JoinHandle<u32> {
     let (dir, link) = (bench.path("swap"), bench.path("swap-link"));
     std::fs::create_dir(&dir).unwrap();
     std::fs::write(dir.join("secret"), "harmless").unwrap();
@@ -335,7 +335,7 @@ fn links_that_are_swapped_in_while_tools_run_lead_nowhere() {
 #[test]
 fn an_edit_that_no_memory_could_hold_is_refused() {
     test(async {
-        let bench = Bench::new(Where::Local).await;
+        let bench = ToolBench::new(Where::Local).await;
         bench.write("many", "a".repeat(1 << 20));
         let edit = json!({
             "path": "many", "old_string": "a", "new_string": "b".repeat(1 << 20), "replace_all": true,

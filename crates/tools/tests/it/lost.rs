@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Bench, Where, test};
+use crate::common::{ToolBench, Where, test};
 use serde_json::{Value, json};
 use stockade_backends::landlock::Landlock;
 use stockade_backends::native::Native;
@@ -24,12 +24,12 @@ async fn kill_from_outside(place: Where, id: &SandboxId) {
     backend.destroy(id).await.unwrap();
 }
 
-async fn id(bench: &Bench) -> SandboxId {
+async fn id(bench: &ToolBench) -> SandboxId {
     bench.toolbox.binding().await.unwrap().sandbox_id.parse().unwrap()
 }
 
 /// Waits until the lease is given back without anybody calling a tool.
-async fn let_go(bench: &Bench, id: &SandboxId) {
+async fn let_go(bench: &ToolBench, id: &SandboxId) {
     while bench.engine.list().await.unwrap().leases.iter().any(|lease| lease.body.id == *id) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -39,7 +39,7 @@ async fn let_go(bench: &Bench, id: &SandboxId) {
 fn a_lost_sandbox_is_told_once_and_replaced() {
     for place in [Where::Native, Where::Landlock] {
         test(async move {
-            let bench = Bench::new(place).await;
+            let bench = ToolBench::new(place).await;
             bench.ok("bash", json!({ "command": "echo x > kept; echo y > /tmp/gone" })).await;
             let started = json!({ "action": "start", "command": "sleep 98765" });
             let job = bench.ok("bash", started).await["jobId"].clone();
@@ -66,7 +66,7 @@ fn a_lost_sandbox_is_told_once_and_replaced() {
 #[test]
 fn a_lost_sandbox_that_was_named_says_so_and_can_be_destroyed() {
     test(async {
-        let bench = Bench::new(Where::Native).await;
+        let bench = ToolBench::new(Where::Native).await;
         let mut made = Vec::new();
         for _ in 0..2 {
             let one = bench.ok("sandbox_create", json!({})).await;
@@ -86,7 +86,7 @@ fn a_lost_sandbox_that_was_named_says_so_and_can_be_destroyed() {
 #[test]
 fn an_agent_makes_no_more_sandboxes_than_its_quota() {
     test(async {
-        let bench = Bench::with(Where::Native, |options| options.quota = Quota::new(2)).await;
+        let bench = ToolBench::with(Where::Native, |options| options.quota = Quota::new(2)).await;
         // The bound one is the user's, and does not count.
         bench.ok("bash", json!({ "command": "true" })).await;
         let one = bench.ok("sandbox_create", json!({})).await["sandboxId"].clone();
@@ -106,7 +106,7 @@ fn an_agent_makes_no_more_sandboxes_than_its_quota() {
 #[test]
 fn the_default_quota_is_finite() {
     test(async {
-        let bench = Bench::new(Where::Landlock).await;
+        let bench = ToolBench::new(Where::Landlock).await;
         for _ in 0..Quota::DEFAULT_SANDBOXES {
             bench.ok("sandbox_create", json!({})).await;
         }
@@ -121,7 +121,7 @@ fn a_path_that_would_be_refused_is_no_question() {
         let ask = |options: &mut stockade_tools::ToolboxOptions| {
             options.approval = ApprovalConfig::default();
         };
-        let bench = Bench::with(Where::Local, ask).await;
+        let bench = ToolBench::with(Where::Local, ask).await;
         symlink("/etc", bench.path("out")).unwrap();
         for (tool, args) in [
             ("read_file", json!({ "path": "/etc/hostname" })),
@@ -149,7 +149,7 @@ fn a_path_that_would_be_refused_is_no_question() {
 #[test]
 fn a_job_that_was_stopped_says_so() {
     test(async {
-        let bench = Bench::new(Where::Native).await;
+        let bench = ToolBench::new(Where::Native).await;
         let started = json!({ "action": "start", "command": "sleep 98765" });
         let job = bench.ok("bash", started).await["jobId"].clone();
         let stopped = bench.ok("bash", json!({ "action": "stop", "job_id": job })).await;
@@ -164,7 +164,7 @@ fn a_job_that_was_stopped_says_so() {
 #[test]
 fn local_execution_honours_what_is_said_or_refuses_it_by_name() {
     test(async {
-        let bench = Bench::new(Where::Local).await;
+        let bench = ToolBench::new(Where::Local).await;
         let host: HostPath = bench.path("").try_into().unwrap();
         let plain = SandboxSpec { workspace: Workspace::Local(host), ..Default::default() };
         let mut good = plain.clone();

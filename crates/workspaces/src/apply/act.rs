@@ -5,12 +5,12 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
-use super::intent::{Act, Action, Identity, Intent};
+use super::intent::{ApplyAct, ApplyAction, FileIdentity, Intent};
 use super::{Conflict, ConflictReason};
-use crate::fault::{Outcome, Step};
+use crate::fault::{FaultResult, FaultStep};
 use crate::path::TreePath;
-use crate::remove::chmod;
-use crate::tree::Tree;
+use crate::remove::chmod_descriptor;
+use crate::tree::OpenTree;
 
 /// How it went.
 pub(super) enum Acted {
@@ -20,41 +20,41 @@ pub(super) enum Acted {
 }
 
 /// Does every step. A failure leaves the rest undone and what was done to be undone.
-pub(super) fn act(target: &Tree, intent: &Intent) -> Outcome<Acted> {
+pub(super) fn perform_actions(target: &OpenTree, intent: &Intent) -> FaultResult<Acted> {
     let stage = open_stage(target, intent)?;
     let mut parents = std::collections::BTreeSet::new();
     for action in &intent.steps {
-        if let Some(reason) = perform(target, &stage, action)? {
+        if let Some(reason) = perform_action(target, &stage, action)? {
             let conflict = Conflict { path: action.path.clone(), reason };
             return Ok(Acted::Conflict(vec![conflict]));
         }
         parents.extend(action.path.split().map(|(parent, _)| parent));
     }
-    flush(target, &stage, &parents)?;
+    sync_parents(target, &stage, &parents)?;
     Ok(Acted::Done)
 }
 
-pub(super) fn open_stage(target: &Tree, intent: &Intent) -> Outcome<OwnedFd> {
+pub(super) fn open_stage(target: &OpenTree, intent: &Intent) -> FaultResult<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let name = intent.stage.as_str();
     rustix::fs::openat(target, name, flags, Mode::empty()).step("open", name)
 }
 
-fn perform(target: &Tree, stage: &OwnedFd, action: &Action) -> Outcome<Option<ConflictReason>> {
+fn perform_action(target: &OpenTree, stage: &OwnedFd, action: &ApplyAction) -> FaultResult<Option<ConflictReason>> {
     let path = &action.path;
     match &action.act {
-        Act::Mode { of, after, .. } => set_mode(target, path, *of, *after),
-        Act::Place { .. } => {
-            let moved = rename(stage, &action.slot, target, path, RenameFlags::NOREPLACE, Way::Out);
+        ApplyAct::Mode { of, after, .. } => set_mode(target, path, *of, *after),
+        ApplyAct::Place { .. } => {
+            let moved = rename_slot(stage, &action.slot, target, path, RenameFlags::NOREPLACE, RenameWay::Out);
             conflict_of_rename(moved, path, ConflictReason::AppearedSince)
         }
-        Act::Take { old } => {
-            let moved = rename(stage, &action.slot, target, path, RenameFlags::NOREPLACE, Way::In);
+        ApplyAct::Take { old } => {
+            let moved = rename_slot(stage, &action.slot, target, path, RenameFlags::NOREPLACE, RenameWay::In);
             let lost = conflict_of_rename(moved, path, ConflictReason::Gone)?;
             lost.map_or_else(|| check_identity(stage, action, old), |reason| Ok(Some(reason)))
         }
-        Act::Swap { old, .. } => {
-            let moved = rename(stage, &action.slot, target, path, RenameFlags::EXCHANGE, Way::Out);
+        ApplyAct::Swap { old, .. } => {
+            let moved = rename_slot(stage, &action.slot, target, path, RenameFlags::EXCHANGE, RenameWay::Out);
             let lost = conflict_of_rename(moved, path, ConflictReason::Gone)?;
             lost.map_or_else(|| check_identity(stage, action, old), |reason| Ok(Some(reason)))
         }
@@ -63,7 +63,7 @@ fn perform(target: &Tree, stage: &OwnedFd, action: &Action) -> Outcome<Option<Co
 
 /// Which way a rename goes.
 #[derive(Clone, Copy)]
-pub(super) enum Way {
+pub(super) enum RenameWay {
     /// Into the stage.
     In,
     /// Out of the stage.
@@ -71,18 +71,18 @@ pub(super) enum Way {
 }
 
 /// One rename between the stage and the tree.
-pub(super) fn rename(
+pub(super) fn rename_slot(
     stage: &OwnedFd,
     slot: &str,
-    target: &Tree,
+    target: &OpenTree,
     path: &TreePath,
     flags: RenameFlags,
-    way: Way,
+    way: RenameWay,
 ) -> rustix::io::Result<()> {
     let (dir, name) = target.place(path)?;
     match way {
-        Way::In => rustix::fs::renameat_with(&dir, name, stage, slot, flags),
-        Way::Out => rustix::fs::renameat_with(stage, slot, &dir, name, flags),
+        RenameWay::In => rustix::fs::renameat_with(&dir, name, stage, slot, flags),
+        RenameWay::Out => rustix::fs::renameat_with(stage, slot, &dir, name, flags),
     }
 }
 
@@ -91,7 +91,7 @@ fn conflict_of_rename(
     moved: rustix::io::Result<()>,
     path: &TreePath,
     otherwise: ConflictReason,
-) -> Outcome<Option<ConflictReason>> {
+) -> FaultResult<Option<ConflictReason>> {
     match moved {
         Ok(()) => Ok(None),
         Err(Errno::NOENT | Errno::EXIST) => Ok(Some(otherwise)),
@@ -103,21 +103,21 @@ fn conflict_of_rename(
 /// Whether what came out of the tree is what was to be replaced.
 fn check_identity(
     stage: &OwnedFd,
-    action: &Action,
-    old: &Identity,
-) -> Outcome<Option<ConflictReason>> {
+    action: &ApplyAction,
+    old: &FileIdentity,
+) -> FaultResult<Option<ConflictReason>> {
     let out = rustix::fs::statat(stage, action.slot.as_str(), AtFlags::SYMLINK_NOFOLLOW);
-    let out = Identity::of(&out.step("look at", &action.path)?);
+    let out = FileIdentity::of(&out.step("look at", &action.path)?);
     Ok((out != *old).then_some(ConflictReason::ChangedSince))
 }
 
 /// Sets the mode of a directory that is the one meant.
 pub(super) fn set_mode(
-    target: &Tree,
+    target: &OpenTree,
     path: &TreePath,
     of: u64,
     mode: u32,
-) -> Outcome<Option<ConflictReason>> {
+) -> FaultResult<Option<ConflictReason>> {
     let fd = match target.look(path) {
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(Some(ConflictReason::Gone)),
         opened => opened.step("open", path)?,
@@ -125,16 +125,16 @@ pub(super) fn set_mode(
     if rustix::fs::fstat(&fd).step("look at", path)?.st_ino != of {
         return Ok(Some(ConflictReason::ChangedSince));
     }
-    chmod(&fd, mode).step("set the mode of", path)?;
+    chmod_descriptor(&fd, mode).step("set the mode of", path)?;
     Ok(None)
 }
 
 /// Makes the new names survive a power loss before it is written down that they are there.
-fn flush(
-    target: &Tree,
+fn sync_parents(
+    target: &OpenTree,
     stage: &OwnedFd,
     parents: &std::collections::BTreeSet<TreePath>,
-) -> Outcome<()> {
+) -> FaultResult<()> {
     if parents.len() > 64 {
         return rustix::fs::syncfs(stage).step("write", target.path().display());
     }

@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use rustix::fs::Stat;
 use serde::{Deserialize, Serialize};
 
-use super::Settled;
-use crate::clock::Stamp;
+use super::SettledPaths;
+use crate::clock::ClockStamp;
 use crate::diff::Diff;
 use crate::digest::ContentDigest;
-use crate::fault::{Outcome, Step};
+use crate::fault::{FaultResult, FaultStep};
 use crate::path::TreePath;
-use crate::tree::{NodeKind, Tree};
+use crate::tree::{NodeKind, OpenTree};
 use crate::whole::{self, Survives};
 
 /// Larger files are judged by their change times alone: a release must not wait long.
@@ -23,12 +23,12 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// What was beneath each path that has a change.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Bases(HashMap<TreePath, Base>);
+pub(crate) struct Bases(HashMap<TreePath, NotedBase>);
 
 /// What one file or symbolic link was.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Base {
+struct NotedBase {
     kind: NodeKind,
     mode: u32,
     digest: String,
@@ -37,33 +37,33 @@ struct Base {
 impl Bases {
     /// Those that were noted. A note that cannot be read is none: change times decide then.
     pub(super) fn load(dir: &Path) -> Self {
-        let bytes = std::fs::read(file(dir)).unwrap_or_default();
-        let noted: Vec<(TreePath, Base)> = serde_json::from_slice(&bytes).unwrap_or_default();
+        let bytes = std::fs::read(bases_path(dir)).unwrap_or_default();
+        let noted: Vec<(TreePath, NotedBase)> = serde_json::from_slice(&bytes).unwrap_or_default();
         Self(noted.into_iter().collect())
     }
 
-    pub(super) fn save(&self, dir: &Path) -> Outcome<()> {
-        if self.0.is_empty() && !file(dir).exists() {
+    pub(super) fn save(&self, dir: &Path) -> FaultResult<()> {
+        if self.0.is_empty() && !bases_path(dir).exists() {
             return Ok(());
         }
         let noted: Vec<_> = self.0.iter().collect();
-        whole::write(&file(dir), &noted, Survives::Process)
+        whole::write_json(&bases_path(dir), &noted, Survives::Process)
     }
 
     /// Notes what is beneath the changes, where it is as it was and not noted yet.
     pub(super) fn note(
         &mut self,
-        lower: &Tree,
+        lower: &OpenTree,
         diff: &Diff,
-        start: Stamp,
-        settled: &Settled,
-    ) -> Outcome<()> {
+        start: ClockStamp,
+        settled: &SettledPaths,
+    ) -> FaultResult<()> {
         for path in diff.changes.iter().map(|change| &change.path) {
             if self.0.contains_key(path) {
                 continue;
             }
             let Some(stat) = lower.stat(path).step("look at", path)? else { continue };
-            let base = Base::read(lower, path, &stat).step("read", path)?;
+            let base = NotedBase::read(lower, path, &stat).step("read", path)?;
             // Looked at again: it may have been written to while it was read.
             let now = lower.stat(path).step("look at", path)?;
             let as_it_was = now.is_some_and(|now| !settled.changed_since(start, path, &now));
@@ -80,15 +80,15 @@ impl Bases {
     }
 
     /// Whether what is at a path now is what was noted.
-    pub(super) fn is_same(&self, lower: &Tree, path: &TreePath, now: &Stat) -> Outcome<bool> {
+    pub(super) fn is_same(&self, lower: &OpenTree, path: &TreePath, now: &Stat) -> FaultResult<bool> {
         let Some(noted) = self.0.get(path) else { return Ok(false) };
-        let now = Base::read(lower, path, now).step("read", path)?;
+        let now = NotedBase::read(lower, path, now).step("read", path)?;
         Ok(now.as_ref() == Some(noted))
     }
 }
 
-impl Base {
-    fn read(tree: &Tree, path: &TreePath, stat: &Stat) -> io::Result<Option<Self>> {
+impl NotedBase {
+    fn read(tree: &OpenTree, path: &TreePath, stat: &Stat) -> io::Result<Option<Self>> {
         let kind = NodeKind::of(stat);
         let digest = match kind {
             NodeKind::File if stat.st_size as u64 <= MAX_FILE_BYTES => {
@@ -101,6 +101,6 @@ impl Base {
     }
 }
 
-fn file(dir: &Path) -> PathBuf {
+fn bases_path(dir: &Path) -> PathBuf {
     dir.join("bases.json")
 }

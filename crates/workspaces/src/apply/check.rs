@@ -4,16 +4,16 @@ use std::collections::HashSet;
 
 use rustix::fs::Stat;
 
-use super::intent::Identity;
+use super::intent::FileIdentity;
 use super::{Conflict, ConflictReason, Trees};
-use crate::clock::Stamp;
+use crate::clock::ClockStamp;
 use crate::content;
 use crate::diff::{Change, ChangeKind};
-use crate::fault::{Outcome, Step};
+use crate::fault::{FaultResult, FaultStep};
 use crate::layer::Layer;
 use crate::path::TreePath;
-use crate::tree::{NodeKind, Tree};
-use crate::walk::visit;
+use crate::tree::{NodeKind, OpenTree};
+use crate::walk::visit_tree;
 
 /// What is left to do, and what stands against it.
 #[derive(Default)]
@@ -25,12 +25,12 @@ pub(super) struct Checked<'a> {
 /// A change to make, and what is in its place now.
 pub(super) struct Todo<'a> {
     pub(super) change: &'a Change,
-    pub(super) now: Option<Identity>,
+    pub(super) now: Option<FileIdentity>,
 }
 
 /// When it is looked.
 #[derive(Clone, Copy)]
-pub(super) enum Look {
+pub(super) enum CheckLook {
     /// Before anything is done.
     First {
         /// Whether the guest may have given something another name.
@@ -40,7 +40,7 @@ pub(super) enum Look {
     Again,
 }
 
-enum Verdict {
+enum ChangeVerdict {
     Free,
     /// It is so already.
     Done,
@@ -48,43 +48,43 @@ enum Verdict {
 }
 
 /// Looks at the place of every change.
-pub(super) fn check<'a>(
+pub(super) fn check_changes<'a>(
     trees: &Trees<'_>,
     wanted: &[&'a Change],
-    look: Look,
-) -> Outcome<Checked<'a>> {
+    look: CheckLook,
+) -> FaultResult<Checked<'a>> {
     let mut checked = Checked::default();
     let mut made = HashSet::new();
     for change in wanted {
         let now = trees.target.stat(&change.path).step("look at", &change.path)?;
-        match verdict(trees, change, now.as_ref(), &made, look)? {
-            Verdict::Free => {
-                checked.todo.push(Todo { change, now: now.as_ref().map(Identity::of) });
+        match judge_change(trees, change, now.as_ref(), &made, look)? {
+            ChangeVerdict::Free => {
+                checked.todo.push(Todo { change, now: now.as_ref().map(FileIdentity::of) });
             }
-            Verdict::Done => {}
-            Verdict::Against(reason) => {
+            ChangeVerdict::Done => {}
+            ChangeVerdict::Against(reason) => {
                 checked.conflicts.push(Conflict { path: change.path.clone(), reason });
             }
         }
-        if change.becomes(NodeKind::Directory) {
+        if change.has_new_kind(NodeKind::Directory) {
             made.insert(&change.path);
         }
     }
     Ok(checked)
 }
 
-fn verdict(
+fn judge_change(
     trees: &Trees<'_>,
     change: &Change,
     now: Option<&Stat>,
     made: &HashSet<&TreePath>,
-    look: Look,
-) -> Outcome<Verdict> {
+    look: CheckLook,
+) -> FaultResult<ChangeVerdict> {
     if let Some(reason) = changed_beneath(trees, change, look)? {
-        return Ok(Verdict::Against(reason));
+        return Ok(ChangeVerdict::Against(reason));
     }
     if trees.elsewhere && is_done(trees, change, now)? {
-        return Ok(Verdict::Done);
+        return Ok(ChangeVerdict::Done);
     }
     let against = match (change.old.is_some(), now) {
         (true, None) => Some(ConflictReason::Gone),
@@ -92,15 +92,15 @@ fn verdict(
         (false, Some(_)) => Some(ConflictReason::AppearedSince),
         (false, None) => check_parent(trees.target, &change.path, made)?,
     };
-    Ok(against.map_or(Verdict::Free, Verdict::Against))
+    Ok(against.map_or(ChangeVerdict::Free, ChangeVerdict::Against))
 }
 
 /// Whether what the change was made to is no longer known, since it changed meanwhile.
 fn changed_beneath(
     trees: &Trees<'_>,
     change: &Change,
-    look: Look,
-) -> Outcome<Option<ConflictReason>> {
+    look: CheckLook,
+) -> FaultResult<Option<ConflictReason>> {
     let Some(start) = trees.start else { return Ok(None) };
     let path = &change.path;
     let Some(stat) = trees.lower.stat(path).step("look at", path)? else {
@@ -111,7 +111,7 @@ fn changed_beneath(
     let mut recent = settled.changed_since(start, path, &stat)
         && !trees.bases.is_same(trees.lower, path, &stat)?;
     if !recent && takes_a_directory(change) && NodeKind::of(&stat) == NodeKind::Directory {
-        visit(trees.lower, path, |path, stat| {
+        visit_tree(trees.lower, path, |path, stat| {
             recent |= settled.changed_since(start, path, stat);
             Ok(())
         })?;
@@ -123,12 +123,12 @@ fn changed_beneath(
 
 /// Whether something that the guest changed was removed by somebody else. A copy's index says so; of
 /// an overlay it is only known that the file came from beneath, from there or from elsewhere.
-fn was_removed(trees: &Trees<'_>, path: &TreePath, start: Stamp, look: Look) -> Outcome<bool> {
+fn was_removed(trees: &Trees<'_>, path: &TreePath, start: ClockStamp, look: CheckLook) -> FaultResult<bool> {
     let moved = match (trees.layer, look) {
         (Layer::Copy(..), _) => return Ok(true),
         // The stage itself is a new entry of the root.
-        (Layer::Upper(_), Look::Again) => return Ok(false),
-        (Layer::Upper(_), Look::First { moved }) => moved,
+        (Layer::Upper(_), CheckLook::Again) => return Ok(false),
+        (Layer::Upper(_), CheckLook::First { moved }) => moved,
     };
     let Some((parent, _)) = path.split() else { return Ok(false) };
     let above = trees.lower.stat(&parent).step("look at", &parent)?;
@@ -137,7 +137,7 @@ fn was_removed(trees: &Trees<'_>, path: &TreePath, start: Stamp, look: Look) -> 
 }
 
 fn takes_a_directory(change: &Change) -> bool {
-    change.was(NodeKind::Directory) && !change.becomes(NodeKind::Directory)
+    change.has_old_kind(NodeKind::Directory) && !change.has_new_kind(NodeKind::Directory)
 }
 
 /// Whether another tree has at a path something other than what the workspace began with.
@@ -145,8 +145,8 @@ fn check_replaced(
     trees: &Trees<'_>,
     change: &Change,
     now: &Stat,
-) -> Outcome<Option<ConflictReason>> {
-    if !change.was(NodeKind::of(now)) {
+) -> FaultResult<Option<ConflictReason>> {
+    if !change.has_old_kind(NodeKind::of(now)) {
         return Ok(Some(ConflictReason::NotTheBase));
     }
     if !trees.elsewhere {
@@ -160,7 +160,7 @@ fn check_replaced(
 }
 
 /// Whether another tree has the change already.
-fn is_done(trees: &Trees<'_>, change: &Change, now: Option<&Stat>) -> Outcome<bool> {
+fn is_done(trees: &Trees<'_>, change: &Change, now: Option<&Stat>) -> FaultResult<bool> {
     let (Some(new), Some(now)) = (change.new, now) else {
         return Ok(change.new.is_none() && now.is_none());
     };
@@ -172,10 +172,10 @@ fn is_done(trees: &Trees<'_>, change: &Change, now: Option<&Stat>) -> Outcome<bo
 
 /// Whether a new entry has no directory to go in.
 fn check_parent(
-    target: &Tree,
+    target: &OpenTree,
     path: &TreePath,
     made: &HashSet<&TreePath>,
-) -> Outcome<Option<ConflictReason>> {
+) -> FaultResult<Option<ConflictReason>> {
     let Some((parent, _)) = path.split() else { return Ok(None) };
     if made.contains(&parent) {
         return Ok(None);
@@ -186,8 +186,8 @@ fn check_parent(
 }
 
 /// Whether two trees have the same at a path: of directories only that they are.
-fn same_entry(one: &Tree, other: &Tree, path: &TreePath) -> Outcome<bool> {
-    let kind = |tree: &Tree| -> Outcome<Option<NodeKind>> {
+fn same_entry(one: &OpenTree, other: &OpenTree, path: &TreePath) -> FaultResult<bool> {
+    let kind = |tree: &OpenTree| -> FaultResult<Option<NodeKind>> {
         Ok(tree.stat(path).step("look at", path)?.as_ref().map(NodeKind::of))
     };
     let (Some(left), Some(right)) = (kind(one)?, kind(other)?) else { return Ok(false) };
@@ -203,15 +203,15 @@ fn same_entry(one: &Tree, other: &Tree, path: &TreePath) -> Outcome<bool> {
         NodeKind::File => {
             let (one, other) =
                 (one.file(path).step("open", path)?, other.file(path).step("open", path)?);
-            content::same(&one, &other).step("compare", path)
+            content::has_same_content(&one, &other).step("compare", path)
         }
     }
 }
 
-fn same_tree(one: &Tree, other: &Tree, top: &TreePath) -> Outcome<bool> {
+fn same_tree(one: &OpenTree, other: &OpenTree, top: &TreePath) -> FaultResult<bool> {
     let mut same = same_entry(one, other, top)?;
     let (mut left, mut right) = (0usize, 0usize);
-    visit(one, top, |path, _| {
+    visit_tree(one, top, |path, _| {
         left += 1;
         same = same && same_entry(one, other, path)?;
         Ok(())
@@ -219,7 +219,7 @@ fn same_tree(one: &Tree, other: &Tree, top: &TreePath) -> Outcome<bool> {
     if !same {
         return Ok(false);
     }
-    visit(other, top, |_, _| {
+    visit_tree(other, top, |_, _| {
         right += 1;
         Ok(())
     })?;

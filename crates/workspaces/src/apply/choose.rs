@@ -1,7 +1,7 @@
 //! Which changes are applied: all that are not held back, and those that were named.
 
 use crate::diff::{Change, Diff};
-use crate::fault::{Fault, Outcome};
+use crate::fault::{WorkspaceFault, FaultResult};
 use crate::path::TreePath;
 
 /// The changes to apply, and the paths of the others.
@@ -11,9 +11,9 @@ pub(super) struct Chosen<'a> {
 }
 
 /// Chooses. A name that stands for no change is refused, since it may be a slip.
-pub(super) fn choose<'a>(diff: &'a Diff, include: &[TreePath]) -> Outcome<Chosen<'a>> {
+pub(super) fn choose_changes<'a>(diff: &'a Diff, include: &[TreePath]) -> FaultResult<Chosen<'a>> {
     if let Some(idle) = include.iter().find(|path| !stands_for_something(diff, path)) {
-        return Err(Fault::Refused {
+        return Err(WorkspaceFault::Refused {
             path: idle.to_string(),
             problem: "is named, but nothing changed there",
             remedy: "name paths as `workspace diff` lists them",

@@ -8,12 +8,12 @@ use rustix::fs::Stat;
 use serde::{Deserialize, Serialize};
 
 use super::Bases;
-use super::settled::{End, Settled};
-use crate::clock::Stamp;
+use super::settled::{ApplyEnd, SettledPaths};
+use crate::clock::ClockStamp;
 use crate::diff::Diff;
-use crate::fault::{Fault, Outcome, Step};
+use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
 use crate::path::TreePath;
-use crate::tree::{NodeKind, Tree};
+use crate::tree::{NodeKind, OpenTree};
 use crate::whole::{self, Survives};
 
 /// One `apply`.
@@ -28,15 +28,15 @@ pub(crate) struct Intent {
     pub(super) elsewhere: bool,
     /// The directory in it that holds new contents before and old ones after.
     pub(super) stage: String,
-    pub(super) phase: Phase,
+    pub(super) phase: ApplyPhase,
     /// In the order they are done; undone the other way round.
-    pub(super) steps: Vec<Action>,
+    pub(super) steps: Vec<ApplyAction>,
 }
 
 /// How far it got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Phase {
+pub(super) enum ApplyPhase {
     /// Nothing in the tree has changed.
     Staging,
     /// Some of the steps may be done. They will be undone.
@@ -48,22 +48,22 @@ pub(super) enum Phase {
 /// One step. Each is a single call of the kernel, and what is in the stage tells whether it was made.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct Action {
+pub(super) struct ApplyAction {
     /// The name in the stage.
     pub(super) slot: String,
     pub(super) path: TreePath,
-    pub(super) act: Act,
+    pub(super) act: ApplyAct,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub(super) enum Act {
+pub(super) enum ApplyAct {
     /// From the stage into the tree, where nothing is. Done if the stage no longer has it.
     Place { new: u64 },
     /// From the tree into the stage. Done if the stage has it.
-    Take { old: Identity },
+    Take { old: FileIdentity },
     /// Both at once. Done if the stage has something else than the new one.
-    Swap { new: u64, old: Identity },
+    Swap { new: u64, old: FileIdentity },
     /// A directory's mode.
     Mode { of: u64, before: u32, after: u32 },
 }
@@ -71,57 +71,57 @@ pub(super) enum Act {
 /// What something was before, told by what a rename does not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct Identity {
+pub(super) struct FileIdentity {
     pub(super) ino: u64,
     pub(super) kind: NodeKind,
     pub(super) mode: u32,
     size: u64,
-    modified: Stamp,
+    modified: ClockStamp,
 }
 
-impl Identity {
+impl FileIdentity {
     pub(super) fn of(stat: &Stat) -> Self {
         Self {
             ino: stat.st_ino,
             kind: NodeKind::of(stat),
             mode: stat.st_mode & 0o7777,
             size: stat.st_size as u64,
-            modified: Stamp::modified(stat),
+            modified: ClockStamp::modified(stat),
         }
     }
 }
 
-pub(super) fn root_of(tree: &Tree) -> Outcome<(u64, u64)> {
+pub(super) fn root_of(tree: &OpenTree) -> FaultResult<(u64, u64)> {
     let stat = rustix::fs::fstat(tree).step("look at", tree.path().display())?;
     Ok((stat.st_dev, stat.st_ino))
 }
 
 /// Where the intent of one workspace is written: a file that appears and changes whole or not at all.
 #[derive(Debug)]
-pub(crate) struct Ledger {
+pub(crate) struct ApplyLedger {
     file: PathBuf,
     dir: PathBuf,
 }
 
-impl Ledger {
+impl ApplyLedger {
     pub(crate) fn new(dir: &Path) -> Self {
         Self { file: dir.join("intent.json"), dir: dir.to_owned() }
     }
 
-    pub(crate) fn read(&self) -> Outcome<Option<Intent>> {
+    pub(crate) fn read(&self) -> FaultResult<Option<Intent>> {
         let bytes = match std::fs::read(&self.file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             read => read.step("read", self.file.display())?,
         };
-        serde_json::from_slice(&bytes).map(Some).map_err(|error| Fault::Damaged {
+        serde_json::from_slice(&bytes).map(Some).map_err(|error| WorkspaceFault::Damaged {
             path: self.file.display().to_string(),
             problem: error.to_string(),
         })
     }
 
     /// What this workspace's own applies did to the tree beneath.
-    pub(crate) fn settled(&self) -> Outcome<Settled> {
-        Settled::load(&self.dir)
+    pub(crate) fn settled(&self) -> FaultResult<SettledPaths> {
+        SettledPaths::load(&self.dir)
     }
 
     /// What was beneath where there are changes, as far as it was noted.
@@ -130,38 +130,38 @@ impl Ledger {
     }
 
     /// Notes what is beneath the changes of a workspace that began at `start`.
-    pub(crate) fn note_bases(&self, lower: &Tree, diff: &Diff, start: Stamp) -> Outcome<()> {
+    pub(crate) fn note_bases(&self, lower: &OpenTree, diff: &Diff, start: ClockStamp) -> FaultResult<()> {
         let mut bases = self.bases();
         bases.note(lower, diff, start, &self.settled()?)?;
         bases.save(&self.dir)
     }
 
     /// Gives a fork what is known of the tree beneath.
-    pub(crate) fn hand_on(&self, to: &Self) -> Outcome<()> {
+    pub(crate) fn hand_on(&self, to: &Self) -> FaultResult<()> {
         self.bases().save(&to.dir)?;
         self.settled()?.save(&to.dir)
     }
 
     /// Notes how the tree was left.
-    pub(super) fn settle(&self, target: &Tree, intent: &Intent, end: End) -> Outcome<()> {
+    pub(super) fn settle(&self, target: &OpenTree, intent: &Intent, end: ApplyEnd) -> FaultResult<()> {
         match intent.elsewhere {
             true => Ok(()),
             false => {
-                if end == End::Done {
+                if end == ApplyEnd::Done {
                     let mut bases = self.bases();
                     bases.forget(intent.steps.iter().map(|step| &step.path));
                     bases.save(&self.dir)?;
                 }
-                Settled::note(&self.dir, target, intent, end)
+                SettledPaths::note(&self.dir, target, intent, end)
             }
         }
     }
 
-    pub(super) fn write(&self, intent: &Intent) -> Outcome<()> {
-        whole::write(&self.file, intent, Survives::Power)
+    pub(super) fn write(&self, intent: &Intent) -> FaultResult<()> {
+        whole::write_json(&self.file, intent, Survives::Power)
     }
 
-    pub(super) fn clear(&self) -> Outcome<()> {
+    pub(super) fn clear(&self) -> FaultResult<()> {
         match std::fs::remove_file(&self.file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             removed => removed.step("remove", self.file.display()),
@@ -170,7 +170,7 @@ impl Ledger {
 }
 
 /// Writes down that everything is done.
-pub(super) fn commit(intent: &mut Intent, ledger: &Ledger) -> Outcome<()> {
-    intent.phase = Phase::Committed;
+pub(super) fn commit_intent(intent: &mut Intent, ledger: &ApplyLedger) -> FaultResult<()> {
+    intent.phase = ApplyPhase::Committed;
     ledger.write(intent)
 }

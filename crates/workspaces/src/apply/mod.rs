@@ -19,20 +19,20 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::clock::Stamp;
+use crate::clock::ClockStamp;
 use crate::diff::{Change, ChangeKind, Diff};
-use crate::fault::Outcome;
+use crate::fault::FaultResult;
 use crate::layer::Layer;
 use crate::path::TreePath;
-use crate::tree::Tree;
+use crate::tree::OpenTree;
 
 use act::Acted;
 pub(crate) use bases::Bases;
-use check::Look;
+use check::CheckLook;
 use intent::Intent;
-pub(crate) use intent::Ledger;
-pub(crate) use recover::recover;
-pub(crate) use settled::Settled;
+pub(crate) use intent::ApplyLedger;
+pub(crate) use recover::recover_apply;
+pub(crate) use settled::SettledPaths;
 
 /// What to apply, and where.
 #[derive(Debug, Clone, Default)]
@@ -117,29 +117,29 @@ impl std::fmt::Display for Conflict {
 
 /// The trees that an `apply` is between.
 pub(crate) struct Trees<'a> {
-    pub(crate) lower: &'a Tree,
+    pub(crate) lower: &'a OpenTree,
     pub(crate) layer: &'a Layer,
-    pub(crate) target: &'a Tree,
+    pub(crate) target: &'a OpenTree,
     /// Whether the target is another tree than the one beneath.
     pub(crate) elsewhere: bool,
     /// Since when a change of what is beneath is somebody else's; nothing where nobody else writes.
-    pub(crate) start: Option<Stamp>,
+    pub(crate) start: Option<ClockStamp>,
     /// What of those changes was this workspace's own `apply`.
-    pub(crate) settled: Settled,
+    pub(crate) settled: SettledPaths,
     /// What was beneath where there are changes, as far as it was noted.
     pub(crate) bases: Bases,
 }
 
 /// Applies what a diff says.
-pub(crate) fn apply(
+pub(crate) fn apply_diff(
     trees: &Trees<'_>,
     diff: &Diff,
     include: &[TreePath],
-    ledger: &Ledger,
-) -> Outcome<Application> {
-    let chosen = choose::choose(diff, include)?;
+    ledger: &ApplyLedger,
+) -> FaultResult<Application> {
+    let chosen = choose::choose_changes(diff, include)?;
     let checked =
-        check::check(trees, &chosen.wanted, Look::First { moved: moves_something(diff) })?;
+        check::check_changes(trees, &chosen.wanted, CheckLook::First { moved: moves_something(diff) })?;
     if !checked.conflicts.is_empty() {
         return Ok(Application::Conflict { conflicts: checked.conflicts });
     }
@@ -148,10 +148,10 @@ pub(crate) fn apply(
     if checked.todo.is_empty() {
         return Ok(done);
     }
-    let mut intent = stage::stage(trees, &checked.todo, ledger)?;
-    let finished = finish(trees, &chosen.wanted, &mut intent, ledger);
+    let mut intent = stage::stage_changes(trees, &checked.todo, ledger)?;
+    let finished = finish_apply(trees, &chosen.wanted, &mut intent, ledger);
     if let Ok(Acted::Done) = finished {
-        recover::conclude(trees.target, &intent, ledger)?;
+        recover::conclude_apply(trees.target, &intent, ledger)?;
         return Ok(done);
     }
     recover::roll_back(trees.target, &intent, ledger)?;
@@ -170,19 +170,19 @@ fn moves_something(diff: &Diff) -> bool {
 }
 
 /// Everything between the first step and the word that all are done.
-fn finish(
+fn finish_apply(
     trees: &Trees<'_>,
     wanted: &[&Change],
     intent: &mut Intent,
-    ledger: &Ledger,
-) -> Outcome<Acted> {
-    let again = check::check(trees, wanted, Look::Again)?;
+    ledger: &ApplyLedger,
+) -> FaultResult<Acted> {
+    let again = check::check_changes(trees, wanted, CheckLook::Again)?;
     if !again.conflicts.is_empty() {
         return Ok(Acted::Conflict(again.conflicts));
     }
-    let acted = act::act(trees.target, intent)?;
+    let acted = act::perform_actions(trees.target, intent)?;
     if let Acted::Done = acted {
-        intent::commit(intent, ledger)?;
+        intent::commit_intent(intent, ledger)?;
     }
     Ok(acted)
 }

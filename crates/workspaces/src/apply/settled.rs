@@ -9,16 +9,16 @@ use std::path::{Path, PathBuf};
 use rustix::fs::Stat;
 use serde::{Deserialize, Serialize};
 
-use super::intent::{Act, Action, Identity, Intent};
-use crate::clock::Stamp;
-use crate::fault::{Fault, Outcome, Step};
+use super::intent::{ApplyAct, ApplyAction, FileIdentity, Intent};
+use crate::clock::ClockStamp;
+use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
 use crate::path::TreePath;
-use crate::tree::{NodeKind, Tree};
+use crate::tree::{NodeKind, OpenTree};
 use crate::whole::{self, Survives};
 
 /// How this crate left each path it had to do with.
 #[derive(Debug, Default)]
-pub(crate) struct Settled {
+pub(crate) struct SettledPaths {
     left: HashMap<TreePath, Left>,
     /// What was taken away at some time, with all that was in it.
     taken: HashSet<TreePath>,
@@ -29,7 +29,7 @@ pub(crate) struct Settled {
 #[serde(deny_unknown_fields)]
 struct Left {
     ino: u64,
-    changed: Stamp,
+    changed: ClockStamp,
 }
 
 /// The note on disk.
@@ -42,67 +42,67 @@ struct Note {
 
 /// How an `apply` ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum ApplyEnd {
     Done,
     Undone,
 }
 
 impl Left {
     fn of(stat: &Stat) -> Self {
-        Self { ino: stat.st_ino, changed: Stamp::changed(stat) }
+        Self { ino: stat.st_ino, changed: ClockStamp::changed(stat) }
     }
 }
 
-impl Settled {
-    pub(super) fn load(dir: &Path) -> Outcome<Self> {
-        let path = file(dir);
+impl SettledPaths {
+    pub(super) fn load(dir: &Path) -> FaultResult<Self> {
+        let path = settled_path(dir);
         let bytes = match std::fs::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
             read => read.step("read", path.display())?,
         };
-        let note: Note = serde_json::from_slice(&bytes).map_err(|error| Fault::Damaged {
+        let note: Note = serde_json::from_slice(&bytes).map_err(|error| WorkspaceFault::Damaged {
             path: path.display().to_string(),
             problem: error.to_string(),
         })?;
         Ok(Self { left: note.left.into_iter().collect(), taken: note.taken.into_iter().collect() })
     }
 
-    pub(super) fn save(self, dir: &Path) -> Outcome<()> {
+    pub(super) fn save(self, dir: &Path) -> FaultResult<()> {
         if self.left.is_empty() && self.taken.is_empty() {
             return Ok(());
         }
         let left = self.left.into_iter().collect();
         let note = Note { left, taken: self.taken.into_iter().collect() };
-        whole::write(&file(dir), &note, Survives::Power)
+        whole::write_json(&settled_path(dir), &note, Survives::Power)
     }
 
     /// Whether something changed since an instant by other hands than this crate's.
-    pub(super) fn changed_since(&self, start: Stamp, path: &TreePath, stat: &Stat) -> bool {
-        Stamp::changed(stat) >= start && self.left.get(path) != Some(&Left::of(stat))
+    pub(super) fn changed_since(&self, start: ClockStamp, path: &TreePath, stat: &Stat) -> bool {
+        ClockStamp::changed(stat) >= start && self.left.get(path) != Some(&Left::of(stat))
     }
 
     /// What this crate left something at.
-    pub(crate) fn there(&self) -> impl Iterator<Item = &TreePath> {
+    pub(crate) fn existing_paths(&self) -> impl Iterator<Item = &TreePath> {
         self.left.keys()
     }
 
     /// Whether this crate took it away, alone or with a directory above it.
-    pub(crate) fn took(&self, path: &TreePath) -> bool {
+    pub(crate) fn has_removed(&self, path: &TreePath) -> bool {
         path.is_within_any(&self.taken)
     }
 
     /// Notes how everything that an intent names was left, and keeps the note.
-    pub(super) fn note(dir: &Path, target: &Tree, intent: &Intent, end: End) -> Outcome<()> {
+    pub(super) fn note(dir: &Path, target: &OpenTree, intent: &Intent, end: ApplyEnd) -> FaultResult<()> {
         let mut settled = Self::load(dir)?;
         for action in &intent.steps {
-            settled.action(target, action, end)?;
+            settled.note_action(target, action, end)?;
         }
         settled.save(dir)
     }
 
-    fn action(&mut self, target: &Tree, action: &Action, end: End) -> Outcome<()> {
+    fn note_action(&mut self, target: &OpenTree, action: &ApplyAction, end: ApplyEnd) -> FaultResult<()> {
         let path = &action.path;
-        if end == End::Done && removes_entry(&action.act) {
+        if end == ApplyEnd::Done && removes_entry(&action.act) {
             self.left.remove(path);
             self.taken.insert(path.clone());
         }
@@ -121,26 +121,26 @@ impl Settled {
 }
 
 /// Whether a step takes something away for which nothing of its kind comes.
-fn removes_entry(act: &Act) -> bool {
+fn removes_entry(act: &ApplyAct) -> bool {
     match act {
-        Act::Take { .. } => true,
-        Act::Swap { old, .. } => old.kind == NodeKind::Directory,
-        Act::Place { .. } | Act::Mode { .. } => false,
+        ApplyAct::Take { .. } => true,
+        ApplyAct::Swap { old, .. } => old.kind == NodeKind::Directory,
+        ApplyAct::Place { .. } | ApplyAct::Mode { .. } => false,
     }
 }
 
 /// How a step left its path, unless somebody else was there since.
-fn state_after_step(act: &Act, now: Option<&Stat>, end: End) -> Option<Left> {
+fn state_after_step(act: &ApplyAct, now: Option<&Stat>, end: ApplyEnd) -> Option<Left> {
     let is = |ino: u64| now.filter(|stat| stat.st_ino == ino).map(Left::of);
-    let was = |old: &Identity| now.filter(|stat| Identity::of(stat) == *old).map(Left::of);
+    let was = |old: &FileIdentity| now.filter(|stat| FileIdentity::of(stat) == *old).map(Left::of);
     match (act, end) {
-        (Act::Place { new } | Act::Swap { new, .. }, End::Done) => is(*new),
-        (Act::Mode { of, .. }, End::Done | End::Undone) => is(*of),
-        (Act::Take { old } | Act::Swap { old, .. }, End::Undone) => was(old),
-        (Act::Take { .. }, End::Done) | (Act::Place { .. }, End::Undone) => None,
+        (ApplyAct::Place { new } | ApplyAct::Swap { new, .. }, ApplyEnd::Done) => is(*new),
+        (ApplyAct::Mode { of, .. }, ApplyEnd::Done | ApplyEnd::Undone) => is(*of),
+        (ApplyAct::Take { old } | ApplyAct::Swap { old, .. }, ApplyEnd::Undone) => was(old),
+        (ApplyAct::Take { .. }, ApplyEnd::Done) | (ApplyAct::Place { .. }, ApplyEnd::Undone) => None,
     }
 }
 
-fn file(dir: &Path) -> PathBuf {
+fn settled_path(dir: &Path) -> PathBuf {
     dir.join("settled.json")
 }

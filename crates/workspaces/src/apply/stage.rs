@@ -8,14 +8,14 @@ use rustix::fs::{AtFlags, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 
 use super::check::Todo;
-use super::intent::{Act, Action, Identity, Intent, Ledger, Phase, root_of};
+use super::intent::{ApplyAct, ApplyAction, FileIdentity, Intent, ApplyLedger, ApplyPhase, root_of};
 use super::{Trees, recover};
 use crate::attributes;
 use crate::content;
 use crate::diff::{Change, ChangeKind};
 use crate::digest::ContentDigest;
-use crate::fault::{Fault, Outcome, Step};
-use crate::held::leaves;
+use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
+use crate::held::is_link_leaving;
 use crate::tree::NodeKind;
 
 /// Files up to which each is flushed: above, one flush of the whole file system is cheaper.
@@ -24,38 +24,38 @@ const MAX_FILE_FLUSHES: usize = 64;
 struct Stage<'a> {
     trees: &'a Trees<'a>,
     dir: OwnedFd,
-    steps: Vec<Action>,
+    steps: Vec<ApplyAction>,
     /// Modes that close a directory to its owner come last.
-    last: Vec<Action>,
+    last: Vec<ApplyAction>,
     exchange: bool,
     flush_each: bool,
     next: usize,
 }
 
 /// Stages everything. When this returns, the steps are on disk and none is done.
-pub(super) fn stage(trees: &Trees<'_>, todo: &[Todo<'_>], ledger: &Ledger) -> Outcome<Intent> {
+pub(super) fn stage_changes(trees: &Trees<'_>, todo: &[Todo<'_>], ledger: &ApplyLedger) -> FaultResult<Intent> {
     let mut intent = Intent {
         target: trees.target.path().to_owned(),
         root: root_of(trees.target)?,
         elsewhere: trees.elsewhere,
         stage: stockade_engine::draft_name("stockade-apply"),
-        phase: Phase::Staging,
+        phase: ApplyPhase::Staging,
         steps: Vec::new(),
     };
     ledger.write(&intent)?;
-    match fill(trees, todo, &intent.stage) {
+    match fill_stage(trees, todo, &intent.stage) {
         Ok(steps) => intent.steps = steps,
         Err(fault) => {
-            recover::clear(trees.target, &intent, ledger)?;
+            recover::clear_stage(trees.target, &intent, ledger)?;
             return Err(fault);
         }
     }
-    intent.phase = Phase::Acting;
+    intent.phase = ApplyPhase::Acting;
     ledger.write(&intent)?;
     Ok(intent)
 }
 
-fn fill(trees: &Trees<'_>, todo: &[Todo<'_>], name: &str) -> Outcome<Vec<Action>> {
+fn fill_stage(trees: &Trees<'_>, todo: &[Todo<'_>], name: &str) -> FaultResult<Vec<ApplyAction>> {
     rustix::fs::mkdirat(trees.target, name, Mode::from_raw_mode(0o700)).step("make", name)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let dir = rustix::fs::openat(trees.target, name, flags, Mode::empty()).step("open", name)?;
@@ -84,13 +84,13 @@ fn can_exchange(dir: &OwnedFd) -> rustix::io::Result<bool> {
 }
 
 impl Stage<'_> {
-    fn add(&mut self, todo: &Todo<'_>) -> Outcome<()> {
+    fn add(&mut self, todo: &Todo<'_>) -> FaultResult<()> {
         let change = todo.change;
         match (change.new, todo.now) {
             (None, None) => Ok(()),
             (None, Some(old)) => {
-                let slot = self.slot();
-                self.push(change, slot, Act::Take { old });
+                let slot = self.next_slot();
+                self.push(change, slot, ApplyAct::Take { old });
                 Ok(())
             }
             (Some(new), Some(old)) if is_directory_mode(change) => {
@@ -98,21 +98,21 @@ impl Stage<'_> {
                 self.mode(change, old.ino, before, keep_group(new.mode, before));
                 Ok(())
             }
-            (Some(_), now) => self.bring(change, now),
+            (Some(_), now) => self.stage_new_entry(change, now),
         }
     }
 
     /// Stages a new thing and the steps that bring it into the tree.
-    fn bring(&mut self, change: &Change, now: Option<Identity>) -> Outcome<()> {
-        let slot = self.slot();
-        let new = self.make(change, now.as_ref(), &slot)?;
+    fn stage_new_entry(&mut self, change: &Change, now: Option<FileIdentity>) -> FaultResult<()> {
+        let slot = self.next_slot();
+        let new = self.stage_content(change, now.as_ref(), &slot)?;
         match now {
-            None => self.push(change, slot, Act::Place { new }),
-            Some(old) if self.exchange => self.push(change, slot, Act::Swap { new, old }),
+            None => self.push(change, slot, ApplyAct::Place { new }),
+            Some(old) if self.exchange => self.push(change, slot, ApplyAct::Swap { new, old }),
             Some(old) => {
-                let aside = self.slot();
-                self.push(change, aside, Act::Take { old });
-                self.push(change, slot, Act::Place { new });
+                let aside = self.next_slot();
+                self.push(change, aside, ApplyAct::Take { old });
+                self.push(change, slot, ApplyAct::Place { new });
             }
         }
         let Some(node) = change.new.filter(|node| node.kind == NodeKind::Directory) else {
@@ -124,23 +124,23 @@ impl Stage<'_> {
         Ok(())
     }
 
-    fn slot(&mut self) -> String {
+    fn next_slot(&mut self) -> String {
         self.next += 1;
         self.next.to_string()
     }
 
-    fn push(&mut self, change: &Change, slot: String, act: Act) {
-        self.steps.push(Action { slot, path: change.path.clone(), act });
+    fn push(&mut self, change: &Change, slot: String, act: ApplyAct) {
+        self.steps.push(ApplyAction { slot, path: change.path.clone(), act });
     }
 
     fn mode(&mut self, change: &Change, of: u64, before: u32, after: u32) {
-        let (slot, path) = (self.slot(), change.path.clone());
-        let action = Action { slot, path, act: Act::Mode { of, before, after } };
+        let (slot, path) = (self.next_slot(), change.path.clone());
+        let action = ApplyAction { slot, path, act: ApplyAct::Mode { of, before, after } };
         let opens = after & 0o700 == 0o700;
         if opens { self.steps.push(action) } else { self.last.push(action) }
     }
 
-    fn make(&self, change: &Change, now: Option<&Identity>, slot: &str) -> Outcome<u64> {
+    fn stage_content(&self, change: &Change, now: Option<&FileIdentity>, slot: &str) -> FaultResult<u64> {
         let kind = change.new.map(|node| node.kind);
         match kind {
             Some(NodeKind::Directory) => self.make_directory(change, slot)?,
@@ -151,44 +151,44 @@ impl Stage<'_> {
         Ok(made.step("look at", &change.path)?.st_ino)
     }
 
-    fn make_directory(&self, change: &Change, slot: &str) -> Outcome<()> {
+    fn make_directory(&self, change: &Change, slot: &str) -> FaultResult<()> {
         let mode = change.new.map_or(0o700, |node| node.mode & 0o1777 | 0o700);
         rustix::fs::mkdirat(&self.dir, slot, Mode::from_raw_mode(0o700))
             .step("make", &change.path)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = rustix::fs::openat(&self.dir, slot, flags, Mode::empty());
         let made = made.step("open", &change.path)?;
-        self.give(change, slot);
+        self.set_owner(change, slot);
         rustix::fs::fchmod(&made, Mode::from_raw_mode(mode)).step("set the mode of", &change.path)
     }
 
-    fn make_link(&self, change: &Change, slot: &str) -> Outcome<()> {
+    fn make_link(&self, change: &Change, slot: &str) -> FaultResult<()> {
         let target = self.trees.layer.tree().link(&change.path).step("read", &change.path)?;
         expect_digest(change, ContentDigest::of_bytes(&target))?;
         // Read anew: a guest that still runs may have changed it since it was judged.
-        if change.held.is_none() && leaves(self.trees.lower, &change.path, &target) {
-            return Err(Fault::Refused {
+        if change.held.is_none() && is_link_leaving(self.trees.lower, &change.path, &target) {
+            return Err(WorkspaceFault::Refused {
                 path: change.path.to_string(),
                 problem: "was made to lead out of the tree meanwhile",
                 remedy: "end the sandbox and look at the diff again",
             });
         }
         rustix::fs::symlinkat(&target[..], &self.dir, slot).step("create", &change.path)?;
-        self.give(change, slot);
+        self.set_owner(change, slot);
         Ok(())
     }
 
-    fn make_file(&self, change: &Change, now: Option<&Identity>, slot: &str) -> Outcome<()> {
+    fn make_file(&self, change: &Change, now: Option<&FileIdentity>, slot: &str) -> FaultResult<()> {
         let source = self.trees.layer.file(&change.path)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let made = rustix::fs::openat(&self.dir, slot, flags, Mode::from_raw_mode(0o600));
         let made: File = made.step("create", &change.path)?.into();
-        content::copy(&source, &made).step("copy", &change.path)?;
+        content::copy_content(&source, &made).step("copy", &change.path)?;
         if change.digest.is_some() {
             // Of the copy, which the guest cannot reach: the source may change while it is read.
             expect_digest(change, ContentDigest::of_file(&made).step("read", &change.path)?)?;
         }
-        self.give(change, slot);
+        self.set_owner(change, slot);
         if now.is_some_and(|now| now.kind == NodeKind::File) {
             self.keep_attributes(change, &made)?;
         }
@@ -203,14 +203,14 @@ impl Stage<'_> {
 
     /// What the user noted about a file, and whom they let in, outlasts its content. Nothing else does:
     /// rights to run with were given to the old one.
-    fn keep_attributes(&self, change: &Change, made: &File) -> Outcome<()> {
+    fn keep_attributes(&self, change: &Change, made: &File) -> FaultResult<()> {
         // What may not be read by this user had its attributes set by another.
         let Ok(old) = self.trees.target.file(&change.path) else { return Ok(()) };
-        attributes::keep(&old, made).step("keep the attributes of", &change.path)
+        attributes::copy_attributes(&old, made).step("keep the attributes of", &change.path)
     }
 
     /// What is replaced stays its owner's, where that can be; what root adds becomes the tree's owner's.
-    fn give(&self, change: &Change, slot: &str) {
+    fn set_owner(&self, change: &Change, slot: &str) {
         let root = rustix::process::geteuid().is_root();
         let owner = match self.trees.target.stat(&change.path) {
             Ok(Some(old)) => Some(old),
@@ -223,7 +223,7 @@ impl Stage<'_> {
         let _ = rustix::fs::chownat(&self.dir, slot, Some(uid), Some(gid), flags);
     }
 
-    fn finish(mut self, name: &str) -> Outcome<Vec<Action>> {
+    fn finish(mut self, name: &str) -> FaultResult<Vec<ApplyAction>> {
         let flushed = match self.flush_each {
             true => rustix::fs::fsync(&self.dir),
             false => rustix::fs::syncfs(&self.dir),
@@ -237,15 +237,15 @@ impl Stage<'_> {
 }
 
 /// Whether what was staged is what was looked at.
-fn expect_digest(change: &Change, staged: ContentDigest) -> Outcome<()> {
+fn expect_digest(change: &Change, staged: ContentDigest) -> FaultResult<()> {
     match change.digest {
-        Some(seen) if seen != staged => Err(Fault::changed_meanwhile(&change.path)),
+        Some(seen) if seen != staged => Err(WorkspaceFault::changed_meanwhile(&change.path)),
         Some(_) | None => Ok(()),
     }
 }
 
 fn is_directory_mode(change: &Change) -> bool {
-    change.kind == ChangeKind::ModeChanged && change.becomes(NodeKind::Directory)
+    change.kind == ChangeKind::ModeChanged && change.has_new_kind(NodeKind::Directory)
 }
 
 fn keep_group(mode: u32, before: u32) -> u32 {
@@ -253,7 +253,7 @@ fn keep_group(mode: u32, before: u32) -> u32 {
 }
 
 /// The mode of a new file: its own where the guest chose it, else what is there.
-fn file_mode(change: &Change, now: Option<&Identity>) -> u32 {
+fn file_mode(change: &Change, now: Option<&FileIdentity>) -> u32 {
     let new = change.new.map_or(0o600, |node| node.mode);
     let chosen = change.old.is_none_or(|old| old.kind != NodeKind::File || old.mode != new);
     match now {

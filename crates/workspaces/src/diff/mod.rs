@@ -13,9 +13,9 @@ use crate::held::{self, HeldReason};
 use crate::path::TreePath;
 use crate::tree::NodeKind;
 
-pub(crate) use patch::patch;
+pub(crate) use patch::format_patch;
 pub use patch::printable;
-pub(crate) use scan::{Contents, scan};
+pub(crate) use scan::{Contents, scan_layer};
 
 /// Everything that differs, by path.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -94,7 +94,7 @@ impl Change {
         new: Option<&Stat>,
     ) -> Self {
         let (old, new) = (old.map(Node::of), new.map(Node::of));
-        let held = judge(&path, new.as_ref());
+        let held = find_held_reason(&path, new.as_ref());
         let digest = None;
         Self { path, kind, held, binary: false, old, new, digest, beneath: 0, was_below: false }
     }
@@ -110,17 +110,17 @@ impl Change {
     }
 
     /// Whether the new side is a thing of this kind.
-    pub(crate) fn becomes(&self, kind: NodeKind) -> bool {
+    pub(crate) fn has_new_kind(&self, kind: NodeKind) -> bool {
         self.new.is_some_and(|node| node.kind == kind)
     }
 
     /// Whether the old side is a thing of this kind.
-    pub(crate) fn was(&self, kind: NodeKind) -> bool {
+    pub(crate) fn has_old_kind(&self, kind: NodeKind) -> bool {
         self.old.is_some_and(|node| node.kind == kind)
     }
 }
 
-fn judge(path: &TreePath, new: Option<&Node>) -> Option<HeldReason> {
+fn find_held_reason(path: &TreePath, new: Option<&Node>) -> Option<HeldReason> {
     let named = match new {
         Some(_) => held::by_name(path),
         None => held::by_listed_name(path),

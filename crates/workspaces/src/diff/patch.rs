@@ -11,9 +11,9 @@ use stockade_core::is_unsafe_to_show;
 use super::{Change, ChangeKind, Diff};
 use crate::content;
 use crate::digest::ContentDigest;
-use crate::fault::{Fault, Outcome, Step};
+use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
 use crate::layer::Layer;
-use crate::tree::{NodeKind, Tree};
+use crate::tree::{NodeKind, OpenTree};
 
 /// The longest file whose text is compared.
 const LONGEST_FILE: usize = 1 << 20;
@@ -26,14 +26,14 @@ const FILE_DIFF_TIMEOUT: Duration = Duration::from_millis(500);
 const PATIENCE_IN_ALL: Duration = Duration::from_secs(20);
 
 /// What one side of a change holds.
-enum Side {
+enum PatchSide {
     Nothing,
     Text(Vec<u8>),
     Unshown(&'static str),
 }
 
 /// The whole diff as unified text, in the form git writes.
-pub(crate) fn patch(diff: &Diff, lower: &Tree, layer: &Layer) -> Outcome<String> {
+pub(crate) fn format_patch(diff: &Diff, lower: &OpenTree, layer: &Layer) -> FaultResult<String> {
     let mut text = String::new();
     let begun = Instant::now();
     for change in &diff.changes {
@@ -46,54 +46,54 @@ pub(crate) fn patch(diff: &Diff, lower: &Tree, layer: &Layer) -> Outcome<String>
     Ok(text)
 }
 
-fn write_change(text: &mut String, change: &Change, lower: &Tree, layer: &Layer) -> Outcome<()> {
-    header(text, change);
+fn write_change(text: &mut String, change: &Change, lower: &OpenTree, layer: &Layer) -> FaultResult<()> {
+    write_header(text, change);
     let old = match change.old.map(|node| node.kind) {
-        None => Side::Nothing,
+        None => PatchSide::Nothing,
         Some(NodeKind::File) => match lower.file(&change.path) {
-            Err(Errno::ACCESS) => Side::Unshown("a file that cannot be read"),
+            Err(Errno::ACCESS) => PatchSide::Unshown("a file that cannot be read"),
             file => read_side(file.step("open", &change.path)?, change)?,
         },
-        Some(NodeKind::Symlink) => Side::Text(lower.link(&change.path).step("read", &change.path)?),
-        Some(NodeKind::Directory) => Side::Unshown("a directory"),
-        Some(NodeKind::Special) => Side::Unshown("a device, fifo or socket"),
+        Some(NodeKind::Symlink) => PatchSide::Text(lower.link(&change.path).step("read", &change.path)?),
+        Some(NodeKind::Directory) => PatchSide::Unshown("a directory"),
+        Some(NodeKind::Special) => PatchSide::Unshown("a device, fifo or socket"),
     };
     let new = match change.new.map(|node| node.kind) {
-        None => Side::Nothing,
+        None => PatchSide::Nothing,
         Some(NodeKind::File) if change.held.as_ref().is_some_and(|why| !why.can_be_named()) => {
-            Side::Unshown("a file that cannot be read")
+            PatchSide::Unshown("a file that cannot be read")
         }
         Some(NodeKind::File) => read_side(layer.file(&change.path)?, change)?,
         Some(NodeKind::Symlink) => {
-            Side::Text(layer.tree().link(&change.path).step("read", &change.path)?)
+            PatchSide::Text(layer.tree().link(&change.path).step("read", &change.path)?)
         }
-        Some(NodeKind::Directory) => Side::Unshown("a directory"),
-        Some(NodeKind::Special) => Side::Unshown("a device, fifo or socket"),
+        Some(NodeKind::Directory) => PatchSide::Unshown("a directory"),
+        Some(NodeKind::Special) => PatchSide::Unshown("a device, fifo or socket"),
     };
     refuse_another(change, &new)?;
-    body(text, change, old, new);
+    write_body(text, change, old, new);
     Ok(())
 }
 
 /// What is shown is what the digest stands for, or nothing is (C-23).
-fn refuse_another(change: &Change, new: &Side) -> Outcome<()> {
-    let (Side::Text(text), Some(digest)) = (new, change.digest) else { return Ok(()) };
-    let read = match change.becomes(NodeKind::Symlink) {
+fn refuse_another(change: &Change, new: &PatchSide) -> FaultResult<()> {
+    let (PatchSide::Text(text), Some(digest)) = (new, change.digest) else { return Ok(()) };
+    let read = match change.has_new_kind(NodeKind::Symlink) {
         true => ContentDigest::of_bytes(text),
         false => ContentDigest::of_content(text),
     };
-    if read == digest { Ok(()) } else { Err(Fault::changed_meanwhile(&change.path)) }
+    if read == digest { Ok(()) } else { Err(WorkspaceFault::changed_meanwhile(&change.path)) }
 }
 
-fn read_side(file: std::fs::File, change: &Change) -> Outcome<Side> {
+fn read_side(file: std::fs::File, change: &Change) -> FaultResult<PatchSide> {
     if content::is_binary(&file).step("read", &change.path)? {
-        return Ok(Side::Unshown("not text"));
+        return Ok(PatchSide::Unshown("not text"));
     }
-    let whole = content::whole(&file, LONGEST_FILE).step("read", &change.path)?;
-    Ok(whole.map_or(Side::Unshown("too long to show"), Side::Text))
+    let whole = content::read_bounded(&file, LONGEST_FILE).step("read", &change.path)?;
+    Ok(whole.map_or(PatchSide::Unshown("too long to show"), PatchSide::Text))
 }
 
-fn header(text: &mut String, change: &Change) {
+fn write_header(text: &mut String, change: &Change) {
     let path = &change.path;
     let _ = writeln!(text, "diff --git a/{path} b/{path}");
     let mode = |node: super::Node| match node.kind {
@@ -115,25 +115,25 @@ fn header(text: &mut String, change: &Change) {
     }
 }
 
-fn body(text: &mut String, change: &Change, old: Side, new: Side) {
+fn write_body(text: &mut String, change: &Change, old: PatchSide, new: PatchSide) {
     if change.kind == ChangeKind::ModeChanged {
         return;
     }
     let (old_name, new_name) = (format!("a/{}", change.path), format!("b/{}", change.path));
-    let name = |side: &Side, name: String| match side {
-        Side::Nothing => "/dev/null".to_owned(),
-        Side::Text(_) | Side::Unshown(_) => name,
+    let name = |side: &PatchSide, name: String| match side {
+        PatchSide::Nothing => "/dev/null".to_owned(),
+        PatchSide::Text(_) | PatchSide::Unshown(_) => name,
     };
     let (old_name, new_name) = (name(&old, old_name), name(&new, new_name));
     let (old, new) = match (old, new) {
-        (Side::Unshown(what), _) | (_, Side::Unshown(what)) => {
+        (PatchSide::Unshown(what), _) | (_, PatchSide::Unshown(what)) => {
             let _ = writeln!(text, "# {old_name} and {new_name} differ: {what}");
             return;
         }
-        (Side::Nothing, Side::Nothing) => return,
-        (Side::Nothing, Side::Text(new)) => (Vec::new(), new),
-        (Side::Text(old), Side::Nothing) => (old, Vec::new()),
-        (Side::Text(old), Side::Text(new)) => (old, new),
+        (PatchSide::Nothing, PatchSide::Nothing) => return,
+        (PatchSide::Nothing, PatchSide::Text(new)) => (Vec::new(), new),
+        (PatchSide::Text(old), PatchSide::Nothing) => (old, Vec::new()),
+        (PatchSide::Text(old), PatchSide::Text(new)) => (old, new),
     };
     let mut config = TextDiff::configure();
     let compared = config

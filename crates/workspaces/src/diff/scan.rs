@@ -12,11 +12,11 @@ use rustix::io::Errno;
 use super::{Change, ChangeKind, Diff};
 use crate::content;
 use crate::digest::ContentDigest;
-use crate::fault::{Fault, Outcome, Step};
+use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
 use crate::held::{self, HeldReason};
 use crate::layer::{Index, Layer, is_opaque, is_redirected, is_whiteout};
 use crate::path::TreePath;
-use crate::tree::{NodeKind, Tree, names, stat_at};
+use crate::tree::{NodeKind, OpenTree, list_names, stat_at};
 use crate::walk::visit_open;
 
 /// Upper bound of the changes of one workspace.
@@ -42,16 +42,16 @@ enum Below {
     Hidden,
 }
 
-struct Scan<'a> {
-    lower: &'a Tree,
+struct LayerScan<'a> {
+    lower: &'a OpenTree,
     layer: &'a Layer,
     contents: Contents,
     found: Vec<Change>,
-    pending: Vec<Pending>,
+    pending: Vec<PendingDirectory>,
 }
 
 /// A directory of an upper that is still to be looked into.
-struct Pending {
+struct PendingDirectory {
     path: TreePath,
     below: Below,
     /// Where its own change is among those found.
@@ -59,17 +59,17 @@ struct Pending {
 }
 
 /// Compares a layer with the tree beneath it.
-pub(crate) fn scan(lower: &Tree, layer: &Layer, contents: Contents) -> Outcome<Diff> {
-    let root = Pending { path: TreePath::root(), below: Below::Merged, change: None };
+pub(crate) fn scan_layer(lower: &OpenTree, layer: &Layer, contents: Contents) -> FaultResult<Diff> {
+    let root = PendingDirectory { path: TreePath::root(), below: Below::Merged, change: None };
     let pending = vec![root];
-    let mut scan = Scan { lower, layer, contents, found: Vec::new(), pending };
+    let mut scan = LayerScan { lower, layer, contents, found: Vec::new(), pending };
     match layer {
         Layer::Upper(upper) => scan.upper(upper)?,
         Layer::Copy(copy, index) => scan.copy(copy, index)?,
     }
     let mut changes = scan.found;
     changes.sort_by(|one, other| one.path.cmp(&other.path));
-    crate::bare::hold(&mut changes, lower);
+    crate::bare::hold_repository_changes(&mut changes, lower);
     hold_within_held(&mut changes);
     Ok(Diff { changes })
 }
@@ -90,20 +90,20 @@ fn hold_within_held(changes: &mut [Change]) {
     }
 }
 
-impl Scan<'_> {
-    fn push(&mut self, change: Change) -> Outcome<()> {
+impl LayerScan<'_> {
+    fn push(&mut self, change: Change) -> FaultResult<()> {
         if self.found.len() >= MAX_CHANGES {
-            return Err(Fault::TooMany { what: "the diff", most: MAX_CHANGES });
+            return Err(WorkspaceFault::TooMany { what: "the diff", most: MAX_CHANGES });
         }
         self.found.push(change);
         Ok(())
     }
 
-    fn upper(&mut self, upper: &Tree) -> Outcome<()> {
-        while let Some(Pending { path, below, change }) = self.pending.pop() {
+    fn upper(&mut self, upper: &OpenTree) -> FaultResult<()> {
+        while let Some(PendingDirectory { path, below, change }) = self.pending.pop() {
             match upper.dir(&path) {
                 Ok(dir) => self.upper_directory(&path, &dir, below, change)?,
-                Err(Errno::ACCESS | Errno::NAMETOOLONG) => self.unreachable(&path, change)?,
+                Err(Errno::ACCESS | Errno::NAMETOOLONG) => self.record_unreachable(&path, change)?,
                 Err(errno) => return Err(errno).step("open", &path),
             }
         }
@@ -111,7 +111,7 @@ impl Scan<'_> {
     }
 
     /// A directory that its maker closed, or nested deeper than a path can say.
-    fn unreachable(&mut self, path: &TreePath, change: Option<usize>) -> Outcome<()> {
+    fn record_unreachable(&mut self, path: &TreePath, change: Option<usize>) -> FaultResult<()> {
         if let Some(known) = change.and_then(|at| self.found.get_mut(at)) {
             known.held = Some(HeldReason::OutOfReach);
             return Ok(());
@@ -127,9 +127,9 @@ impl Scan<'_> {
         dir: &OwnedFd,
         below: Below,
         change: Option<usize>,
-    ) -> Outcome<()> {
+    ) -> FaultResult<()> {
         if is_redirected(dir) {
-            return Err(Fault::Refused {
+            return Err(WorkspaceFault::Refused {
                 path: path.to_string(),
                 problem: "stands for a directory of another name",
                 remedy: "mount the overlay without `redirect_dir`",
@@ -144,13 +144,13 @@ impl Scan<'_> {
         // but not entered (mode 0400), or that is closed beneath, nothing is applied.
         let seen = list_entries(dir, under.as_ref()).and_then(|seen| {
             let gone = match below {
-                Below::Hidden => self.hidden(path, &seen)?,
+                Below::Hidden => self.list_hidden(path, &seen)?,
                 Below::Nothing | Below::Merged => Vec::new(),
             };
             Ok((seen, gone))
         });
         let (seen, gone) = match seen {
-            Err(Errno::ACCESS) => return self.unreachable(path, change),
+            Err(Errno::ACCESS) => return self.record_unreachable(path, change),
             seen => seen.step("list", path)?,
         };
         for (name, new, old) in seen {
@@ -164,10 +164,10 @@ impl Scan<'_> {
     }
 
     /// What an opaque directory hides is gone, unless it was made again.
-    fn hidden(
+    fn list_hidden(
         &self,
         path: &TreePath,
-        shown: &[Entry],
+        shown: &[ScanEntry],
     ) -> rustix::io::Result<Vec<(TreePath, Option<Stat>)>> {
         let mut gone = Vec::new();
         for name in self.lower.names(path)? {
@@ -180,7 +180,7 @@ impl Scan<'_> {
         Ok(gone)
     }
 
-    fn copy(&mut self, copy: &Tree, index: &Index) -> Outcome<()> {
+    fn copy(&mut self, copy: &OpenTree, index: &Index) -> FaultResult<()> {
         let mut seen = HashSet::new();
         let mut found = Vec::new();
         let closed = visit_open(copy, &TreePath::root(), |path, stat| {
@@ -195,7 +195,7 @@ impl Scan<'_> {
         })?;
         for (path, new) in found {
             match self.lower.stat(&path) {
-                Err(Errno::ACCESS) => self.unreachable(&path, None)?,
+                Err(Errno::ACCESS) => self.record_unreachable(&path, None)?,
                 old => {
                     let old = old.step("look at", &path)?;
                     self.entry(path, &new, old.as_ref(), Below::Nothing)?;
@@ -204,23 +204,23 @@ impl Scan<'_> {
         }
         self.pending.clear();
         let closed: HashSet<_> = closed.into_iter().collect();
-        let places = self.places(&closed);
+        let places = self.find_change_indexes(&closed);
         for path in &closed {
-            self.unreachable(path, places.get(path).copied())?;
+            self.record_unreachable(path, places.get(path).copied())?;
         }
         let gone = |path: &&TreePath| !seen.contains(path) && !path.is_within_any(&closed);
-        self.missing(index.paths().filter(gone).collect())
+        self.record_missing(index.paths().filter(gone).collect())
     }
 
     /// Where the changes at some paths are.
-    fn places(&self, paths: &HashSet<TreePath>) -> HashMap<TreePath, usize> {
+    fn find_change_indexes(&self, paths: &HashSet<TreePath>) -> HashMap<TreePath, usize> {
         let found = self.found.iter().enumerate();
         let wanted = found.filter(|(_, change)| paths.contains(&change.path));
         wanted.map(|(at, change)| (change.path.clone(), at)).collect()
     }
 
     /// Of what is gone from a copy, the topmost entries stand for all beneath them.
-    fn missing(&mut self, paths: Vec<&TreePath>) -> Outcome<()> {
+    fn record_missing(&mut self, paths: Vec<&TreePath>) -> FaultResult<()> {
         for path in paths {
             let Some((parent, _)) = path.split() else { continue };
             let above = self.layer.tree().stat(&parent).step("look at", &parent)?;
@@ -229,7 +229,7 @@ impl Scan<'_> {
                 continue;
             }
             match self.lower.stat(path) {
-                Err(Errno::ACCESS) => self.unreachable(path, None)?,
+                Err(Errno::ACCESS) => self.record_unreachable(path, None)?,
                 old => self.maybe_removed(path.clone(), old.step("look at", path)?)?,
             }
         }
@@ -242,7 +242,7 @@ impl Scan<'_> {
         new: &Stat,
         old: Option<&Stat>,
         below: Below,
-    ) -> Outcome<()> {
+    ) -> FaultResult<()> {
         match NodeKind::of(new) {
             NodeKind::Directory => self.directory(path, new, old, below),
             NodeKind::File => self.file(path, new, old),
@@ -260,7 +260,7 @@ impl Scan<'_> {
         new: &Stat,
         old: Option<&Stat>,
         below: Below,
-    ) -> Outcome<()> {
+    ) -> FaultResult<()> {
         let both = old.is_some_and(|old| NodeKind::of(old) == NodeKind::Directory);
         // The group bit is inherited from the directory above, not chosen.
         let moded = old.is_some_and(|old| (old.st_mode ^ new.st_mode) & 0o5777 != 0);
@@ -271,17 +271,17 @@ impl Scan<'_> {
         };
         let change = kind.map(|_| self.found.len());
         let below = if both { below } else { Below::Nothing };
-        self.pending.push(Pending { path: path.clone(), below, change });
+        self.pending.push(PendingDirectory { path: path.clone(), below, change });
         match kind {
             Some(kind) => self.with_removed(Change::new(path, kind, old, Some(new))),
             None => Ok(()),
         }
     }
 
-    fn file(&mut self, path: TreePath, new: &Stat, old: Option<&Stat>) -> Outcome<()> {
+    fn file(&mut self, path: TreePath, new: &Stat, old: Option<&Stat>) -> FaultResult<()> {
         let mut change = Change::new(path, kind_of(old, NodeKind::File), old, Some(new));
         let file = match self.layer.file(&change.path) {
-            Err(Fault::Io { source, .. })
+            Err(WorkspaceFault::Io { source, .. })
                 if source.kind() == std::io::ErrorKind::PermissionDenied =>
             {
                 change.held = Some(HeldReason::OutOfReach);
@@ -304,20 +304,20 @@ impl Scan<'_> {
     }
 
     /// Whether the file beneath has the same content. One that cannot be read is another.
-    fn is_same(&self, path: &TreePath, file: &File) -> Outcome<bool> {
+    fn is_same(&self, path: &TreePath, file: &File) -> FaultResult<bool> {
         match self.lower.file(path) {
             Err(Errno::ACCESS) => Ok(false),
-            under => content::same(&under.step("open", path)?, file).step("compare", path),
+            under => content::has_same_content(&under.step("open", path)?, file).step("compare", path),
         }
     }
 
-    fn link(&mut self, path: TreePath, new: &Stat, old: Option<&Stat>) -> Outcome<()> {
+    fn link(&mut self, path: TreePath, new: &Stat, old: Option<&Stat>) -> FaultResult<()> {
         let target = self.layer.tree().link(&path).step("read", &path)?;
         let kind = kind_of(old, NodeKind::Symlink);
         if kind == ChangeKind::Changed && self.lower.link(&path).step("read", &path)? == target {
             return Ok(());
         }
-        let leaves = held::leaves(self.lower, &path, &target);
+        let leaves = held::is_link_leaving(self.lower, &path, &target);
         let mut change = Change::new(path, kind, old, Some(new));
         change.digest = Some(ContentDigest::of_bytes(&target));
         if leaves {
@@ -326,7 +326,7 @@ impl Scan<'_> {
         self.with_removed(change)
     }
 
-    fn maybe_removed(&mut self, path: TreePath, old: Option<Stat>) -> Outcome<()> {
+    fn maybe_removed(&mut self, path: TreePath, old: Option<Stat>) -> FaultResult<()> {
         match old {
             Some(old) => {
                 self.with_removed(Change::new(path, ChangeKind::Removed, Some(&old), None))
@@ -336,8 +336,8 @@ impl Scan<'_> {
     }
 
     /// Adds a change, and what goes with it where it takes a directory away.
-    fn with_removed(&mut self, mut change: Change) -> Outcome<()> {
-        if change.was(NodeKind::Directory) && !change.becomes(NodeKind::Directory) {
+    fn with_removed(&mut self, mut change: Change) -> FaultResult<()> {
+        if change.has_old_kind(NodeKind::Directory) && !change.has_new_kind(NodeKind::Directory) {
             let mut first = None;
             let closed = visit_open(self.lower, &change.path, |path, _| {
                 change.beneath += 1;
@@ -358,12 +358,12 @@ impl Scan<'_> {
 }
 
 /// A name in a directory of an upper, what it is there, and what it is beneath.
-type Entry = (Vec<u8>, Stat, Option<Stat>);
+type ScanEntry = (Vec<u8>, Stat, Option<Stat>);
 
 /// Everything in a directory, sorted by name. What disappears meanwhile is passed over.
-fn list_entries(dir: &OwnedFd, under: Option<&OwnedFd>) -> rustix::io::Result<Vec<Entry>> {
+fn list_entries(dir: &OwnedFd, under: Option<&OwnedFd>) -> rustix::io::Result<Vec<ScanEntry>> {
     let mut entries = Vec::new();
-    for name in names(dir)? {
+    for name in list_names(dir)? {
         let Some(new) = stat_at(dir, &name)? else { continue };
         let old = match under {
             Some(under) => stat_at(under, &name)?,

@@ -6,42 +6,42 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 use stockade_engine::draft_name;
 
-use super::run::Run;
-use super::source::short;
-use super::{Commit, Source};
-use crate::fault::{Outcome, Step};
-use crate::remove::remove;
+use super::run::GitRun;
+use super::source::short_hex;
+use super::{Commit, GitSource};
+use crate::fault::{FaultResult, FaultStep};
+use crate::remove::remove_entry;
 
 pub(super) const CHECKOUT_DRAFT_PREFIX: &str = "checkout";
 
 /// The checkout of a commit, made if need be.
-pub(crate) fn checkout(store: &Path, source: &Source, commit: &Commit) -> Outcome<PathBuf> {
+pub(crate) fn prepare_checkout(store: &Path, source: &GitSource, commit: &Commit) -> FaultResult<PathBuf> {
     let mut hash = Sha256::new();
     hash.update(&commit.id);
     hash.update([0]);
     hash.update(commit.branch.as_deref().unwrap_or_default());
-    let tree = store.join(short(&hash.finalize()));
+    let tree = store.join(short_hex(&hash.finalize()));
     if tree.exists() {
         return Ok(tree);
     }
     let draft = store.join(draft_name(CHECKOUT_DRAFT_PREFIX));
-    make(&store.join("store"), &draft, source, commit)?;
+    create_checkout(&store.join("store"), &draft, source, commit)?;
     std::fs::rename(&draft, &tree).step("name", tree.display())?;
     Ok(tree)
 }
 
-fn make(bare: &Path, draft: &Path, source: &Source, commit: &Commit) -> Outcome<()> {
+fn create_checkout(bare: &Path, draft: &Path, source: &GitSource, commit: &Commit) -> FaultResult<()> {
     let step = "check out";
-    Run::without_configuration(step, source)
+    GitRun::without_configuration(step, source)
         .args(["clone", "--quiet", "--local", "--no-checkout", "--template="])
         .args(["--no-recurse-submodules", "--"])
         .args([bare, draft])
         .run()?;
-    Run::without_configuration(step, source)
+    GitRun::without_configuration(step, source)
         .within(draft)
         .args(["remote", "set-url", "--", "origin", &source.public])
         .run()?;
-    let run = Run::without_configuration(step, source).within(draft);
+    let run = GitRun::without_configuration(step, source).within(draft);
     match &commit.branch {
         Some(branch) => run
             .args(["checkout", "--quiet", "--force", "--no-track", "-B", branch, &commit.id])
@@ -53,11 +53,11 @@ fn make(bare: &Path, draft: &Path, source: &Source, commit: &Commit) -> Outcome<
 
 /// Removes what processes left that were killed while they made a checkout. The caller holds the
 /// store's lock, so nobody is at it.
-pub(crate) fn clear_drafts(store: &Path) -> Outcome<()> {
-    let dir = crate::store::tree(store)?;
-    for name in crate::tree::names(&dir).step("list", store.display())? {
+pub(crate) fn clear_drafts(store: &Path) -> FaultResult<()> {
+    let dir = crate::store::open_tree(store)?;
+    for name in crate::tree::list_names(&dir).step("list", store.display())? {
         if name.starts_with(format!(".{CHECKOUT_DRAFT_PREFIX}-").as_bytes()) {
-            remove(&dir, &name).step("remove", store.display())?;
+            remove_entry(&dir, &name).step("remove", store.display())?;
         }
     }
     Ok(())

@@ -2,18 +2,18 @@
 
 use std::path::Path;
 
-use super::run::Run;
-use super::{Commit, GitFault, Source};
-use crate::fault::Outcome;
+use super::run::GitRun;
+use super::{Commit, GitFault, GitSource};
+use crate::fault::FaultResult;
 
 const BRANCHES_REFSPEC: &str = "+refs/heads/*:refs/heads/*";
 const TAGS_REFSPEC: &str = "+refs/tags/*:refs/tags/*";
 
 /// Fetches, unless a commit is named that is there already, and resolves.
-pub(crate) fn fetch(store: &Path, source: &Source, rev: Option<&str>) -> Outcome<Commit> {
+pub(crate) fn fetch_commit(store: &Path, source: &GitSource, rev: Option<&str>) -> FaultResult<Commit> {
     let bare = store.join("store");
     if !bare.join("HEAD").exists() {
-        let make = Run::without_configuration("make a store for", source);
+        let make = GitRun::without_configuration("make a store for", source);
         make.args(["init", "--quiet", "--bare", "--template="]).args([&bare]).run()?;
     }
     if let Some(id) = rev.filter(|rev| is_full(rev))
@@ -27,13 +27,13 @@ pub(crate) fn fetch(store: &Path, source: &Source, rev: Option<&str>) -> Outcome
     };
     fetch_refs(&bare, source, &[BRANCHES_REFSPEC, TAGS_REFSPEC])?;
     match (rev, main) {
-        (Some(rev), _) => resolve(&bare, source, rev),
+        (Some(rev), _) => resolve_revision(&bare, source, rev),
         (None, main) => resolve_default(&bare, source, main.flatten()),
     }
 }
 
-fn fetch_refs(bare: &Path, source: &Source, what: &[&str]) -> Outcome<()> {
-    Run::with_configuration("fetch from", source)
+fn fetch_refs(bare: &Path, source: &GitSource, what: &[&str]) -> FaultResult<()> {
+    GitRun::with_configuration("fetch from", source)
         .at(bare)
         .args(["fetch", "--quiet", "--force", "--prune", "--no-tags", "--no-recurse-submodules"])
         .args(["--no-write-fetch-head", "--no-auto-maintenance", "--", &source.address])
@@ -43,8 +43,8 @@ fn fetch_refs(bare: &Path, source: &Source, what: &[&str]) -> Outcome<()> {
 }
 
 /// The branch that the other side's `HEAD` names.
-fn default_branch(bare: &Path, source: &Source) -> Outcome<Option<String>> {
-    let listed = Run::with_configuration("look at", source)
+fn default_branch(bare: &Path, source: &GitSource) -> FaultResult<Option<String>> {
+    let listed = GitRun::with_configuration("look at", source)
         .at(bare)
         .args(["ls-remote", "--symref", "--", &source.address, "HEAD"])
         .run()?;
@@ -55,9 +55,9 @@ fn default_branch(bare: &Path, source: &Source) -> Outcome<Option<String>> {
     Ok(named.and_then(|rest| rest.split_whitespace().next()).map(str::to_owned))
 }
 
-fn resolve_default(bare: &Path, source: &Source, branch: Option<String>) -> Outcome<Commit> {
+fn resolve_default(bare: &Path, source: &GitSource, branch: Option<String>) -> FaultResult<Commit> {
     if let Some(branch) = branch {
-        return resolve(bare, source, &branch);
+        return resolve_revision(bare, source, &branch);
     }
     // A HEAD that stands on no branch.
     fetch_refs(bare, source, &["+HEAD:refs/stockade/head"])?;
@@ -66,7 +66,7 @@ fn resolve_default(bare: &Path, source: &Source, branch: Option<String>) -> Outc
     Ok(Commit { id, branch: None })
 }
 
-fn resolve(bare: &Path, source: &Source, rev: &str) -> Outcome<Commit> {
+fn resolve_revision(bare: &Path, source: &GitSource, rev: &str) -> FaultResult<Commit> {
     if let Some(id) = commit_of(bare, source, &format!("refs/heads/{rev}"))? {
         return Ok(Commit { id, branch: Some(rev.to_owned()) });
     }
@@ -83,8 +83,8 @@ fn resolve(bare: &Path, source: &Source, rev: &str) -> Outcome<Commit> {
     Ok(Commit { id: id.ok_or_else(missing)?, branch: None })
 }
 
-fn commit_of(bare: &Path, source: &Source, name: &str) -> Result<Option<String>, GitFault> {
-    let ran = Run::without_configuration("look into", source)
+fn commit_of(bare: &Path, source: &GitSource, name: &str) -> Result<Option<String>, GitFault> {
+    let ran = GitRun::without_configuration("look into", source)
         .at(bare)
         .args(["rev-parse", "--quiet", "--verify", "--end-of-options"])
         .args([format!("{name}^{{commit}}")])
@@ -93,8 +93,8 @@ fn commit_of(bare: &Path, source: &Source, name: &str) -> Result<Option<String>,
     Ok(id.filter(|_| ran.success))
 }
 
-fn has_commit(bare: &Path, source: &Source, id: &str) -> Result<bool, GitFault> {
-    let run = Run::without_configuration("look into", source).at(bare);
+fn has_commit(bare: &Path, source: &GitSource, id: &str) -> Result<bool, GitFault> {
+    let run = GitRun::without_configuration("look into", source).at(bare);
     Ok(run.args(["cat-file", "-e", &format!("{id}^{{commit}}")]).ask()?.success)
 }
 

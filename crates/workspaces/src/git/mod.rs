@@ -21,9 +21,9 @@ use rustix::io::Errno;
 use stockade_core::ErrorCode;
 use stockade_engine::{Directory, Locked, Sharing};
 
-use crate::fault::{Fault, Outcome, Step};
-pub(crate) use prune::prune;
-pub(crate) use source::Source;
+use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
+pub(crate) use prune::prune_checkouts;
+pub(crate) use source::GitSource;
 
 /// Timeout of one run of git, and of waiting for the fetch of another process.
 pub(crate) const GIT_TIMEOUT: Duration = Duration::from_secs(600);
@@ -91,15 +91,15 @@ pub(crate) struct Commit {
 
 /// Makes sure that there is a checkout of what is asked for. Concurrent calls for one repository wait
 /// for one another.
-pub(crate) fn prepare(stores: &Directory, source: &str, rev: Option<&str>) -> Outcome<Checkout> {
-    let source = Source::parse(source)?;
+pub(crate) fn prepare_source(stores: &Directory, source: &str, rev: Option<&str>) -> FaultResult<Checkout> {
+    let source = GitSource::parse(source)?;
     let rev = rev.map(source::check_rev).transpose()?;
     let store = stores.path_of(&source.key());
-    let _lock = lock(stores, &source.key())?;
+    let _lock = lock_store(stores, &source.key())?;
     checkout::clear_drafts(&store)?;
-    let commit = fetch::fetch(&store, &source, rev)?;
-    let tree = checkout::checkout(&store, &source, &commit)?;
-    prune::mark(&tree)?;
+    let commit = fetch::fetch_commit(&store, &source, rev)?;
+    let tree = checkout::prepare_checkout(&store, &source, &commit)?;
+    prune::mark_used(&tree)?;
     let mut metadata = BTreeMap::new();
     metadata.insert("git.remote".to_owned(), source.public.clone());
     metadata.insert("git.commit".to_owned(), commit.id);
@@ -108,7 +108,7 @@ pub(crate) fn prepare(stores: &Directory, source: &str, rev: Option<&str>) -> Ou
 }
 
 /// A store's directory, made if need be. One that was removed while this waited is made anew.
-fn lock(stores: &Directory, key: &str) -> Outcome<Locked> {
+fn lock_store(stores: &Directory, key: &str) -> FaultResult<Locked> {
     let path = stores.path_of(key);
     for _ in 0..MAX_LOCK_ATTEMPTS {
         match rustix::fs::mkdirat(stores, key, Mode::from_raw_mode(0o700)) {
@@ -119,12 +119,12 @@ fn lock(stores: &Directory, key: &str) -> Outcome<Locked> {
         let Ok(dir) = stores.open(key, flags) else { continue };
         let lock =
             Locked::within(dir, Sharing::Exclusive, GIT_TIMEOUT).step("lock", path.display())?;
-        let lock = lock.ok_or_else(|| Fault::Held(path.display().to_string()))?;
+        let lock = lock.ok_or_else(|| WorkspaceFault::Held(path.display().to_string()))?;
         let mine = rustix::fs::fstat(lock.file()).step("look at", path.display())?.st_ino;
         let there = rustix::fs::statat(stores, key, AtFlags::SYMLINK_NOFOLLOW);
         if there.is_ok_and(|there| there.st_ino == mine) {
             return Ok(lock);
         }
     }
-    Err(Fault::Held(path.display().to_string()))
+    Err(WorkspaceFault::Held(path.display().to_string()))
 }

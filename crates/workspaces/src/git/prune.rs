@@ -10,10 +10,10 @@ use rustix::fs::OFlags;
 use stockade_engine::{Directory, Locked, Sharing, draft_name};
 
 use super::checkout::{CHECKOUT_DRAFT_PREFIX, clear_drafts};
-use crate::fault::{Outcome, Step};
-use crate::remove::remove;
-use crate::store::tree;
-use crate::tree::names;
+use crate::fault::{FaultResult, FaultStep};
+use crate::remove::remove_entry;
+use crate::store::open_tree;
+use crate::tree::list_names;
 
 /// Age below which a checkout is never removed: longer than making a workspace takes.
 const MIN_UNUSED_AGE: Duration = Duration::from_secs(3600);
@@ -21,7 +21,7 @@ const USED_STAMP_SUFFIX: &str = ".used";
 const REMOVED_STORE_PREFIX: &str = "gone";
 
 /// Notes that a checkout was asked for now.
-pub(crate) fn mark(checkout: &Path) -> Outcome<()> {
+pub(crate) fn mark_used(checkout: &Path) -> FaultResult<()> {
     let path = used_stamp_path(checkout);
     let mark = File::create(&path).step("create", path.display())?;
     mark.set_modified(SystemTime::now()).step("write", path.display())
@@ -35,11 +35,11 @@ fn used_stamp_path(checkout: &Path) -> PathBuf {
 
 /// Removes what is not among `viewed` and was not asked for within `unused`; answers how many checkouts.
 /// Stores that somebody is at are passed over.
-pub(crate) fn prune(
+pub(crate) fn prune_checkouts(
     stores: &Directory,
     viewed: &BTreeSet<PathBuf>,
     unused: Duration,
-) -> Outcome<usize> {
+) -> FaultResult<usize> {
     let mut removed = 0;
     for name in stores.names().step("list", stores.path().display())? {
         let half_gone = name.starts_with(&format!(".{REMOVED_STORE_PREFIX}-"));
@@ -62,16 +62,16 @@ pub(crate) fn prune(
         }
         let gone = draft_name(REMOVED_STORE_PREFIX);
         stores.rename(&name, &gone).step("remove", path.display())?;
-        remove(stores, gone.as_bytes()).step("remove", path.display())?;
+        remove_entry(stores, gone.as_bytes()).step("remove", path.display())?;
     }
     Ok(removed)
 }
 
 /// How many checkouts of a store were removed, and how many are left.
-fn thin_out(store: &Path, viewed: &BTreeSet<PathBuf>, unused: Duration) -> Outcome<(usize, usize)> {
-    let dir = tree(store)?;
+fn thin_out(store: &Path, viewed: &BTreeSet<PathBuf>, unused: Duration) -> FaultResult<(usize, usize)> {
+    let dir = open_tree(store)?;
     let (mut gone, mut left) = (0, 0);
-    for name in names(&dir).step("list", store.display())? {
+    for name in list_names(&dir).step("list", store.display())? {
         let Some(name) = std::str::from_utf8(&name).ok().filter(|name| is_checkout(name)) else {
             continue;
         };
@@ -83,7 +83,7 @@ fn thin_out(store: &Path, viewed: &BTreeSet<PathBuf>, unused: Duration) -> Outco
         let draft = draft_name(CHECKOUT_DRAFT_PREFIX);
         rustix::fs::renameat(&dir, name, &dir, draft.as_str())
             .step("remove", checkout.display())?;
-        remove(&dir, draft.as_bytes()).step("remove", checkout.display())?;
+        remove_entry(&dir, draft.as_bytes()).step("remove", checkout.display())?;
         let _ = std::fs::remove_file(used_stamp_path(&checkout));
         gone += 1;
     }

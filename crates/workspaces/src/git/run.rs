@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-use super::{GIT_TIMEOUT, GitFault, Source};
+use super::{GIT_TIMEOUT, GitFault, GitSource};
 use crate::diff::printable;
 
 /// Output of git up to which it is kept.
@@ -34,23 +34,23 @@ const INHERITED_GIT_VARS: [&str; 9] = [
 ];
 
 /// One run of git.
-pub(crate) struct Run<'a> {
+pub(crate) struct GitRun<'a> {
     command: Command,
     step: &'static str,
-    source: &'a Source,
+    source: &'a GitSource,
     limit: Duration,
 }
 
 /// How it ended.
-pub(crate) struct Ran {
+pub(crate) struct GitOutput {
     pub(crate) success: bool,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
-impl<'a> Run<'a> {
+impl<'a> GitRun<'a> {
     /// A run with the user's configuration, for reaching a repository.
-    pub(crate) fn with_configuration(step: &'static str, source: &'a Source) -> Self {
+    pub(crate) fn with_configuration(step: &'static str, source: &'a GitSource) -> Self {
         let mut run = Self::bare(step, source);
         if let Some((user, password)) = &source.login {
             // Not in the arguments, which everybody on the machine can read.
@@ -68,14 +68,14 @@ impl<'a> Run<'a> {
     }
 
     /// A run without anybody's configuration.
-    pub(crate) fn without_configuration(step: &'static str, source: &'a Source) -> Self {
+    pub(crate) fn without_configuration(step: &'static str, source: &'a GitSource) -> Self {
         let mut run = Self::bare(step, source);
         run.command.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1");
         run.command.env("GIT_ATTR_NOSYSTEM", "1");
         run
     }
 
-    fn bare(step: &'static str, source: &'a Source) -> Self {
+    fn bare(step: &'static str, source: &'a GitSource) -> Self {
         let mut command = Command::new("git");
         // Not where the caller stands: a guest may have written that repository's configuration.
         command.current_dir("/");
@@ -119,7 +119,7 @@ impl<'a> Run<'a> {
     }
 
     /// Runs it, and takes its failing for an answer.
-    pub(crate) fn ask(self) -> Result<Ran, GitFault> {
+    pub(crate) fn ask(self) -> Result<GitOutput, GitFault> {
         let Self { mut command, step, source, limit } = self;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.process_group(0).spawn().map_err(|error| {
@@ -130,10 +130,10 @@ impl<'a> Run<'a> {
                 git_failure(step, source, &error.to_string())
             }
         })?;
-        let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
-        let in_time = wait(&child, limit);
+        let (stdout, stderr) = (drain_pipe(child.stdout.take()), drain_pipe(child.stderr.take()));
+        let in_time = wait_for_child(&child, limit);
         if !in_time {
-            kill(&child);
+            kill_child(&child);
         }
         let status = child.wait().map_err(|error| git_failure(step, source, &error.to_string()))?;
         let text = |said: JoinHandle<Vec<u8>>| {
@@ -141,7 +141,7 @@ impl<'a> Run<'a> {
         };
         let (stdout, stderr) = (text(stdout), text(stderr));
         match in_time {
-            true => Ok(Ran { success: status.success(), stdout, stderr }),
+            true => Ok(GitOutput { success: status.success(), stdout, stderr }),
             false => Err(GitFault::TooSlow { step, remote: source.public.clone(), limit }),
         }
     }
@@ -155,10 +155,10 @@ impl<'a> Run<'a> {
 }
 
 /// Whether the user says how ssh is to be run. If not, it is told not to ask questions.
-fn chooses_ssh(source: &Source) -> bool {
+fn chooses_ssh(source: &GitSource) -> bool {
     let named = ["GIT_SSH", "GIT_SSH_COMMAND"].iter().any(|name| std::env::var_os(name).is_some());
     let configured = || {
-        let ask = Run::bare("look at", source).args(["config", "--get", "core.sshCommand"]).ask();
+        let ask = GitRun::bare("look at", source).args(["config", "--get", "core.sshCommand"]).ask();
         ask.is_ok_and(|ran| ran.success)
     };
     named || configured()
@@ -168,7 +168,7 @@ fn chooses_ssh(source: &Source) -> bool {
 const CREDENTIAL_HELPER: &str = "!f() { test \"$1\" = get && printf 'username=%s\\npassword=%s\\n' \
     \"$STOCKADE_GIT_USER\" \"$STOCKADE_GIT_PASSWORD\"; }; f";
 
-fn git_failure(step: &'static str, source: &Source, said: &str) -> GitFault {
+fn git_failure(step: &'static str, source: &GitSource, said: &str) -> GitFault {
     let mut said = said.trim().replace(&source.address, &source.public);
     if let Some((_, password)) = source.login.as_ref().filter(|(_, password)| !password.is_empty())
     {
@@ -180,7 +180,7 @@ fn git_failure(step: &'static str, source: &Source, said: &str) -> GitFault {
 }
 
 /// Reads all that comes, keeps so much of it.
-fn drain(from: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
+fn drain_pipe(from: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let (mut kept, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
         let Some(mut from) = from else { return kept };
@@ -193,7 +193,7 @@ fn drain(from: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
 }
 
 /// Whether it ended in time.
-fn wait(child: &Child, limit: Duration) -> bool {
+fn wait_for_child(child: &Child, limit: Duration) -> bool {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let Some(fd) = pid.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok())
     else {
@@ -213,7 +213,7 @@ fn wait(child: &Child, limit: Duration) -> bool {
     }
 }
 
-fn kill(child: &Child) {
+fn kill_child(child: &Child) {
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = rustix::process::kill_process_group(group, Signal::KILL);
     }

@@ -9,7 +9,7 @@ const ALLOWED_SCHEMES: [&str; 5] = ["https", "http", "ssh", "git", "file"];
 
 /// A repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Source {
+pub(crate) struct GitSource {
     /// What git is given: without a password, in any case.
     pub(crate) address: String,
     /// What may be written down: without a user, a password, a query or a fragment.
@@ -18,7 +18,7 @@ pub(crate) struct Source {
     pub(crate) login: Option<(String, String)>,
 }
 
-impl Source {
+impl GitSource {
     pub(crate) fn parse(given: &str) -> Result<Self, GitFault> {
         let wrong = |problem| {
             Err(GitFault::BadSource {
@@ -59,7 +59,7 @@ impl Source {
             user.map_or(("", ""), |user| user.split_once(':').unwrap_or((user, "")));
         match scheme {
             "http" | "https" => {
-                let login = user.map(|_| (decoded(name), decoded(password)));
+                let login = user.map(|_| (decode_percent(name), decode_percent(password)));
                 Self { address: format!("{scheme}://{host}{path}"), public, login }
             }
             // The user's name is part of the way there; a password is not.
@@ -100,12 +100,12 @@ impl Source {
             hash.update([0]);
             hash.update(user);
         }
-        short(&hash.finalize())
+        short_hex(&hash.finalize())
     }
 }
 
 /// The first 20 hexadecimal digits of a hash.
-pub(crate) fn short(hash: &[u8]) -> String {
+pub(crate) fn short_hex(hash: &[u8]) -> String {
     hash.iter().take(10).map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -118,7 +118,7 @@ fn without_user(given: &str) -> String {
     if scheme.is_empty() { format!("{host}{path}") } else { format!("{scheme}://{host}{path}") }
 }
 
-fn decoded(text: &str) -> String {
+fn decode_percent(text: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
     while let Some((&byte, after)) = rest.split_first() {
@@ -163,19 +163,19 @@ mod tests {
             ("ssh://git:pw@h:22/a", "ssh://git@h:22/a", "ssh://h:22/a"),
             ("git@h:a/b.git", "git@h:a/b.git", "h:a/b.git"),
         ] {
-            let source = Source::parse(given).unwrap();
+            let source = GitSource::parse(given).unwrap();
             assert_eq!((source.address.as_str(), source.public.as_str()), (address, public));
         }
-        let login = Source::parse("https://u:p%40x@h/a").unwrap().login;
+        let login = GitSource::parse("https://u:p%40x@h/a").unwrap().login;
         assert_eq!(login, Some(("u".into(), "p@x".into())));
     }
 
     #[test]
     fn addresses_that_run_programs_are_refused_without_telling_the_password() {
         for given in ["ext::sh -c id", "-u", "--upload-pack=x", "", "ftp://h/a", "a\nb", "fd::17"] {
-            assert!(Source::parse(given).is_err(), "{given}");
+            assert!(GitSource::parse(given).is_err(), "{given}");
         }
-        let error = Source::parse("ftp://me:secret@h/a").unwrap_err();
+        let error = GitSource::parse("ftp://me:secret@h/a").unwrap_err();
         assert!(!error.to_string().contains("secret"), "{error}");
     }
 

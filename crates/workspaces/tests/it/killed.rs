@@ -122,9 +122,9 @@ fn duration(base: &Path) -> Duration {
 }
 
 /// Numbers that are the same in every run.
-struct Numbers(u64);
+struct KillNumbers(u64);
 
-impl Numbers {
+impl KillNumbers {
     fn below(&mut self, most: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -135,7 +135,7 @@ impl Numbers {
 
 /// How many trees were found in which state.
 #[derive(Debug, Default)]
-struct Tally {
+struct KillTally {
     before: u32,
     after: u32,
     midway: u32,
@@ -143,11 +143,11 @@ struct Tally {
 }
 
 /// Kills an apply, and now and then the recovery after it, and looks at what is left.
-fn kill(base: &Path, kills: u32) -> Tally {
+fn kill(base: &Path, kills: u32) -> KillTally {
     let expected = after(base);
     let span = duration(base).as_micros() as u64 * 5 / 4;
-    let mut numbers = Numbers(0x5eed);
-    let mut tally = Tally::default();
+    let mut numbers = KillNumbers(0x5eed);
+    let mut tally = KillTally::default();
     for _ in 0..kills {
         let (place, id) = ready(base);
         let before = picture(&place.source());

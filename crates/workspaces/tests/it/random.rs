@@ -10,9 +10,9 @@ use crate::common::{Place, inside, memory, ordinary, picture, write};
 const ROUND_COUNT: u64 = 40;
 
 /// Numbers that are the same in every run.
-struct Numbers(u64);
+struct RandomNumbers(u64);
 
-impl Numbers {
+impl RandomNumbers {
     fn below(&mut self, most: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -29,7 +29,7 @@ impl Numbers {
     }
 }
 
-fn furnish(source: &Path, numbers: &mut Numbers) {
+fn furnish(source: &Path, numbers: &mut RandomNumbers) {
     for number in 0..20 {
         let path = source.join(numbers.path());
         let parent = path.parent().unwrap();
@@ -40,7 +40,7 @@ fn furnish(source: &Path, numbers: &mut Numbers) {
 }
 
 /// A shell script that does things in the tree it stands in; what cannot be done is left out.
-fn script(numbers: &mut Numbers) -> String {
+fn script(numbers: &mut RandomNumbers) -> String {
     let mut script = String::new();
     for number in 0..30 {
         let (one, other) = (numbers.path(), numbers.path());
@@ -73,7 +73,7 @@ fn done(place: &Place, id: &stockade_core::WorkspaceId, looks: &Path, script: &s
 #[test]
 fn what_was_done_to_a_copy_is_done_to_the_tree() {
     for round in 1..=ROUND_COUNT {
-        let (place, mut numbers) = (Place::on(&memory()), Numbers(round * 7919));
+        let (place, mut numbers) = (Place::on(&memory()), RandomNumbers(round * 7919));
         furnish(&place.source(), &mut numbers);
         let workspace = place.copied();
         for _ in 0..2 {
@@ -89,7 +89,7 @@ fn what_was_done_to_a_copy_is_done_to_the_tree() {
 #[test]
 fn what_was_done_through_the_kernels_overlay_is_done_to_the_tree() {
     for round in 1..=ROUND_COUNT {
-        let (place, mut numbers) = (Place::on(&memory()), Numbers(round * 104_729));
+        let (place, mut numbers) = (Place::on(&memory()), RandomNumbers(round * 104_729));
         furnish(&place.source(), &mut numbers);
         let workspace = place.overlay();
         for turn in 0..2 {

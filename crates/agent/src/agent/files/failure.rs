@@ -11,14 +11,14 @@ const MAX_QUOTED_BYTES: usize = 8192;
 
 /// Why a file operation failed.
 #[derive(Debug)]
-pub struct Failure {
+pub struct OperationFailure {
     kind: FileErrorKind,
     errno: i32,
     path: String,
     detail: String,
 }
 
-impl Failure {
+impl OperationFailure {
     /// The system refused.
     pub fn new(path: &str, errno: Errno) -> Self {
         let error = io::Error::from(errno);
@@ -26,23 +26,23 @@ impl Failure {
     }
 
     /// The same from an error of the standard library, which may be its own.
-    pub fn io(path: &str, error: &io::Error) -> Self {
+    pub fn from_io(path: &str, error: &io::Error) -> Self {
         let kind = Errno::from_io_error(error).map_or(FileErrorKind::System, kind_of);
         Self::build(kind, error.raw_os_error().unwrap_or(libc::EIO), path, error.to_string())
     }
 
     /// What is there cannot be used that way.
     pub fn unsuitable(path: &str, detail: &str) -> Self {
-        Self::because(path, FileErrorKind::Unsuitable, detail)
+        Self::with_kind(path, FileErrorKind::Unsuitable, detail)
     }
 
     /// The path leaves its root.
     pub fn escapes(path: &str) -> Self {
-        Self::because(path, FileErrorKind::PathEscapes, "leaves its root")
+        Self::with_kind(path, FileErrorKind::PathEscapes, "leaves its root")
     }
 
     /// The agent itself refuses.
-    pub fn because(path: &str, kind: FileErrorKind, detail: &str) -> Self {
+    pub fn with_kind(path: &str, kind: FileErrorKind, detail: &str) -> Self {
         Self::build(kind, libc::EINVAL, path, detail.to_owned())
     }
 
@@ -58,7 +58,7 @@ impl Failure {
     }
 
     /// The answer that says so.
-    pub fn message(&self, number: u32) -> FromAgent<'_> {
+    pub fn to_message(&self, number: u32) -> FromAgent<'_> {
         FromAgent::FileError(number, self.kind, self.errno, &self.path, &self.detail)
     }
 }

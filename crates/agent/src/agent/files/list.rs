@@ -6,13 +6,13 @@ use std::io::{BufWriter, Write};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, statat};
 use rustix::io::Errno;
 
-use super::{Failure, Result, Roots, ops};
+use super::{OperationFailure, Result, Roots, ops};
 use crate::protocol::{FileErrorKind, MAX_ENTRIES};
 
 /// Writes a record for each entry. An entry that vanishes meanwhile is left out.
-pub fn list(roots: &Roots, path: &str, output: File) -> Result<()> {
-    let fail = |errno| Failure::new(path, errno);
-    let dir = roots.file(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
+pub fn write_listing(roots: &Roots, path: &str, output: File) -> Result<()> {
+    let fail = |errno| OperationFailure::new(path, errno);
+    let dir = roots.open_file(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
     let mut output = BufWriter::with_capacity(64 * 1024, output);
     let mut count = 0;
     for item in Dir::read_from(&dir).map_err(fail)? {
@@ -23,7 +23,7 @@ pub fn list(roots: &Roots, path: &str, output: File) -> Result<()> {
         count += 1;
         if count > MAX_ENTRIES {
             let detail = format!("has more than {MAX_ENTRIES} entries");
-            return Err(Failure::because(path, FileErrorKind::TooLarge, &detail));
+            return Err(OperationFailure::with_kind(path, FileErrorKind::TooLarge, &detail));
         }
         let stat = match statat(&dir, item.file_name(), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
@@ -32,8 +32,8 @@ pub fn list(roots: &Roots, path: &str, output: File) -> Result<()> {
         };
         let mut record = Vec::new();
         // A name is far shorter than a frame.
-        let _ = ops::entry(&stat, &item.file_name().to_string_lossy()).record(&mut record);
-        output.write_all(&record).map_err(|error| Failure::io(path, &error))?;
+        let _ = ops::to_file_entry(&stat, &item.file_name().to_string_lossy()).record(&mut record);
+        output.write_all(&record).map_err(|error| OperationFailure::from_io(path, &error))?;
     }
-    output.flush().map_err(|error| Failure::io(path, &error))
+    output.flush().map_err(|error| OperationFailure::from_io(path, &error))
 }

@@ -6,18 +6,18 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{FileType, Mode, OFlags, Stat, fchmod, fstat, ftruncate, mkdirat, renameat};
 use rustix::io::{Errno, pread};
 
-use super::{Failure, Result, Roots};
+use super::{OperationFailure, Result, Roots};
 use crate::protocol::{FileEntry, FileKind, MAX_DATA};
 
 /// What is at a path, and its name.
-pub fn stat(roots: &Roots, path: &str) -> Result<(Stat, String)> {
-    let stat = fstat(roots.look(path)?).map_err(|errno| Failure::new(path, errno))?;
+pub fn stat_path(roots: &Roots, path: &str) -> Result<(Stat, String)> {
+    let stat = fstat(roots.open_to_stat(path)?).map_err(|errno| OperationFailure::new(path, errno))?;
     let name = path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
     Ok((stat, if name.is_empty() { "/".into() } else { name.to_owned() }))
 }
 
 /// The protocol's form of it.
-pub fn entry<'a>(stat: &Stat, name: &'a str) -> FileEntry<'a> {
+pub fn to_file_entry<'a>(stat: &Stat, name: &'a str) -> FileEntry<'a> {
     let kind = match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => FileKind::File,
         FileType::Directory => FileKind::Directory,
@@ -33,7 +33,7 @@ pub fn entry<'a>(stat: &Stat, name: &'a str) -> FileEntry<'a> {
 }
 
 /// At most `most` bytes from `offset`; fewer only at the end.
-pub fn read(roots: &Roots, path: &str, offset: u64, most: u32) -> Result<Vec<u8>> {
+pub fn read_range(roots: &Roots, path: &str, offset: u64, most: u32) -> Result<Vec<u8>> {
     let file = open_regular(roots, path, OFlags::RDONLY)?;
     let mut data = vec![0; (most as usize).min(MAX_DATA)];
     let mut filled = 0;
@@ -42,7 +42,7 @@ pub fn read(roots: &Roots, path: &str, offset: u64, most: u32) -> Result<Vec<u8>
             Ok(0) => break,
             Ok(count) => filled += count,
             Err(Errno::INTR) => {}
-            Err(errno) => return Err(Failure::new(path, errno)),
+            Err(errno) => return Err(OperationFailure::new(path, errno)),
         }
     }
     data.truncate(filled);
@@ -50,13 +50,13 @@ pub fn read(roots: &Roots, path: &str, offset: u64, most: u32) -> Result<Vec<u8>
 }
 
 /// Writes from the start, replacing what was there, or at the end.
-pub fn write(roots: &Roots, path: &str, append: bool, data: &[u8]) -> Result<()> {
+pub fn write_file(roots: &Roots, path: &str, append: bool, data: &[u8]) -> Result<()> {
     let place = if append { OFlags::APPEND } else { OFlags::empty() };
     let file = open_regular(roots, path, OFlags::WRONLY | OFlags::CREATE | place)?;
     if !append {
-        ftruncate(&file, 0).map_err(|errno| Failure::new(path, errno))?;
+        ftruncate(&file, 0).map_err(|errno| OperationFailure::new(path, errno))?;
     }
-    write_all(&file, data).map_err(|errno| Failure::new(path, errno))
+    write_all(&file, data).map_err(|errno| OperationFailure::new(path, errno))
 }
 
 fn write_all(file: &OwnedFd, mut data: &[u8]) -> rustix::io::Result<()> {
@@ -74,13 +74,13 @@ fn write_all(file: &OwnedFd, mut data: &[u8]) -> rustix::io::Result<()> {
 pub fn set_mode(roots: &Roots, path: &str, mode: u32) -> Result<()> {
     let file = open_regular(roots, path, OFlags::RDONLY)?;
     let mode = Mode::from_raw_mode(mode & 0o777);
-    fchmod(&file, mode).map_err(|errno| Failure::new(path, errno))
+    fchmod(&file, mode).map_err(|errno| OperationFailure::new(path, errno))
 }
 
 /// Opens a regular file. Looked at before, because opening a device can have effects of its own, and
 /// after, because it may have been swapped in between.
 fn open_regular(roots: &Roots, path: &str, flags: OFlags) -> Result<OwnedFd> {
-    let looked = roots.file(path, OFlags::PATH, Mode::empty());
+    let looked = roots.open_file(path, OFlags::PATH, Mode::empty());
     match looked {
         Ok(seen) => demand_regular(&seen, path)?,
         Err(failure) if !flags.contains(OFlags::CREATE) => return Err(failure),
@@ -88,13 +88,13 @@ fn open_regular(roots: &Roots, path: &str, flags: OFlags) -> Result<OwnedFd> {
     }
     let mode =
         if flags.contains(OFlags::CREATE) { Mode::from_raw_mode(0o644) } else { Mode::empty() };
-    let file = roots.file(path, flags | OFlags::NONBLOCK | OFlags::NOCTTY, mode)?;
+    let file = roots.open_file(path, flags | OFlags::NONBLOCK | OFlags::NOCTTY, mode)?;
     demand_regular(&file, path)?;
     Ok(file)
 }
 
 fn demand_regular(file: &OwnedFd, path: &str) -> Result<()> {
-    let stat = fstat(file).map_err(|errno| Failure::new(path, errno))?;
+    let stat = fstat(file).map_err(|errno| OperationFailure::new(path, errno))?;
     let what = match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => return Ok(()),
         FileType::Directory => "is a directory, not a regular file",
@@ -103,36 +103,36 @@ fn demand_regular(file: &OwnedFd, path: &str) -> Result<()> {
         FileType::CharacterDevice | FileType::BlockDevice => "is a device, not a regular file",
         FileType::Symlink | FileType::Unknown => "is not a regular file",
     };
-    Err(Failure::unsuitable(path, what))
+    Err(OperationFailure::unsuitable(path, what))
 }
 
 /// Makes a directory and those above it.
 pub fn make_dir(roots: &Roots, path: &str) -> Result<()> {
-    match roots.dir(path) {
+    match roots.open_dir(path) {
         Ok(_) => return Ok(()),
         Err(failure) if !failure.is_missing() => return Err(failure),
         Err(_) => {}
     }
-    for prefix in prefixes(path) {
-        let Ok((parent, name)) = roots.parent(prefix) else { continue };
+    for prefix in path_prefixes(path) {
+        let Ok((parent, name)) = roots.open_parent(prefix) else { continue };
         match mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(Failure::new(prefix, errno)),
+            Err(errno) => return Err(OperationFailure::new(prefix, errno)),
         }
     }
     // What was there may be something else, and what was made may have been swapped.
-    roots.dir(path).map(drop)
+    roots.open_dir(path).map(drop)
 }
 
 /// `a`, `a/b`, `a/b/c` of `a/b/c`.
-pub fn prefixes(path: &str) -> impl Iterator<Item = &str> {
+pub fn path_prefixes(path: &str) -> impl Iterator<Item = &str> {
     let inner = path.char_indices().filter(|(at, c)| *c == '/' && *at > 0).map(|(at, _)| at);
     inner.chain(std::iter::once(path.len())).map(move |at| &path[..at])
 }
 
 /// Moves within the sandbox.
-pub fn rename(roots: &Roots, from: &str, to: &str) -> Result<()> {
-    let (from_dir, from_name) = roots.parent(from)?;
-    let (to_dir, to_name) = roots.parent(to)?;
-    renameat(&from_dir, from_name, &to_dir, to_name).map_err(|errno| Failure::new(from, errno))
+pub fn rename_path(roots: &Roots, from: &str, to: &str) -> Result<()> {
+    let (from_dir, from_name) = roots.open_parent(from)?;
+    let (to_dir, to_name) = roots.open_parent(to)?;
+    renameat(&from_dir, from_name, &to_dir, to_name).map_err(|errno| OperationFailure::new(from, errno))
 }

@@ -8,7 +8,7 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, renameat, unlinkat};
 use rustix::io::Errno;
 
 use super::mounts::is_mount_point;
-use super::{Failure, Result, Roots};
+use super::{OperationFailure, Result, Roots};
 
 /// The depth from which a directory is moved up to the top before it is emptied.
 const MAX_OPEN_DEPTH: usize = 64;
@@ -16,29 +16,29 @@ const MAX_OPEN_DEPTH: usize = 64;
 const MAX_EMPTY_ROUNDS: usize = 1000;
 
 /// Removes everything at a path. Succeeds when nothing is there.
-pub fn remove(roots: &Roots, path: &str) -> Result<()> {
-    let (parent, name) = match roots.parent(path) {
+pub fn remove_path(roots: &Roots, path: &str) -> Result<()> {
+    let (parent, name) = match roots.open_parent(path) {
         Err(failure) if failure.is_missing() => return Ok(()),
         found => found?,
     };
-    let name = CString::new(name).map_err(|_| Failure::new(path, Errno::INVAL))?;
-    remove_entry(&parent, &name).map_err(|errno| Failure::new(path, errno))
+    let name = CString::new(name).map_err(|_| OperationFailure::new(path, Errno::INVAL))?;
+    remove_entry(&parent, &name).map_err(|errno| OperationFailure::new(path, errno))
 }
 
 /// Puts what is in `with`, a directory in this one, in the place of all else in it. What is mounted there
 /// stays, and nothing takes its place.
-pub fn replace(roots: &Roots, path: &str, with: &str) -> Result<()> {
-    let fail = |errno| Failure::new(path, errno);
-    let dir = roots.file(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
+pub fn replace_contents(roots: &Roots, path: &str, with: &str) -> Result<()> {
+    let fail = |errno| OperationFailure::new(path, errno);
+    let dir = roots.open_file(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
     let with = CString::new(with).map_err(|_| fail(Errno::INVAL))?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let new = openat(&dir, &with, flags, Mode::empty()).map_err(fail)?;
-    for name in names(&dir).map_err(fail)? {
+    for name in read_names(&dir).map_err(fail)? {
         if name != with && !is_mount_point(&dir, &name) {
             remove_entry(&dir, &name).map_err(fail)?;
         }
     }
-    for name in names(&new).map_err(fail)? {
+    for name in read_names(&new).map_err(fail)? {
         if !is_mount_point(&dir, &name) {
             renameat(&new, &name, &dir, &name).map_err(fail)?;
         }
@@ -46,14 +46,14 @@ pub fn replace(roots: &Roots, path: &str, with: &str) -> Result<()> {
     remove_entry(&dir, &with).map_err(fail)
 }
 
-fn names(dir: &OwnedFd) -> rustix::io::Result<Vec<CString>> {
+fn read_names(dir: &OwnedFd) -> rustix::io::Result<Vec<CString>> {
     let names = Dir::read_from(dir)?.map(|item| item.map(|item| item.file_name().to_owned()));
     let real = |name: &CString| !matches!(name.to_bytes(), b"." | b"..");
     names.filter(|name| name.as_ref().map_or(true, real)).collect()
 }
 
 fn remove_entry(dir: &OwnedFd, name: &CStr) -> rustix::io::Result<()> {
-    match (Removal { top: None, moved: 0 }).entry(dir, name, 0) {
+    match (Removal { top: None, moved: 0 }).unlink_entry(dir, name, 0) {
         Err(Errno::NOENT) => Ok(()),
         done => done,
     }
@@ -66,15 +66,15 @@ struct Removal {
 }
 
 impl Removal {
-    fn entry(&mut self, parent: &OwnedFd, name: &CStr, depth: usize) -> rustix::io::Result<()> {
+    fn unlink_entry(&mut self, parent: &OwnedFd, name: &CStr, depth: usize) -> rustix::io::Result<()> {
         match unlinkat(parent, name, AtFlags::empty()) {
             // Linux says EISDIR; POSIX allows EPERM.
-            Err(Errno::ISDIR | Errno::PERM) => self.tree(parent, name, depth),
+            Err(Errno::ISDIR | Errno::PERM) => self.remove_tree(parent, name, depth),
             done => done,
         }
     }
 
-    fn tree(&mut self, parent: &OwnedFd, name: &CStr, depth: usize) -> rustix::io::Result<()> {
+    fn remove_tree(&mut self, parent: &OwnedFd, name: &CStr, depth: usize) -> rustix::io::Result<()> {
         if depth >= MAX_OPEN_DEPTH
             && let Some(top) = &self.top
         {
@@ -90,7 +90,7 @@ impl Removal {
             self.top = Some(rustix::io::fcntl_dupfd_cloexec(&dir, 3)?);
         }
         for _ in 0..MAX_EMPTY_ROUNDS {
-            self.empty(&dir, depth)?;
+            self.empty_dir(&dir, depth)?;
             match unlinkat(parent, name, AtFlags::REMOVEDIR) {
                 // Others add to it, or what lay too deep was moved into it.
                 Err(Errno::NOTEMPTY | Errno::EXIST) => {}
@@ -100,13 +100,13 @@ impl Removal {
         Err(Errno::NOTEMPTY)
     }
 
-    fn empty(&mut self, dir: &OwnedFd, depth: usize) -> rustix::io::Result<()> {
+    fn empty_dir(&mut self, dir: &OwnedFd, depth: usize) -> rustix::io::Result<()> {
         for item in Dir::read_from(dir)? {
             let item = item?;
             if matches!(item.file_name().to_bytes(), b"." | b"..") {
                 continue;
             }
-            match self.entry(dir, item.file_name(), depth + 1) {
+            match self.unlink_entry(dir, item.file_name(), depth + 1) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(errno) => return Err(errno),
             }

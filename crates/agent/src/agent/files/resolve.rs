@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 
-use super::{Failure, Result, walk};
+use super::{OperationFailure, Result, walk};
 
 /// How often a path is resolved when the kernel could not decide because something was being moved.
 const MAX_RESOLVE_ATTEMPTS: usize = 64;
@@ -29,28 +29,28 @@ impl Roots {
     }
 
     /// Opens what a path names.
-    pub fn file(&self, path: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
+    pub fn open_file(&self, path: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
         if path.starts_with('/') {
-            let resolved = resolve(&self.system, path, flags, mode, ResolveFlags::IN_ROOT);
-            return resolved.map_err(|errno| failure(path, errno));
+            let resolved = open_with_retries(&self.system, path, flags, mode, ResolveFlags::IN_ROOT);
+            return resolved.map_err(|errno| resolve_failure(path, errno));
         }
-        beneath(&self.workspace, path, flags, mode)
+        open_within(&self.workspace, path, flags, mode)
     }
 
     /// Opens a directory, only to start from.
-    pub fn dir(&self, path: &str) -> Result<OwnedFd> {
-        self.file(path, DIRECTORY_FLAGS, Mode::empty())
+    pub fn open_dir(&self, path: &str) -> Result<OwnedFd> {
+        self.open_file(path, DIRECTORY_FLAGS, Mode::empty())
     }
 
     /// Opens what is at a path, a symbolic link itself included, only to look at.
-    pub fn look(&self, path: &str) -> Result<OwnedFd> {
-        self.file(path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())
+    pub fn open_to_stat(&self, path: &str) -> Result<OwnedFd> {
+        self.open_file(path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())
     }
 
     /// The directory a path's last part is in, and that part.
-    pub fn parent<'p>(&self, path: &'p str) -> Result<(OwnedFd, &'p str)> {
-        let (parent, name) = split(path)?;
-        Ok((self.dir(parent)?, name))
+    pub fn open_parent<'p>(&self, path: &'p str) -> Result<(OwnedFd, &'p str)> {
+        let (parent, name) = split_last(path)?;
+        Ok((self.open_dir(parent)?, name))
     }
 }
 
@@ -58,17 +58,17 @@ impl Roots {
 const DIRECTORY_FLAGS: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// Opens a path that may not leave this directory.
-pub fn beneath(dir: impl AsFd, path: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
-    let resolved = resolve(dir, path, flags, mode, ResolveFlags::BENEATH);
-    resolved.map_err(|errno| failure(path, errno))
+pub fn open_within(dir: impl AsFd, path: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
+    let resolved = open_with_retries(dir, path, flags, mode, ResolveFlags::BENEATH);
+    resolved.map_err(|errno| resolve_failure(path, errno))
 }
 
-fn failure(path: &str, errno: Errno) -> Failure {
+fn resolve_failure(path: &str, errno: Errno) -> OperationFailure {
     // From here it says that the path left its root; elsewhere, that two file systems are involved.
-    if errno == Errno::XDEV { Failure::escapes(path) } else { Failure::new(path, errno) }
+    if errno == Errno::XDEV { OperationFailure::escapes(path) } else { OperationFailure::new(path, errno) }
 }
 
-fn resolve(
+fn open_with_retries(
     dir: impl AsFd,
     path: &str,
     flags: OFlags,
@@ -96,13 +96,13 @@ pub fn open_beneath(
     within: ResolveFlags,
 ) -> rustix::io::Result<OwnedFd> {
     match openat2(&dir, path, flags, mode, within) {
-        Err(Errno::NOSYS) => walk::open(dir.as_fd(), path, flags, mode, within),
+        Err(Errno::NOSYS) => walk::open_by_walking(dir.as_fd(), path, flags, mode, within),
         opened => opened,
     }
 }
 
 /// Splits off the last part. A path without one (`/`, `.`, `a/..`) names no entry of a directory.
-pub fn split(path: &str) -> Result<(&str, &str)> {
+pub fn split_last(path: &str) -> Result<(&str, &str)> {
     let trimmed = path.trim_end_matches('/');
     let (parent, name) = match trimmed.rsplit_once('/') {
         Some(("", name)) => ("/", name),
@@ -110,7 +110,7 @@ pub fn split(path: &str) -> Result<(&str, &str)> {
         None => (".", trimmed),
     };
     match name {
-        "" | "." | ".." => Err(Failure::unsuitable(path, "names no entry of a directory")),
+        "" | "." | ".." => Err(OperationFailure::unsuitable(path, "names no entry of a directory")),
         name => Ok((parent, name)),
     }
 }

@@ -17,19 +17,19 @@ const STEP_FLAGS: OFlags =
 
 /// Opens what `openat2` would open with the same arguments: `BENEATH` refuses what leads out with
 /// `EXDEV`, `IN_ROOT` takes the directory for `/`. `EAGAIN` where something was swapped meanwhile.
-pub fn open(
+pub fn open_by_walking(
     root: BorrowedFd<'_>,
     path: &str,
     flags: OFlags,
     mode: Mode,
     within: ResolveFlags,
 ) -> Result<OwnedFd> {
-    let mut walk = Walk { root, inside: Vec::new(), todo: VecDeque::new(), links: 0, within };
-    walk.take(path)?;
-    walk.finish(flags | OFlags::NOFOLLOW, mode, flags.contains(OFlags::NOFOLLOW))
+    let mut walk = PathWalk { root, inside: Vec::new(), todo: VecDeque::new(), links: 0, within };
+    walk.queue_path(path)?;
+    walk.open_target(flags | OFlags::NOFOLLOW, mode, flags.contains(OFlags::NOFOLLOW))
 }
 
-struct Walk<'r> {
+struct PathWalk<'r> {
     root: BorrowedFd<'r>,
     /// The directories from the root to where we are.
     inside: Vec<OwnedFd>,
@@ -39,18 +39,18 @@ struct Walk<'r> {
     within: ResolveFlags,
 }
 
-impl Walk<'_> {
-    fn here(&self) -> BorrowedFd<'_> {
+impl PathWalk<'_> {
+    fn current_dir(&self) -> BorrowedFd<'_> {
         self.inside.last().map_or(self.root, AsFd::as_fd)
     }
 
     /// Puts the names of a path in front of those still to come.
-    fn take(&mut self, path: &str) -> Result<()> {
+    fn queue_path(&mut self, path: &str) -> Result<()> {
         if path.is_empty() {
             return Err(Errno::NOENT);
         }
         if path.starts_with('/') {
-            self.restart()?;
+            self.restart_at_root()?;
         }
         for name in path.split('/').rev() {
             self.todo.push_front(name.to_owned());
@@ -58,7 +58,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn restart(&mut self) -> Result<()> {
+    fn restart_at_root(&mut self) -> Result<()> {
         if self.within.contains(ResolveFlags::BENEATH) {
             return Err(Errno::XDEV);
         }
@@ -66,7 +66,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn up(&mut self) -> Result<()> {
+    fn ascend(&mut self) -> Result<()> {
         let left = self.inside.pop().is_none();
         if left && self.within.contains(ResolveFlags::BENEATH) {
             return Err(Errno::XDEV);
@@ -75,27 +75,27 @@ impl Walk<'_> {
     }
 
     /// Walks to the last name and opens that.
-    fn finish(&mut self, flags: OFlags, mode: Mode, keep_link: bool) -> Result<OwnedFd> {
+    fn open_target(&mut self, flags: OFlags, mode: Mode, keep_link: bool) -> Result<OwnedFd> {
         while let Some(name) = self.todo.pop_front() {
             let last = self.todo.is_empty();
             match name.as_str() {
                 "" | "." => {}
-                ".." => self.up()?,
-                name if last && keep_link => return openat(self.here(), name, flags, mode),
-                name => match self.link(name)? {
-                    Some(target) => self.take(&target)?,
-                    None if last => return self.last(name, flags, mode),
-                    None => self.inside.push(openat(self.here(), name, STEP_FLAGS, Mode::empty())?),
+                ".." => self.ascend()?,
+                name if last && keep_link => return openat(self.current_dir(), name, flags, mode),
+                name => match self.read_link(name)? {
+                    Some(target) => self.queue_path(&target)?,
+                    None if last => return self.open_last(name, flags, mode),
+                    None => self.inside.push(openat(self.current_dir(), name, STEP_FLAGS, Mode::empty())?),
                 },
             }
         }
         // Named by its descriptor, or by a path that ends in a directory.
-        openat(self.here(), ".", flags, mode)
+        openat(self.current_dir(), ".", flags, mode)
     }
 
     /// Where a name leads, if it is a symbolic link.
-    fn link(&mut self, name: &str) -> Result<Option<String>> {
-        match readlinkat(self.here(), name, Vec::new()) {
+    fn read_link(&mut self, name: &str) -> Result<Option<String>> {
+        match readlinkat(self.current_dir(), name, Vec::new()) {
             Ok(target) => {
                 self.links += 1;
                 let target = target.into_string().map_err(|_| Errno::ILSEQ)?;
@@ -107,8 +107,8 @@ impl Walk<'_> {
         }
     }
 
-    fn last(&self, name: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
-        match openat(self.here(), name, flags, mode) {
+    fn open_last(&self, name: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
+        match openat(self.current_dir(), name, flags, mode) {
             // It was no link a moment ago.
             Err(Errno::LOOP) => Err(Errno::AGAIN),
             opened => opened,
@@ -198,7 +198,7 @@ mod tests {
             for (flags, within) in ways.iter().flat_map(|f| withins.map(|w| (*f, w))) {
                 let flags = flags | OFlags::CLOEXEC;
                 let theirs = openat2(&root, *path, flags, Mode::empty(), within);
-                let ours = open(root.as_fd(), path, flags, Mode::empty(), within);
+                let ours = open_by_walking(root.as_fd(), path, flags, Mode::empty(), within);
                 assert_eq!(told(ours), told(theirs), "{path:?} {flags:?} {within:?}");
             }
         }
@@ -209,7 +209,7 @@ mod tests {
         let dir = tree();
         let root = openat(CWD, dir.path().join("root"), STEP_FLAGS, Mode::empty()).unwrap();
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
-        let make = |path| open(root.as_fd(), path, flags, Mode::RUSR, ResolveFlags::BENEATH);
+        let make = |path| open_by_walking(root.as_fd(), path, flags, Mode::RUSR, ResolveFlags::BENEATH);
         make("todir/new").unwrap();
         assert!(dir.path().join("root/a/b/new").exists());
         make("dangling").unwrap();

@@ -6,16 +6,16 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use stockade_core::{Error, ErrorCode, Result};
 
-use super::link::{Link, Shared, Turn};
+use super::link::{PeerLink, WorkspaceTree, Turn};
 use super::lock;
 use crate::across::tree::{Conflict, Tree, TreeError};
 use crate::across::words::{Ask, Tell};
 
 /// The workspace's two copies.
 pub(crate) struct Bridge {
-    link: RwLock<Arc<Link>>,
+    link: RwLock<Arc<PeerLink>>,
     /// The caller's own directory, if the workspace is one.
-    tree: Option<Shared>,
+    tree: Option<WorkspaceTree>,
     /// Whether what the guest changes comes back.
     writable: bool,
     untold: Mutex<Untold>,
@@ -32,19 +32,19 @@ struct Untold {
 }
 
 impl Bridge {
-    pub fn new(link: Arc<Link>, tree: Option<Shared>, writable: bool) -> Self {
+    pub fn new(link: Arc<PeerLink>, tree: Option<WorkspaceTree>, writable: bool) -> Self {
         Self { link: RwLock::new(link), tree, writable, untold: Mutex::default() }
     }
 
     /// The connection.
-    pub fn link(&self) -> Arc<Link> {
+    pub fn link(&self) -> Arc<PeerLink> {
         Arc::clone(&self.link.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Begins to ask, over the connection that there is when it can.
-    pub async fn turn(&self) -> Turn {
+    pub async fn take_turn(&self) -> Turn {
         loop {
-            let turn = self.link().turn().await;
+            let turn = self.link().take_turn().await;
             // Another may have taken its place meanwhile.
             if Arc::ptr_eq(turn.link(), &self.link()) {
                 return turn;
@@ -54,8 +54,8 @@ impl Bridge {
 
     /// Goes on over another one. Whoever waits to ask something does so there, and not before the copies have
     /// met again.
-    pub async fn replace(&self, before: Turn, link: Arc<Link>) -> Result<()> {
-        let first = link.turn().await;
+    pub async fn replace_link(&self, before: Turn, link: Arc<PeerLink>) -> Result<()> {
+        let first = link.take_turn().await;
         *self.link.write().unwrap_or_else(PoisonError::into_inner) = link;
         drop(before);
         self.meet_again(first).await
@@ -67,45 +67,45 @@ impl Bridge {
     }
 
     /// The caller's own directory, if anything comes back to it.
-    fn returns(&self) -> Option<&Shared> {
+    fn returning_tree(&self) -> Option<&WorkspaceTree> {
         self.tree.as_ref().filter(|_| self.writable)
     }
 
-    fn note(&self, found: impl IntoIterator<Item = String>) {
+    fn note_conflicts(&self, found: impl IntoIterator<Item = String>) {
         lock(&self.untold).conflicts.extend(found);
     }
 
     /// The copies are no longer the same, and nothing more can come back.
-    pub fn part(&self, error: Error) {
-        if self.returns().is_some() {
+    pub fn mark_parted(&self, error: Error) {
+        if self.returning_tree().is_some() {
             lock(&self.untold).parted.get_or_insert(error);
         }
     }
 
     /// Whether the copies can still be made the same.
-    pub fn together(&self) -> Result<()> {
+    pub fn check_together(&self) -> Result<()> {
         lock(&self.untold).parted.clone().map_or(Ok(()), Err)
     }
 
     /// An execution was reported as lost: whoever asked for it knows.
-    pub fn told(&self) {
+    pub fn mark_told(&self) {
         lock(&self.untold).told = true;
     }
 
     /// What nobody has been told of, once.
-    pub fn tell(&self) -> Result<()> {
+    pub fn report_conflicts(&self) -> Result<()> {
         let Untold { conflicts, parted, told } = std::mem::take(&mut *lock(&self.untold));
         match parted.filter(|_| !told) {
             Some(error) => {
                 let message = format!("not everything was brought back: {}", error.message());
                 Err(self.link().peer().error(error.code(), "destroy", message).source(error))
             }
-            None => self.named(&conflicts),
+            None => self.check_no_conflicts(&conflicts),
         }
     }
 
     /// Waits until nobody writes to the caller's directory any more. The connection is closed.
-    pub async fn still(&self) {
+    pub async fn wait_until_still(&self) {
         if let Some(tree) = self.tree.clone() {
             let _ = tokio::task::spawn_blocking(move || drop(lock(&tree))).await;
         }
@@ -113,50 +113,50 @@ impl Bridge {
 
     /// Asks, and takes the guest's changes over.
     pub async fn ask(&self, operation: &'static str, ask: &Ask) -> Result<Tell> {
-        let turn = self.turn().await;
+        let turn = self.take_turn().await;
         self.ask_in(turn, operation, ask).await
     }
 
     /// The same, by whoever has begun already.
     pub async fn ask_in(&self, turn: Turn, operation: &'static str, ask: &Ask) -> Result<Tell> {
-        let (tell, taken) = turn.ask(operation, ask, self.returns()).await?;
+        let (tell, taken) = turn.ask(operation, ask, self.returning_tree()).await?;
         match taken {
-            Ok(conflicts) => self.note(conflicts.into_iter().map(|conflict| conflict.path)),
+            Ok(conflicts) => self.note_conflicts(conflicts.into_iter().map(|conflict| conflict.path)),
             // The other side takes it for done, and would not send it again.
-            Err(error) => self.part(error),
+            Err(error) => self.mark_parted(error),
         }
         Ok(tell)
     }
 
     /// Sends what has changed here meanwhile.
-    pub async fn push(&self) -> Result<()> {
-        self.together()?;
+    pub async fn push_changes(&self) -> Result<()> {
+        self.check_together()?;
         let Some(tree) = &self.tree else { return Ok(()) };
-        let mut turn = self.turn().await;
-        if !turn.tree(tree).await? {
+        let mut turn = self.take_turn().await;
+        if !turn.send_tree(tree).await? {
             return Ok(());
         }
         let (tell, _) = turn.ask("copy the workspace", &Ask::Push, None).await?;
         match tell {
             // What had changed there too comes back with the next command, and stays as it is here.
-            Tell::Done { conflicts } => self.note(lock(tree).agreed(&conflicts)),
+            Tell::Done { conflicts } => self.note_conflicts(lock(tree).agreed(&conflicts)),
             Tell::Judged(_) | Tell::Failed(_) | Tell::Kill { .. } => {}
         }
         Ok(())
     }
 
     /// Takes over what has changed there.
-    pub async fn pull(&self) -> Result<()> {
-        if self.returns().is_none() {
+    pub async fn pull_changes(&self) -> Result<()> {
+        if self.returning_tree().is_none() {
             return Ok(());
         }
-        let turn = self.turn().await;
+        let turn = self.take_turn().await;
         self.pull_in(turn).await
     }
 
     async fn pull_in(&self, turn: Turn) -> Result<()> {
         self.ask_in(turn, "copy the workspace", &Ask::Pull).await?;
-        self.together()
+        self.check_together()
     }
 
     /// The other side is a copy that nothing is known of: what can be written becomes as it is there, and
@@ -167,21 +167,21 @@ impl Bridge {
             lock(&tree).forget();
             return Ok(());
         }
-        self.together()?;
-        self.at_work(tree.clone(), |tree| tree.give_way().map(|()| Vec::new())).await?;
+        self.check_together()?;
+        self.run_on_tree(tree.clone(), |tree| tree.give_way().map(|()| Vec::new())).await?;
         self.pull_in(turn).await?;
         // Nothing came: there is nothing.
         let empty = |tree: &mut Tree| match tree.gives_way() {
             true => tree.take(std::io::empty()),
             false => Ok(Vec::new()),
         };
-        self.at_work(tree, empty).await
+        self.run_on_tree(tree, empty).await
     }
 
     /// Works on the caller's directory, in a thread that may wait for it.
-    async fn at_work(
+    async fn run_on_tree(
         &self,
-        tree: Shared,
+        tree: WorkspaceTree,
         work: impl FnOnce(&mut Tree) -> Result<Vec<Conflict>, TreeError> + Send + 'static,
     ) -> Result<()> {
         let worked = tokio::task::spawn_blocking(move || work(&mut lock(&tree))).await;
@@ -190,11 +190,11 @@ impl Bridge {
         };
         let worked = worked.map_err(|error| failed(error.to_string()))?;
         let conflicts = worked.map_err(|error| failed(error.to_string()))?;
-        self.note(conflicts.into_iter().map(|conflict| conflict.path));
+        self.note_conflicts(conflicts.into_iter().map(|conflict| conflict.path));
         Ok(())
     }
 
-    fn named(&self, conflicts: &BTreeSet<String>) -> Result<()> {
+    fn check_no_conflicts(&self, conflicts: &BTreeSet<String>) -> Result<()> {
         if conflicts.is_empty() {
             return Ok(());
         }

@@ -25,10 +25,10 @@ impl Synced {
     }
 
     /// After a change to what may lie in the workspace.
-    async fn changed(&self, path: &SandboxPath) -> Result<()> {
+    async fn pull_if_shared(&self, path: &SandboxPath) -> Result<()> {
         // A link elsewhere may lead into the workspace too; then it comes back with the next command.
         match !path.is_absolute() || path.as_str().starts_with(WORKSPACE_ROOT) {
-            true => self.bridge.pull().await,
+            true => self.bridge.pull_changes().await,
             false => Ok(()),
         }
     }
@@ -50,27 +50,27 @@ impl Files for Synced {
 
     async fn write(&self, path: &SandboxPath, data: Bytes, append: bool) -> Result<()> {
         self.inner().write(path, data, append).await?;
-        self.changed(path).await
+        self.pull_if_shared(path).await
     }
 
     async fn set_mode(&self, path: &SandboxPath, mode: u32) -> Result<()> {
         self.inner().set_mode(path, mode).await?;
-        self.changed(path).await
+        self.pull_if_shared(path).await
     }
 
     async fn make_dir(&self, path: &SandboxPath) -> Result<()> {
         self.inner().make_dir(path).await?;
-        self.changed(path).await
+        self.pull_if_shared(path).await
     }
 
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
         self.inner().rename(from, to).await?;
-        self.changed(from).await?;
-        self.changed(to).await
+        self.pull_if_shared(from).await?;
+        self.pull_if_shared(to).await
     }
 
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
         self.inner().remove(path).await?;
-        self.changed(path).await
+        self.pull_if_shared(path).await
     }
 }

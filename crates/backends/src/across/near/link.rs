@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{Instant, timeout};
 
-use super::{Connection, Peer, lock};
+use super::{PeerConnection, Peer, lock};
 use crate::across::frame::Frame;
 use crate::across::pour;
 use crate::across::tree::{Conflict, Tree, TreeError};
@@ -41,7 +41,7 @@ const PIPE_BUFFER_BYTES: usize = 256 * 1024;
 const PIPE_CHUNK_BYTES: usize = 64 * 1024;
 
 /// One end of a workspace, shared with the threads that read and write it.
-pub(crate) type Shared = Arc<Mutex<Tree>>;
+pub(crate) type WorkspaceTree = Arc<Mutex<Tree>>;
 type Controls = Arc<Mutex<HashMap<u32, Slot>>>;
 
 /// An execution that the other side may want ended.
@@ -60,61 +60,61 @@ enum Slot {
 
 /// What was answered, and what had changed here too of that which came with it, or why it could not be
 /// taken over.
-pub(crate) type Answer = (Tell, Result<Vec<Conflict>>);
+pub(crate) type TurnAnswer = (Tell, Result<Vec<Conflict>>);
 type Taking = (mpsc::Sender<Bytes>, JoinHandle<Result<Vec<Conflict>, TreeError>>);
 
 /// What arrives for whoever has asked something.
-enum Heard {
+enum HeardFrame {
     Tree(Bytes),
     Tell(Tell),
 }
 
 /// What waits to be sent.
-enum Item {
+enum QueuedFrame {
     Frame(Bytes),
     /// The last for now: nothing else is sent until the other end of this is dropped.
     Last(Bytes, oneshot::Receiver<()>),
 }
 
 /// One connection.
-pub(crate) struct Link {
+pub(crate) struct PeerLink {
     peer: Peer,
-    out: mpsc::Sender<Item>,
+    out: mpsc::Sender<QueuedFrame>,
     /// Held from a request to its answer.
-    heard: Arc<tokio::sync::Mutex<mpsc::Receiver<Heard>>>,
+    heard: Arc<tokio::sync::Mutex<mpsc::Receiver<HeardFrame>>>,
     controls: Controls,
-    carrier: Carrier,
+    carrier: CarrierSlot,
     tasks: Vec<AbortHandle>,
 }
 
 /// Whatever carries the connection, until it is closed.
-type Carrier = Arc<Mutex<Option<Box<dyn Send>>>>;
+type CarrierSlot = Arc<Mutex<Option<Box<dyn Send>>>>;
 
 /// This side's end of the agent's pipe.
-pub(crate) type Pipe = DuplexStream;
+pub(crate) type AgentPipe = DuplexStream;
 
-impl Link {
+impl PeerLink {
     /// Takes a connection into use.
-    pub fn new(peer: Peer, connection: Connection) -> (Arc<Self>, Pipe) {
-        let Connection { input, output, carrier } = connection;
+    pub fn new(peer: Peer, connection: PeerConnection) -> (Arc<Self>, AgentPipe) {
+        let PeerConnection { input, output, carrier } = connection;
         let (ours, theirs) = duplex(PIPE_BUFFER_BYTES);
         let (from_client, to_client) = split(theirs);
         let (out, waiting) = mpsc::channel(FRAME_QUEUE_LENGTH);
         let (hear, heard) = mpsc::channel(FRAME_QUEUE_LENGTH);
         let controls = Controls::default();
-        let reader = Reader { to_client: Some(to_client), hear, controls: Arc::clone(&controls) };
-        let carrier: Carrier = Arc::new(Mutex::new(Some(carrier)));
-        let writing = tokio::spawn(write(waiting, input));
+        let reader = PeerFrameReader { to_client: Some(to_client), hear, controls: Arc::clone(&controls) };
+        let carrier: CarrierSlot = Arc::new(Mutex::new(Some(carrier)));
+        let writing = tokio::spawn(write_frames(waiting, input));
         let mut tasks = vec![
             writing.abort_handle(),
-            tokio::spawn(pump(from_client, out.clone())).abort_handle(),
+            tokio::spawn(pump_agent_bytes(from_client, out.clone())).abort_handle(),
             tokio::spawn(send_heartbeats(out.clone())).abort_handle(),
         ];
         let (others, carried) = (tasks.clone(), Arc::clone(&carrier));
         let serving = tokio::spawn(async move {
             tokio::select! {
                 _ = writing => {}
-                () = reader.read(output) => {}
+                () = reader.read_frames(output) => {}
             }
             // Whichever direction failed: the other one is of no use alone.
             others.iter().for_each(AbortHandle::abort);
@@ -130,7 +130,7 @@ impl Link {
         &self.peer
     }
 
-    pub fn lost(&self, operation: &'static str) -> Error {
+    pub fn lost_error(&self, operation: &'static str) -> Error {
         let message = format!("the connection to {} was lost", self.peer);
         self.peer.error(ErrorCode::Unavailable, operation, message)
     }
@@ -148,26 +148,26 @@ impl Link {
         lock(&self.controls).clear();
     }
 
-    async fn send(&self, frame: Frame) -> Result<()> {
+    async fn send_frame(&self, frame: Frame) -> Result<()> {
         let bytes = frame.encode().map_err(|error| {
             Error::new(ErrorCode::TooLarge, "send", "the request is too long").source(error)
         })?;
         // Whoever writes gives up in time, and with that this ends too.
-        self.out.send(Item::Frame(bytes)).await.map_err(|_| self.lost("send"))
+        self.out.send(QueuedFrame::Frame(bytes)).await.map_err(|_| self.lost_error("send"))
     }
 
     /// Says something that is not answered.
-    pub async fn say(&self, ask: &Ask) -> Result<()> {
-        self.send(request_frame(ask)?).await
+    pub async fn send_request(&self, ask: &Ask) -> Result<()> {
+        self.send_frame(request_frame(ask)?).await
     }
 
     /// The other side may want an execution ended before it is known here whom to tell.
-    pub fn expect(&self, execution: u32) {
+    pub fn expect_execution(&self, execution: u32) {
         lock(&self.controls).insert(execution, Slot::Expected);
     }
 
     /// Who is to be told when the other side wants an execution ended.
-    pub fn control(&self, execution: u32, control: &Arc<dyn ProcessControl>) {
+    pub fn attach_control(&self, execution: u32, control: &Arc<dyn ProcessControl>) {
         let mut controls = lock(&self.controls);
         if let Some(Slot::Doomed) = controls.insert(execution, Slot::Running(Arc::clone(control))) {
             end_execution(&mut controls, execution);
@@ -176,7 +176,7 @@ impl Link {
 
     /// Takes over who is to be told from a connection in whose place this one is to be, to a side that knows
     /// of those alone that are `kept`.
-    pub fn inherit(&self, from: &Self, kept: impl Fn(u32) -> bool) {
+    pub fn inherit_controls(&self, from: &Self, kept: impl Fn(u32) -> bool) {
         let slot = |execution, slot: &Slot| match slot {
             _ if !kept(execution) => Slot::Gone,
             // Whoever was told to is on the other connection.
@@ -196,29 +196,29 @@ impl Link {
     }
 
     /// An execution is over.
-    pub fn forget(&self, execution: u32) {
+    pub fn forget_execution(&self, execution: u32) {
         lock(&self.controls).remove(&execution);
     }
 
     /// Has both sides say nothing more until the answer is dropped: nothing is under way meanwhile.
     pub async fn stand_still(self: &Arc<Self>, operation: &'static str) -> Result<Standing> {
         let (goes_on, until) = oneshot::channel();
-        let mut turn = self.turn().await;
+        let mut turn = self.take_turn().await;
         turn.open = true;
-        let ask = request_frame(&Ask::StandStill)?.encode().map_err(|_| self.lost(operation))?;
-        self.out.send(Item::Last(ask, until)).await.map_err(|_| self.lost(operation))?;
-        let told = turn.hear(operation, None, &mut None).await?;
+        let ask = request_frame(&Ask::StandStill)?.encode().map_err(|_| self.lost_error(operation))?;
+        self.out.send(QueuedFrame::Last(ask, until)).await.map_err(|_| self.lost_error(operation))?;
+        let told = turn.read_reply(operation, None, &mut None).await?;
         turn.open = false;
         match told {
             Tell::Done { .. } => Ok(Standing { _goes_on: goes_on, _turn: turn }),
-            Tell::Failed(failure) => Err(self.peer.failed(operation, failure)),
-            Tell::Judged(_) | Tell::Kill { .. } => Err(turn.broken(operation)),
+            Tell::Failed(failure) => Err(self.peer.failure_error(operation, failure)),
+            Tell::Judged(_) | Tell::Kill { .. } => Err(turn.unexpected_error(operation)),
         }
     }
 
     /// Begins to ask. Whoever gives up between request and answer ends the connection: nobody would
     /// know whose the next answer is.
-    pub async fn turn(self: &Arc<Self>) -> Turn {
+    pub async fn take_turn(self: &Arc<Self>) -> Turn {
         let heard = Arc::clone(&self.heard).lock_owned().await;
         let deadline = Deadline::after(ANSWER_TIMEOUT, TRANSFER_TIMEOUT);
         Turn { heard, link: Arc::clone(self), open: false, deadline }
@@ -239,7 +239,7 @@ pub(crate) struct Standing {
     _turn: Turn,
 }
 
-impl Drop for Link {
+impl Drop for PeerLink {
     fn drop(&mut self) {
         self.close();
     }
@@ -247,8 +247,8 @@ impl Drop for Link {
 
 /// One request and its answer.
 pub(crate) struct Turn {
-    heard: tokio::sync::OwnedMutexGuard<mpsc::Receiver<Heard>>,
-    link: Arc<Link>,
+    heard: tokio::sync::OwnedMutexGuard<mpsc::Receiver<HeardFrame>>,
+    link: Arc<PeerLink>,
     open: bool,
     /// When all of it has to be over.
     deadline: Deadline,
@@ -256,12 +256,12 @@ pub(crate) struct Turn {
 
 impl Turn {
     /// The connection that it is one of.
-    pub fn link(&self) -> &Arc<Link> {
+    pub fn link(&self) -> &Arc<PeerLink> {
         &self.link
     }
 
     /// Sends what has changed in this copy. Says whether anything has.
-    pub async fn tree(&mut self, tree: &Shared) -> Result<bool> {
+    pub async fn send_tree(&mut self, tree: &WorkspaceTree) -> Result<bool> {
         let tree = Arc::clone(tree);
         let (drain, mut pieces) = pour::drain();
         let packing = tokio::task::spawn_blocking(move || lock(&tree).send(drain));
@@ -270,20 +270,20 @@ impl Turn {
             self.deadline.excuse(waiting.elapsed());
             (any, self.open) = (true, true);
             let bytes = piece.len();
-            let sent = self.deadline.within(self.link.send(Frame::Tree(piece))).await;
+            let sent = self.deadline.within(self.link.send_frame(Frame::Tree(piece))).await;
             sent.map_err(|_| self.link.too_slow("copy the workspace"))??;
             self.deadline.transferred(bytes);
             waiting = Instant::now();
         }
         self.deadline.excuse(waiting.elapsed());
-        packing.await.map_err(thread_error)?.map_err(|error| self.not_read(error))?;
+        packing.await.map_err(thread_error)?.map_err(|error| self.tree_read_error(error))?;
         Ok(any)
     }
 
     /// Says something that is part of the request and not answered by itself.
-    pub async fn say(&mut self, ask: &Ask) -> Result<()> {
+    pub async fn send_request(&mut self, ask: &Ask) -> Result<()> {
         self.open = true;
-        let said = self.deadline.within(self.link.say(ask)).await;
+        let said = self.deadline.within(self.link.send_request(ask)).await;
         said.map_err(|_| self.link.too_slow("send"))?
     }
 
@@ -293,40 +293,40 @@ impl Turn {
         mut self,
         operation: &'static str,
         ask: &Ask,
-        tree: Option<&Shared>,
-    ) -> Result<Answer> {
-        self.say(ask).await?;
+        tree: Option<&WorkspaceTree>,
+    ) -> Result<TurnAnswer> {
+        self.send_request(ask).await?;
         let mut taking = None;
-        let told = self.hear(operation, tree, &mut taking).await;
+        let told = self.read_reply(operation, tree, &mut taking).await;
         let taken = match taking {
             None => Ok(Vec::new()),
             Some((pieces, taken)) => {
                 drop(pieces);
-                taken.await.map_err(thread_error)?.map_err(|error| self.not_placed(error))
+                taken.await.map_err(thread_error)?.map_err(|error| self.tree_place_error(error))
             }
         };
         let tell = told?;
         self.open = false;
         match tell {
-            Tell::Failed(failure) => Err(self.link.peer.failed(operation, failure)),
+            Tell::Failed(failure) => Err(self.link.peer.failure_error(operation, failure)),
             tell @ (Tell::Done { .. } | Tell::Judged(_) | Tell::Kill { .. }) => Ok((tell, taken)),
         }
     }
 
     /// Waits for the answer, and hands on what comes before it.
-    async fn hear(
+    async fn read_reply(
         &mut self,
         operation: &'static str,
-        tree: Option<&Shared>,
+        tree: Option<&WorkspaceTree>,
         taking: &mut Option<Taking>,
     ) -> Result<Tell> {
         loop {
             let slow = |_| self.link.too_slow(operation);
             match self.deadline.within(self.heard.recv()).await.map_err(slow)? {
-                None => return Err(self.link.lost(operation)),
-                Some(Heard::Tell(tell)) => return Ok(tell),
-                Some(Heard::Tree(piece)) => {
-                    let Some(tree) = tree else { return Err(self.broken(operation)) };
+                None => return Err(self.link.lost_error(operation)),
+                Some(HeardFrame::Tell(tell)) => return Ok(tell),
+                Some(HeardFrame::Tree(piece)) => {
+                    let Some(tree) = tree else { return Err(self.unexpected_error(operation)) };
                     let (pieces, _) = taking.get_or_insert_with(|| spawn_unpacking(tree));
                     let bytes = piece.len();
                     // What is wrong with it is said at the end. Only what is taken earns time.
@@ -338,19 +338,19 @@ impl Turn {
         }
     }
 
-    fn broken(&self, operation: &'static str) -> Error {
+    fn unexpected_error(&self, operation: &'static str) -> Error {
         let message = format!("{} sends what nobody asked for", self.link.peer);
         self.link.peer.error(ErrorCode::Protocol, operation, message)
     }
 
-    fn not_read(&self, error: TreeError) -> Error {
+    fn tree_read_error(&self, error: TreeError) -> Error {
         self.link
             .peer
             .error(ErrorCode::Denied, "copy the workspace", error.to_string())
             .remedy("make everything in the workspace readable, or move it elsewhere")
     }
 
-    fn not_placed(&self, error: TreeError) -> Error {
+    fn tree_place_error(&self, error: TreeError) -> Error {
         let message = format!("changes could not be taken over: {error}");
         self.link.peer.error(ErrorCode::Denied, "copy the workspace", message)
     }
@@ -364,7 +364,7 @@ impl Drop for Turn {
     }
 }
 
-fn spawn_unpacking(tree: &Shared) -> Taking {
+fn spawn_unpacking(tree: &WorkspaceTree) -> Taking {
     let (pieces, source) = pour::source();
     let tree = Arc::clone(tree);
     (pieces, tokio::task::spawn_blocking(move || lock(&tree).take(source)))
@@ -388,14 +388,14 @@ fn end_execution(controls: &mut HashMap<u32, Slot>, execution: u32) {
     }
 }
 
-async fn write(mut waiting: mpsc::Receiver<Item>, mut input: impl AsyncWrite + Unpin) {
+async fn write_frames(mut waiting: mpsc::Receiver<QueuedFrame>, mut input: impl AsyncWrite + Unpin) {
     let Some(go_on) = request_frame(&Ask::GoOn).ok().and_then(|word| word.encode().ok()) else {
         return;
     };
     while let Some(item) = waiting.recv().await {
         let (bytes, until) = match item {
-            Item::Frame(bytes) => (bytes, None),
-            Item::Last(bytes, until) => (bytes, Some(until)),
+            QueuedFrame::Frame(bytes) => (bytes, None),
+            QueuedFrame::Last(bytes, until) => (bytes, Some(until)),
         };
         if !write_in_time(&mut input, &bytes).await {
             return;
@@ -413,55 +413,55 @@ async fn write_in_time(input: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> b
     matches!(timeout(WRITE_TIMEOUT, input.write_all(bytes)).await, Ok(Ok(())))
 }
 
-async fn pump(mut pipe: ReadHalf<DuplexStream>, out: mpsc::Sender<Item>) {
+async fn pump_agent_bytes(mut pipe: ReadHalf<DuplexStream>, out: mpsc::Sender<QueuedFrame>) {
     loop {
         let mut piece = Vec::with_capacity(PIPE_CHUNK_BYTES);
         let read = pipe.read_buf(&mut piece).await.unwrap_or(0);
         let Ok(bytes) = Frame::Agent(piece.into()).encode() else { return };
-        if read == 0 || out.send(Item::Frame(bytes)).await.is_err() {
+        if read == 0 || out.send(QueuedFrame::Frame(bytes)).await.is_err() {
             return;
         }
     }
 }
 
-async fn send_heartbeats(out: mpsc::Sender<Item>) {
+async fn send_heartbeats(out: mpsc::Sender<QueuedFrame>) {
     let Ok(bytes) = Frame::Beat.encode() else { return };
     loop {
         tokio::time::sleep(HEARTBEAT_INTERVAL).await;
-        if out.send(Item::Frame(bytes.clone())).await.is_err() {
+        if out.send(QueuedFrame::Frame(bytes.clone())).await.is_err() {
             return;
         }
     }
 }
 
 /// Sorts what arrives.
-struct Reader {
+struct PeerFrameReader {
     to_client: Option<WriteHalf<DuplexStream>>,
-    hear: mpsc::Sender<Heard>,
+    hear: mpsc::Sender<HeardFrame>,
     controls: Controls,
 }
 
-impl Reader {
+impl PeerFrameReader {
     /// Until the connection is lost or makes no sense: what hangs on it ends with this.
-    async fn read(mut self, mut output: impl AsyncBufRead + Unpin) {
+    async fn read_frames(mut self, mut output: impl AsyncBufRead + Unpin) {
         while let Ok(Some(frame)) = Frame::read(&mut output).await {
             let fits = match frame {
                 Frame::Beat => true,
-                Frame::Agent(data) => self.agent(&data).await,
-                Frame::Tree(piece) => self.hear.send(Heard::Tree(piece)).await.is_ok(),
-                Frame::Word(text) => self.word(&text).await,
+                Frame::Agent(data) => self.forward_to_client(&data).await,
+                Frame::Tree(piece) => self.hear.send(HeardFrame::Tree(piece)).await.is_ok(),
+                Frame::Word(text) => self.handle_word(&text).await,
             };
             if !fits {
                 break;
             }
         }
-        self.hang_up().await;
+        self.close_client().await;
     }
 
     /// The client always reads: its channels have credit.
-    async fn agent(&mut self, data: &[u8]) -> bool {
+    async fn forward_to_client(&mut self, data: &[u8]) -> bool {
         if data.is_empty() {
-            self.hang_up().await;
+            self.close_client().await;
         } else if let Some(client) = &mut self.to_client
             && client.write_all(data).await.is_err()
         {
@@ -470,19 +470,19 @@ impl Reader {
         true
     }
 
-    async fn hang_up(&mut self) {
+    async fn close_client(&mut self) {
         if let Some(mut client) = self.to_client.take() {
             let _ = client.shutdown().await;
         }
     }
 
-    async fn word(&mut self, text: &[u8]) -> bool {
+    async fn handle_word(&mut self, text: &[u8]) -> bool {
         match serde_json::from_slice(text) {
             Ok(Tell::Kill { execution }) => {
                 end_execution(&mut lock(&self.controls), execution);
                 true
             }
-            Ok(tell) => self.hear.send(Heard::Tell(tell)).await.is_ok(),
+            Ok(tell) => self.hear.send(HeardFrame::Tell(tell)).await.is_ok(),
             Err(_) => false,
         }
     }

@@ -25,8 +25,8 @@ use super::words::{Ask, Failure};
 use crate::linux::archives::Archives;
 use crate::native::Native;
 pub(crate) use bridge::Bridge;
-use link::{Link, Pipe, Shared};
-pub(crate) use sandbox::{FarSandbox, Numbers};
+use link::{PeerLink, AgentPipe, WorkspaceTree};
+pub(crate) use sandbox::{FarSandbox, UsedNumbers};
 
 /// Timeout of the handshake with the agent there.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -56,13 +56,13 @@ impl Peer {
     }
 
     /// What the other side says went wrong.
-    fn failed(&self, operation: &'static str, failure: Failure) -> Error {
+    fn failure_error(&self, operation: &'static str, failure: Failure) -> Error {
         failure.error(operation, &self.called).backend(self.backend.clone())
     }
 }
 
 /// A connection on which the other side has said its first word.
-pub(crate) struct Connection {
+pub(crate) struct PeerConnection {
     pub input: Box<dyn AsyncWrite + Send + Unpin>,
     pub output: Box<dyn AsyncBufRead + Send + Unpin>,
     /// Whatever carries it. It ends when this is dropped.
@@ -75,11 +75,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Whether the workspace can be carried there, before anything is asked of the other side.
 pub(crate) fn check_workspace(backend: &BackendName, admitted: &Admitted) -> Result<()> {
-    workspace(backend, admitted).map(drop)
+    open_workspace(backend, admitted).map(drop)
 }
 
 /// The caller's own copy, if the workspace is a directory.
-fn workspace(backend: &BackendName, admitted: &Admitted) -> Result<Option<Shared>> {
+fn open_workspace(backend: &BackendName, admitted: &Admitted) -> Result<Option<WorkspaceTree>> {
     let growth = admitted.limits().disk.map_or(MAX_GROWTH_BYTES, |disk| disk.0);
     let unusable = |path: &HostPath, error| {
         let message = format!("workspace: `{path}` cannot be used");
@@ -102,20 +102,20 @@ fn workspace(backend: &BackendName, admitted: &Admitted) -> Result<Option<Shared
 }
 
 /// Has the other side build a sandbox, with a copy of the workspace.
-pub(crate) async fn build(
+pub(crate) async fn build_sandbox(
     peer: Peer,
-    connection: Connection,
+    connection: PeerConnection,
     id: &SandboxId,
     admitted: &Admitted,
 ) -> Result<(FarSandbox, Arc<Bridge>)> {
-    let tree = workspace(&peer.backend, admitted)?;
+    let tree = open_workspace(&peer.backend, admitted)?;
     let archives = Archives::new(peer.backend.clone(), admitted);
-    let (link, pipe) = Link::new(peer, connection);
-    request(&link, id, admitted, tree.as_ref()).await?;
+    let (link, pipe) = PeerLink::new(peer, connection);
+    request_creation(&link, id, admitted, tree.as_ref()).await?;
     let writable = !admitted.spec().read_only;
     let bridge = Arc::new(Bridge::new(link, tree, writable));
-    let client = connect(pipe).await?;
-    let user = Native::user(admitted.spec());
+    let client = connect_agent(pipe).await?;
+    let user = Native::sandbox_user(admitted.spec());
     let sandbox = FarSandbox::new(id.clone(), user, Arc::clone(&bridge), client, archives, 0);
     Ok((sandbox, bridge))
 }
@@ -123,41 +123,41 @@ pub(crate) async fn build(
 /// Takes a copy of a machine into use, with the sandbox that is in it.
 pub(crate) async fn take_over(
     peer: Peer,
-    connection: Connection,
+    connection: PeerConnection,
     (id, admitted): (&SandboxId, &Admitted),
     identity: Identity,
-    used: Numbers,
+    used: UsedNumbers,
 ) -> Result<(FarSandbox, Arc<Bridge>)> {
-    let tree = workspace(&peer.backend, admitted)?;
+    let tree = open_workspace(&peer.backend, admitted)?;
     let archives = Archives::new(peer.backend.clone(), admitted);
-    let (link, pipe) = Link::new(peer, connection);
+    let (link, pipe) = PeerLink::new(peer, connection);
     let asked = Ask::Become { identity: Box::new(identity), shared: tree.is_some() };
-    link.turn().await.ask("create", &asked, None).await.map(drop)?;
+    link.take_turn().await.ask("create", &asked, None).await.map(drop)?;
     let bridge = Arc::new(Bridge::new(link, tree, !admitted.spec().read_only));
     let (reader, writer) = tokio::io::split(pipe);
-    let carried = used.carried();
+    let carried = used.carried_programs();
     let channels: Vec<u32> = carried.iter().map(|program| program.channel).collect();
     let (client, processes) =
         AgentClient::take_over(reader, writer, HANDSHAKE_TIMEOUT, used.channels, &channels).await?;
-    let (user, used) = (Native::user(admitted.spec()), used.executions);
+    let (user, used) = (Native::sandbox_user(admitted.spec()), used.executions);
     let sandbox = FarSandbox::new(id.clone(), user, Arc::clone(&bridge), client, archives, used);
-    sandbox.carry(carried.into_iter().zip(processes).collect());
-    bridge.meet_again(bridge.turn().await).await?;
+    sandbox.carry_programs(carried.into_iter().zip(processes).collect());
+    bridge.meet_again(bridge.take_turn().await).await?;
     Ok((sandbox, bridge))
 }
 
 /// A place, the workspace, and walls, in one go.
-async fn request(
-    link: &Arc<Link>,
+async fn request_creation(
+    link: &Arc<PeerLink>,
     id: &SandboxId,
     admitted: &Admitted,
-    tree: Option<&Shared>,
+    tree: Option<&WorkspaceTree>,
 ) -> Result<()> {
-    let mut turn = link.turn().await;
+    let mut turn = link.take_turn().await;
     let capacity = link.peer().capacity;
-    turn.say(&Ask::Open { id: id.clone(), capacity }).await?;
+    turn.send_request(&Ask::Open { id: id.clone(), capacity }).await?;
     if let Some(tree) = tree {
-        turn.tree(tree).await?;
+        turn.send_tree(tree).await?;
     }
     // Its image is what the other side has, and what stands between is not its to judge.
     let (boundaries, image) = (Default::default(), Image::Host);
@@ -176,7 +176,7 @@ async fn request(
     Ok(())
 }
 
-async fn connect(pipe: Pipe) -> Result<AgentClient> {
+async fn connect_agent(pipe: AgentPipe) -> Result<AgentClient> {
     let (reader, writer) = tokio::io::split(pipe);
     AgentClient::connect_halves(reader, writer, HANDSHAKE_TIMEOUT).await
 }

@@ -20,18 +20,18 @@ use tokio::task::JoinHandle;
 
 use super::bridge::Bridge;
 use super::files::Synced;
-use super::link::Link;
-use super::{Connection, HANDSHAKE_TIMEOUT, lock};
+use super::link::PeerLink;
+use super::{PeerConnection, HANDSHAKE_TIMEOUT, lock};
 use crate::across::guest::Identity;
 use crate::across::words::{Ask, How, Tell};
 use crate::linux::archives::Archives;
-use crate::linux::settle;
-use crate::linux::watch::held;
+use crate::linux::settle_command;
+use crate::linux::watch::process_limits;
 
 /// The last numbers that were used: none is used twice, by copies neither.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(crate) struct Numbers {
+pub(crate) struct UsedNumbers {
     /// Whose they are.
     pub of: SandboxId,
     pub channels: u32,
@@ -57,7 +57,7 @@ const MAX_CARRIED: usize = 32;
 const MAX_COMMAND_BYTES: usize = 400;
 
 /// The arguments without what a terminal would obey, cut where they are long.
-fn for_people(command: &[String]) -> Vec<String> {
+fn shorten_command(command: &[String]) -> Vec<String> {
     let mut room = MAX_COMMAND_BYTES;
     let mut kept = Vec::new();
     for argument in command {
@@ -79,10 +79,10 @@ fn for_people(command: &[String]) -> Vec<String> {
     kept
 }
 
-impl Numbers {
+impl UsedNumbers {
     /// The programs that a copy takes over. What a snapshot says about them is input: bounded, cleaned, and
     /// none with a number that was never used.
-    pub fn carried(&self) -> Vec<RunningProgram> {
+    pub fn carried_programs(&self) -> Vec<RunningProgram> {
         let mut found: Vec<RunningProgram> = Vec::new();
         for program in self.running.iter().take(MAX_CARRIED) {
             let used = (1..=self.channels).contains(&program.channel)
@@ -91,7 +91,7 @@ impl Numbers {
                 other.channel == program.channel || other.execution == program.execution
             });
             if used && !twice {
-                let command = for_people(&program.command);
+                let command = shorten_command(&program.command);
                 found.push(RunningProgram { command, ..program.clone() });
             }
         }
@@ -133,84 +133,84 @@ impl FarSandbox {
     }
 
     /// Looks after programs that went on, until somebody takes them.
-    pub fn carry(&self, programs: Vec<(RunningProgram, Process)>) {
+    pub fn carry_programs(&self, programs: Vec<(RunningProgram, Process)>) {
         let carried = programs.into_iter().map(|(program, process)| {
             let command = program.command.clone();
-            self.bridge.link().expect(program.execution);
-            let watched = self.watch_over(program.execution);
-            CarriedProgram { command, process: self.hand_out(watched, program, process) }
+            self.bridge.link().expect_execution(program.execution);
+            let watched = self.watch_execution(program.execution);
+            CarriedProgram { command, process: self.wrap_process(watched, program, process) }
         });
         lock(&self.carried).extend(carried);
     }
 
-    fn watch_over(&self, execution: u32) -> Watched {
+    fn watch_execution(&self, execution: u32) -> WatchedExecution {
         let (bridge, running) = (Arc::clone(&self.bridge), Arc::clone(&self.running));
-        Watched { bridge, running, execution, over: false }
+        WatchedExecution { bridge, running, execution, over: false }
     }
 
     /// A program whose end the other side is told of.
-    fn hand_out(&self, watched: Watched, program: RunningProgram, process: Process) -> Process {
+    fn wrap_process(&self, watched: WatchedExecution, program: RunningProgram, process: Process) -> Process {
         let Process { events, control } = process;
-        self.bridge.link().control(program.execution, &control);
+        self.bridge.link().attach_control(program.execution, &control);
         lock(&self.running).insert(program.execution, program);
         let (over, ended) = watch::channel(false);
         let killed = Arc::<AtomicBool>::default();
-        let control = Control { inner: control, ended, killed: Arc::clone(&killed) };
-        let events = Events { inner: events, watched, ending: None, over, killed };
+        let control = FarControl { inner: control, ended, killed: Arc::clone(&killed) };
+        let events = FarEvents { inner: events, watched, ending: None, over, killed };
         Process { events: Box::new(events), control: Arc::new(control) }
     }
 
     /// Tells the other side which process it is, once it is one, so that it is told apart from others.
-    fn tell_of_start(&self, execution: u32, program: ProgramPid) {
+    fn report_start(&self, execution: u32, program: ProgramPid) {
         let link = self.bridge.link();
         tokio::spawn(async move {
             if let Some(pid) = program.started().await {
                 // A connection that is lost is told of by whoever waits for an answer.
-                let _ = link.say(&Ask::Started { execution, pid }).await;
+                let _ = link.send_request(&Ask::Started { execution, pid }).await;
             }
         });
     }
 
     /// The connection.
-    pub fn link(&self) -> Arc<Link> {
+    pub fn link(&self) -> Arc<PeerLink> {
         self.bridge.link()
     }
 
     /// What was used up so far.
-    pub fn numbers(&self) -> Numbers {
+    pub fn numbers(&self) -> UsedNumbers {
         let executions = self.last.load(Ordering::Relaxed);
         // One that has ended as far as is known here is nothing to a copy.
         let running = lock(&self.running);
         let goes_on = running.values().filter(|program| self.client.is_running(program.channel));
         let running = goes_on.take(MAX_CARRIED).cloned().collect();
-        Numbers { of: self.id.clone(), channels: self.client.last_channel(), executions, running }
+        UsedNumbers { of: self.id.clone(), channels: self.client.last_channel(), executions, running }
     }
 
     /// What has changed here is there too.
-    pub async fn push(&self) -> Result<()> {
-        self.bridge.push().await
+    pub async fn push_changes(&self) -> Result<()> {
+        self.bridge.push_changes().await
     }
 
     /// Goes on with a machine that is as the one was of which this had used so much. What ran then goes on;
     /// what began later is gone.
     pub async fn go_back(
         &self,
-        connection: Connection,
+        connection: PeerConnection,
         identity: Identity,
-        used: Numbers,
+        used: UsedNumbers,
     ) -> Result<()> {
-        self.bridge.push().await?;
+        self.bridge.push_changes().await?;
         // Whoever learns of an end on the way asks the machine that there is then.
-        let before = self.bridge.turn().await;
-        let (link, pipe) = Link::new(before.link().peer().clone(), connection);
+        let before = self.bridge.take_turn().await;
+        let (link, pipe) = PeerLink::new(before.link().peer().clone(), connection);
         let asked = Ask::Become { identity: Box::new(identity), shared: self.bridge.is_shared() };
-        link.turn().await.ask("restore", &asked, None).await.map(drop)?;
+        link.take_turn().await.ask("restore", &asked, None).await.map(drop)?;
         let own = used.of == self.id;
-        link.inherit(before.link(), |execution| own && execution < used.executions);
+        link.inherit_controls(before.link(), |execution| own && execution < used.executions);
         let (reader, writer) = tokio::io::split(pipe);
         self.client.go_back(reader, writer, HANDSHAKE_TIMEOUT, (used.channels, own)).await?;
         self.last.fetch_max(used.executions, Ordering::Relaxed);
-        self.bridge.replace(before, link).await
+        self.bridge.replace_link(before, link).await
     }
 }
 
@@ -225,19 +225,19 @@ impl Sandbox for FarSandbox {
     }
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
-        self.bridge.push().await?;
+        self.bridge.push_changes().await?;
         let execution = self.last.fetch_add(1, Ordering::Relaxed);
         let watch = Ask::Watch { execution, cpu_time: limits.cpu_time };
         // Dropped before the program has started, it tells the other side that there is none.
-        let watched = self.watch_over(execution);
-        self.bridge.link().expect(execution);
+        let watched = self.watch_execution(execution);
+        self.bridge.link().expect_execution(execution);
         // Before the agent hears of it: what is sent first arrives first.
-        self.bridge.link().say(&watch).await?;
-        let command = settle(command, self.user);
-        let (channel, pid, process) = self.client.spawn_on_channel(&command, &held(limits)).await?;
-        self.tell_of_start(execution, pid);
-        let program = RunningProgram { channel, execution, command: for_people(&command.argv()) };
-        Ok(self.hand_out(watched, program, process))
+        self.bridge.link().send_request(&watch).await?;
+        let command = settle_command(command, self.user);
+        let (channel, pid, process) = self.client.spawn_on_channel(&command, &process_limits(limits)).await?;
+        self.report_start(execution, pid);
+        let program = RunningProgram { channel, execution, command: shorten_command(&command.argv()) };
+        Ok(self.wrap_process(watched, program, process))
     }
 
     fn files(&self) -> Result<&dyn Files> {
@@ -247,8 +247,8 @@ impl Sandbox for FarSandbox {
     /// The archives come by the agent's pipe, as on every other backend: the other side is asked for
     /// nothing, names no part, and sends no more than the disk limit allows.
     async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
-        self.bridge.push().await?;
-        self.archives.take(&self.client, kind, into).await
+        self.bridge.push_changes().await?;
+        self.archives.write_snapshot(&self.client, kind, into).await
     }
 
     fn take_carried(&self) -> Vec<CarriedProgram> {
@@ -256,38 +256,38 @@ impl Sandbox for FarSandbox {
     }
 
     async fn restore(&self, from: &Parts) -> Result<()> {
-        self.bridge.push().await?;
+        self.bridge.push_changes().await?;
         self.archives.bring_back(&self.client, from).await?;
-        self.bridge.pull().await
+        self.bridge.pull_changes().await
     }
 }
 
 /// An execution that the other side watches, until it is told of the end.
-struct Watched {
+struct WatchedExecution {
     bridge: Arc<Bridge>,
     running: RunningPrograms,
     execution: u32,
     over: bool,
 }
 
-impl Watched {
+impl WatchedExecution {
     /// Names the limit that ended it, and brings back what it has changed, before anybody learns that it
     /// is over.
-    fn end(&mut self, exit: Exit) -> JoinHandle<Exit> {
+    fn report_end(&mut self, exit: Exit) -> JoinHandle<Exit> {
         self.over = true;
         lock(&self.running).remove(&self.execution);
         let (bridge, execution) = (Arc::clone(&self.bridge), self.execution);
         tokio::spawn(async move {
-            let turn = bridge.turn().await;
+            let turn = bridge.take_turn().await;
             let link = Arc::clone(turn.link());
             if link.is_gone(execution) {
-                link.forget(execution);
+                link.forget_execution(execution);
                 return exit;
             }
             let (how, cpu_time) = (How::of(&exit.status), exit.cpu_time);
             let ask = Ask::Ended { execution, how, cpu_time };
             let told = bridge.ask_in(turn, "take the changes over", &ask).await;
-            link.forget(execution);
+            link.forget_execution(execution);
             let verdict = match told {
                 Ok(Tell::Judged(verdict)) => verdict,
                 Ok(Tell::Done { .. } | Tell::Failed(_) | Tell::Kill { .. }) => {
@@ -295,7 +295,7 @@ impl Watched {
                 }
                 Err(error) => return lost_exit(exit, error.message()),
             };
-            match bridge.together() {
+            match bridge.check_together() {
                 // What a program that was ended half-way leaves is told of at the end.
                 Err(error) if verdict.limit.is_none() => lost_exit(exit, error.message()),
                 Ok(()) | Err(_) => verdict.over(exit),
@@ -317,17 +317,17 @@ fn lost_exit(exit: Exit, why: &str) -> Exit {
     Exit { status, ..exit }
 }
 
-impl Drop for Watched {
+impl Drop for WatchedExecution {
     fn drop(&mut self) {
         if !self.over && tokio::runtime::Handle::try_current().is_ok() {
-            drop(self.end(ExitStatus::Lost(String::new()).into()));
+            drop(self.report_end(ExitStatus::Lost(String::new()).into()));
         }
     }
 }
 
-struct Events {
+struct FarEvents {
     inner: Box<dyn ProcessEvents>,
-    watched: Watched,
+    watched: WatchedExecution,
     ending: Option<JoinHandle<Exit>>,
     /// Says that only the changes are waited for.
     over: watch::Sender<bool>,
@@ -336,13 +336,13 @@ struct Events {
 }
 
 #[async_trait]
-impl ProcessEvents for Events {
+impl ProcessEvents for FarEvents {
     async fn next(&mut self) -> Option<ProcessEvent> {
         if self.ending.is_none() {
             match self.inner.next().await {
                 Some(ProcessEvent::Exit(exit)) => {
                     self.over.send_replace(true);
-                    self.ending = Some(self.watched.end(exit));
+                    self.ending = Some(self.watched.report_end(exit));
                 }
                 other => return other,
             }
@@ -352,21 +352,21 @@ impl ProcessEvents for Events {
         let exit = exit.unwrap_or_else(|error| ExitStatus::Lost(error.to_string()).into());
         let killed = self.killed.load(Ordering::Relaxed);
         if matches!(exit.status, ExitStatus::Lost(_)) && !killed {
-            self.watched.bridge.told();
+            self.watched.bridge.mark_told();
         }
         Some(ProcessEvent::Exit(exit))
     }
 }
 
 /// The agent's control of an execution, and whether it is over.
-struct Control {
+struct FarControl {
     inner: Arc<dyn ProcessControl>,
     ended: watch::Receiver<bool>,
     killed: Arc<AtomicBool>,
 }
 
 #[async_trait]
-impl ProcessControl for Control {
+impl ProcessControl for FarControl {
     async fn kill(&self) -> Result<()> {
         self.killed.store(true, Ordering::Relaxed);
         self.inner.kill().await
@@ -403,7 +403,7 @@ impl ProcessControl for Control {
 mod tests {
     use super::*;
 
-    fn program(channel: u32, execution: u32, command: &[&str]) -> RunningProgram {
+    fn test_program(channel: u32, execution: u32, command: &[&str]) -> RunningProgram {
         let command = command.iter().map(|argument| (*argument).to_owned()).collect();
         RunningProgram { channel, execution, command }
     }
@@ -412,19 +412,19 @@ mod tests {
     fn what_a_snapshot_says_about_programs_is_bounded_and_cleaned() {
         let long = "\u{1b}[31m\"".repeat(1000);
         let mut running = vec![
-            program(2, 0, &["sh", "\u{1b}]0;title\u{7}"]),
-            program(2, 1, &["the same channel"]),
-            program(9, 1, &["a channel that was never used"]),
-            program(0, 1, &["none"]),
-            program(3, 7, &["an execution that there never was"]),
+            test_program(2, 0, &["sh", "\u{1b}]0;title\u{7}"]),
+            test_program(2, 1, &["the same channel"]),
+            test_program(9, 1, &["a channel that was never used"]),
+            test_program(0, 1, &["none"]),
+            test_program(3, 7, &["an execution that there never was"]),
         ];
         let of: SandboxId = "a".parse().unwrap();
         let numbers =
-            Numbers { of: of.clone(), channels: 3, executions: 2, running: running.clone() };
-        assert_eq!(numbers.carried(), [program(2, 0, &["sh", "]0;title"])]);
-        running = (1..=200).map(|at| program(at, at, &[&long, "", &long])).collect();
-        let numbers = Numbers { of, channels: 200, executions: 201, running };
-        let carried = numbers.carried();
+            UsedNumbers { of: of.clone(), channels: 3, executions: 2, running: running.clone() };
+        assert_eq!(numbers.carried_programs(), [test_program(2, 0, &["sh", "]0;title"])]);
+        running = (1..=200).map(|at| test_program(at, at, &[&long, "", &long])).collect();
+        let numbers = UsedNumbers { of, channels: 200, executions: 201, running };
+        let carried = numbers.carried_programs();
         assert_eq!(carried.len(), MAX_CARRIED);
         let json = serde_json::to_vec(&carried).unwrap();
         assert!(json.len() < 48 << 10, "{}", json.len());

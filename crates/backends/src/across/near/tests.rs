@@ -14,37 +14,37 @@ use crate::across::frame::Frame;
 use crate::across::words::Tell;
 
 /// What carries the connection, which says when it is gone.
-struct Carrier(Arc<AtomicBool>);
+struct TestCarrier(Arc<AtomicBool>);
 
-impl Drop for Carrier {
+impl Drop for TestCarrier {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-struct Wire {
-    link: Arc<Link>,
-    pipe: Pipe,
+struct TestWire {
+    link: Arc<PeerLink>,
+    pipe: AgentPipe,
     peer: DuplexStream,
     torn_down: Arc<AtomicBool>,
 }
 
-fn wire() -> Wire {
+fn test_wire() -> TestWire {
     let (ours, peer) = duplex(4096);
     let (output, input) = tokio::io::split(ours);
     let torn_down = Arc::<AtomicBool>::default();
-    let connection = Connection {
+    let connection = PeerConnection {
         input: Box::new(input),
         output: Box::new(BufReader::new(output)),
-        carrier: Box::new(Carrier(Arc::clone(&torn_down))),
+        carrier: Box::new(TestCarrier(Arc::clone(&torn_down))),
     };
     let backend = BackendName::literal("far");
     let called = Peer { backend, called: "the peer".into(), capacity: None };
-    let (link, pipe) = Link::new(called, connection);
-    Wire { link, pipe, peer, torn_down }
+    let (link, pipe) = PeerLink::new(called, connection);
+    TestWire { link, pipe, peer, torn_down }
 }
 
-fn word(tell: &Tell) -> Bytes {
+fn encode_tell(tell: &Tell) -> Bytes {
     Frame::Word(serde_json::to_vec(tell).unwrap().into()).encode().unwrap()
 }
 
@@ -62,39 +62,39 @@ impl ProcessControl for Slow {
 
 #[tokio::test]
 async fn a_flood_of_kills_starts_one_task() {
-    let Wire { link, pipe: _pipe, mut peer, .. } = wire();
+    let TestWire { link, pipe: _pipe, mut peer, .. } = test_wire();
     let slow = Arc::new(Slow::default());
     let control: Arc<dyn ProcessControl> = slow.clone();
-    link.expect(7);
-    link.control(7, &control);
+    link.expect_execution(7);
+    link.attach_control(7, &control);
     let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let before = tasks();
-    let kill = word(&Tell::Kill { execution: 7 });
+    let kill = encode_tell(&Tell::Kill { execution: 7 });
     for _ in 0..10_000 {
         peer.write_all(&kill).await.unwrap();
     }
     // Heard after all that was said before it.
-    peer.write_all(&word(&Tell::Done { conflicts: Vec::new() })).await.unwrap();
-    link.turn().await.ask("pull", &Ask::Pull, None).await.map(drop).unwrap();
+    peer.write_all(&encode_tell(&Tell::Done { conflicts: Vec::new() })).await.unwrap();
+    link.take_turn().await.ask("pull", &Ask::Pull, None).await.map(drop).unwrap();
     assert!(tasks() <= before + 1, "{} tasks", tasks());
     assert!(slow.0.load(Ordering::Relaxed) <= 1);
     // The same where it is not known yet whom to tell.
-    link.expect(8);
+    link.expect_execution(8);
     for _ in 0..1000 {
-        peer.write_all(&word(&Tell::Kill { execution: 8 })).await.unwrap();
+        peer.write_all(&encode_tell(&Tell::Kill { execution: 8 })).await.unwrap();
     }
-    peer.write_all(&word(&Tell::Done { conflicts: Vec::new() })).await.unwrap();
-    link.turn().await.ask("pull", &Ask::Pull, None).await.map(drop).unwrap();
-    link.control(8, &control);
+    peer.write_all(&encode_tell(&Tell::Done { conflicts: Vec::new() })).await.unwrap();
+    link.take_turn().await.ask("pull", &Ask::Pull, None).await.map(drop).unwrap();
+    link.attach_control(8, &control);
     assert!(tasks() <= before + 2, "{} tasks", tasks());
 }
 
 /// What it took to give up, which takes everything with it.
-async fn given_up(wire: Wire, speak: impl AsyncFnOnce(DuplexStream)) -> Duration {
-    let Wire { link, mut pipe, peer, torn_down } = wire;
+async fn given_up(wire: TestWire, speak: impl AsyncFnOnce(DuplexStream)) -> Duration {
+    let TestWire { link, mut pipe, peer, torn_down } = wire;
     let begun = Instant::now();
     let asking = async {
-        let turn = link.turn().await;
+        let turn = link.take_turn().await;
         turn.ask("pull", &Ask::Pull, None).await.map(drop)
     };
     let error = tokio::select! {
@@ -105,7 +105,7 @@ async fn given_up(wire: Wire, speak: impl AsyncFnOnce(DuplexStream)) -> Duration
     let took = begun.elapsed();
     assert!(torn_down.load(Ordering::Relaxed));
     assert_eq!(pipe.read(&mut [0; 16]).await.unwrap(), 0, "the agent's pipe has ended");
-    let again = link.turn().await.ask("pull", &Ask::Pull, None).await.unwrap_err();
+    let again = link.take_turn().await.ask("pull", &Ask::Pull, None).await.unwrap_err();
     assert_eq!((again.code(), begun.elapsed()), (ErrorCode::Unavailable, took));
     took
 }
@@ -113,7 +113,7 @@ async fn given_up(wire: Wire, speak: impl AsyncFnOnce(DuplexStream)) -> Duration
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_does_not_answer_is_given_up() {
     let deaf = async |_held: DuplexStream| std::future::pending().await;
-    assert_eq!(given_up(wire(), deaf).await, Duration::from_secs(60));
+    assert_eq!(given_up(test_wire(), deaf).await, Duration::from_secs(60));
 }
 
 #[tokio::test(start_paused = true)]
@@ -125,15 +125,15 @@ async fn a_peer_that_only_says_that_it_is_there_is_given_up() {
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
     };
-    assert_eq!(given_up(wire(), beats).await, Duration::from_secs(60));
+    assert_eq!(given_up(test_wire(), beats).await, Duration::from_secs(60));
 }
 
 #[tokio::test(start_paused = true)]
 async fn changes_that_drip_have_one_deadline() {
     let place = tempfile::tempdir().unwrap();
     let tree = Tree::open(place.path(), Side::Near, 1 << 20).unwrap();
-    let tree: Shared = Arc::new(Mutex::new(tree));
-    let Wire { link, pipe: _pipe, mut peer, .. } = wire();
+    let tree: WorkspaceTree = Arc::new(Mutex::new(tree));
+    let TestWire { link, pipe: _pipe, mut peer, .. } = test_wire();
     let drip = async {
         for _ in 0..20 {
             // A piece well before any piece is late, and never the last one.
@@ -144,7 +144,7 @@ async fn changes_that_drip_have_one_deadline() {
         std::future::pending().await
     };
     let asked = tokio::select! {
-        asked = async { link.turn().await.ask("pull", &Ask::Pull, Some(&tree)).await } => asked,
+        asked = async { link.take_turn().await.ask("pull", &Ask::Pull, Some(&tree)).await } => asked,
         never = drip => never,
     };
     assert_eq!(asked.map(drop).unwrap_err().code(), ErrorCode::TooSlow);
@@ -152,9 +152,9 @@ async fn changes_that_drip_have_one_deadline() {
 
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_does_not_read_is_hung_up_on() {
-    let Wire { link, mut pipe, peer: _held, torn_down } = wire();
+    let TestWire { link, mut pipe, peer: _held, torn_down } = test_wire();
     let begun = Instant::now();
-    while link.say(&Ask::Push).await.is_ok() {}
+    while link.send_request(&Ask::Push).await.is_ok() {}
     assert!(begun.elapsed() <= Duration::from_secs(40), "{:?}", begun.elapsed());
     assert_eq!(pipe.read(&mut [0; 16]).await.unwrap(), 0, "the agent's pipe has ended");
     assert!(torn_down.load(Ordering::Relaxed));
@@ -162,12 +162,12 @@ async fn a_peer_that_does_not_read_is_hung_up_on() {
 
 #[tokio::test]
 async fn what_a_peer_says_went_wrong_is_clean_and_short() {
-    let Wire { link, pipe: _pipe, mut peer, .. } = wire();
+    let TestWire { link, pipe: _pipe, mut peer, .. } = test_wire();
     let evil = format!("a\x1b]0;owned\x07{}", "x".repeat(50_000));
     let failure =
         Failure { code: "denied".into(), message: evil.clone(), remedy: Some(evil.clone()) };
-    peer.write_all(&word(&Tell::Failed(failure))).await.unwrap();
-    let asked = link.turn().await.ask("pull", &Ask::Pull, None).await;
+    peer.write_all(&encode_tell(&Tell::Failed(failure))).await.unwrap();
+    let asked = link.take_turn().await.ask("pull", &Ask::Pull, None).await;
     let error = asked.map(drop).unwrap_err();
     for text in [error.message(), error.hint().unwrap()] {
         assert!(!text.chars().any(stockade_core::is_unsafe_to_show), "{text:?}");

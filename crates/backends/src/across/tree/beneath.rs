@@ -17,7 +17,7 @@ const BENEATH_FLAGS: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 
 /// Opens a path from this directory on.
-pub(super) fn open(dir: impl AsFd, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
+pub(super) fn open_beneath(dir: impl AsFd, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     let mut result = Err(Errno::AGAIN);
     for _ in 0..RESOLVE_ATTEMPTS {
@@ -31,36 +31,36 @@ pub(super) fn open(dir: impl AsFd, path: &Path, flags: OFlags, mode: Mode) -> io
 
 /// Opens a path to be read. What the guest made unreadable for itself belongs to whoever reads here,
 /// and gets its permissions back at once.
-pub(super) fn readable(
+pub(super) fn open_readable(
     dir: impl AsFd,
     path: &Path,
     flags: OFlags,
     side: Side,
 ) -> io::Result<OwnedFd> {
     let flags = flags | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let opened = open(&dir, path, flags, Mode::empty());
+    let opened = open_beneath(&dir, path, flags, Mode::empty());
     let denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
     if side == Side::Near || !opened.as_ref().is_err_and(denied) {
         return opened;
     }
-    let held = open(&dir, path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
+    let held = open_beneath(&dir, path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
     let before = Mode::from_raw_mode(rustix::fs::fstat(&held)?.st_mode);
     // Through the descriptor: the name may be something else by now.
     let itself = format!("/proc/self/fd/{}", held.as_raw_fd());
     chmod(&itself, before | Mode::RWXU)?;
-    let opened = open(&dir, path, flags, Mode::empty());
+    let opened = open_beneath(&dir, path, flags, Mode::empty());
     chmod(&itself, before)?;
     opened
 }
 
 /// The directory in which a path's last part lies, and that part.
-pub(super) fn parent(root: impl AsFd, path: &Path) -> Result<(OwnedFd, &OsStr), TreeError> {
+pub(super) fn open_parent(root: impl AsFd, path: &Path) -> Result<(OwnedFd, &OsStr), TreeError> {
     let name = path.file_name().ok_or_else(|| TreeError::Refused {
-        path: super::shown(path),
+        path: super::escape_path(path),
         what: "names no entry of a directory",
     })?;
     let above = path.parent().unwrap_or(Path::new(""));
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-    let dir = open(root, above, flags, Mode::empty()).map_err(|e| TreeError::at(path, e))?;
+    let dir = open_beneath(root, above, flags, Mode::empty()).map_err(|e| TreeError::at(path, e))?;
     Ok((dir, name))
 }

@@ -15,7 +15,7 @@ use tar::Entry;
 use super::holes;
 
 /// A name that nobody else uses.
-pub(super) fn name() -> OsString {
+pub(super) fn new_draft_name() -> OsString {
     static NEXT_DRAFT_NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NEXT_DRAFT_NUMBER.fetch_add(1, Ordering::Relaxed);
     format!(".stockade-{}-{number}", std::process::id()).into()
@@ -28,7 +28,7 @@ pub(super) fn new_file(dir: &OwnedFd) -> io::Result<(File, Option<OsString>)> {
     match openat(dir, ".", OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC, mode) {
         Ok(file) => Ok((file.into(), None)),
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => {
-            let draft = name();
+            let draft = new_draft_name();
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
             let file = openat(dir, &draft, flags | OFlags::CLOEXEC, mode)?;
             Ok((file.into(), Some(draft)))
@@ -39,14 +39,14 @@ pub(super) fn new_file(dir: &OwnedFd) -> io::Result<(File, Option<OsString>)> {
 
 /// Gives a file without a name one.
 pub(super) fn give_name(file: &File, dir: &OwnedFd) -> io::Result<OsString> {
-    let draft = name();
+    let draft = new_draft_name();
     let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
     linkat(CWD, itself, dir, &draft, AtFlags::SYMLINK_FOLLOW)?;
     Ok(draft)
 }
 
 /// What an entry says of a file, with this mode. `room` is asked before anything is written whether there is so much.
-pub(super) fn fill<R: Read>(
+pub(super) fn fill_file<R: Read>(
     mut file: &File,
     entry: &mut Entry<'_, R>,
     mode: u32,
@@ -54,9 +54,9 @@ pub(super) fn fill<R: Read>(
 ) -> io::Result<()> {
     let size = entry.size();
     if entry.header().entry_type().as_byte() == holes::SPARSE_ENTRY_TYPE {
-        holes::fill(file, entry, room)?;
+        holes::fill_sparse_file(file, entry, room)?;
     } else {
-        room(holes::rounded(size))?;
+        room(holes::round_to_blocks(size))?;
         if io::copy(entry, &mut file)? != size {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

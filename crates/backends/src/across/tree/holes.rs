@@ -20,7 +20,7 @@ const READ_CHUNK_BYTES: usize = 64 * 1024;
 const FS_BLOCK_BYTES: u64 = 4096;
 
 /// The pieces of a file that take room, in order; nothing if it has no holes.
-pub(super) fn pieces(file: &File, size: u64) -> io::Result<Option<Vec<(u64, u64)>>> {
+pub(super) fn find_segments(file: &File, size: u64) -> io::Result<Option<Vec<(u64, u64)>>> {
     let (mut found, mut at): (Vec<(u64, u64)>, u64) = (Vec::new(), 0);
     while at < size {
         let start = match seek(file, SeekFrom::Data(at)) {
@@ -45,12 +45,12 @@ pub(super) fn pieces(file: &File, size: u64) -> io::Result<Option<Vec<(u64, u64)
 }
 
 /// How long its entry is.
-pub(super) fn length(pieces: &[(u64, u64)]) -> u64 {
+pub(super) fn encoded_length(pieces: &[(u64, u64)]) -> u64 {
     pieces.iter().map(|(_, length)| SEGMENT_HEADER_BYTES + length).sum::<u64>() + 8
 }
 
 /// What its entry has in it. Each piece is as long as was said, whatever happens to the file meanwhile.
-pub(super) fn content<'a>(
+pub(super) fn segment_reader<'a>(
     file: &'a File,
     size: u64,
     pieces: &'a [(u64, u64)],
@@ -95,26 +95,26 @@ impl Read for Content<'_> {
 }
 
 /// Puts the pieces where they belong. `room` is asked before each whether there is so much.
-pub(super) fn fill(
+pub(super) fn fill_sparse_file(
     file: &File,
     from: &mut impl Read,
     mut room: impl FnMut(u64) -> io::Result<()>,
 ) -> io::Result<()> {
-    let size = number(from)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+    let size = read_number(from)?.ok_or(io::ErrorKind::UnexpectedEof)?;
     file.set_len(size)?;
     let mut behind = 0;
-    while let Some(at) = number(from)? {
-        let length = number(from)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+    while let Some(at) = read_number(from)? {
+        let length = read_number(from)?.ok_or(io::ErrorKind::UnexpectedEof)?;
         let end = at.checked_add(length).filter(|end| at >= behind && *end <= size);
         behind = end.ok_or(io::ErrorKind::InvalidData)?;
-        room(rounded(length))?;
+        room(round_to_blocks(length))?;
         write_segment(file, from, at, length)?;
     }
     Ok(())
 }
 
 /// What so many bytes take.
-pub(super) fn rounded(length: u64) -> u64 {
+pub(super) fn round_to_blocks(length: u64) -> u64 {
     length.checked_next_multiple_of(FS_BLOCK_BYTES).unwrap_or(u64::MAX)
 }
 
@@ -133,7 +133,7 @@ fn write_segment(file: &File, from: &mut impl Read, mut at: u64, length: u64) ->
 }
 
 /// The next number; nothing at the end.
-fn number(from: &mut impl Read) -> io::Result<Option<u64>> {
+fn read_number(from: &mut impl Read) -> io::Result<Option<u64>> {
     let mut bytes = [0; 8];
     if from.read(&mut bytes[..1])? == 0 {
         return Ok(None);

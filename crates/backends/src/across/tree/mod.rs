@@ -23,10 +23,10 @@ use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use stamp::Stamp;
+use stamp::FileStamp;
 
 /// Paths from the root, and how each looked.
-type Manifest = BTreeMap<OsString, Stamp>;
+type TreeManifest = BTreeMap<OsString, FileStamp>;
 
 /// Most entries of a tree: both ends keep them in memory.
 const MAX_TREE_ENTRIES: usize = 1_000_000;
@@ -75,12 +75,12 @@ pub enum TreeError {
 
 impl TreeError {
     fn at(path: &Path, source: impl Into<io::Error>) -> Self {
-        Self::At { path: shown(path), source: source.into() }
+        Self::At { path: escape_path(path), source: source.into() }
     }
 }
 
 /// A path as people can read it, whatever bytes it is made of.
-fn shown(path: &Path) -> String {
+fn escape_path(path: &Path) -> String {
     path.to_string_lossy().escape_debug().to_string()
 }
 
@@ -94,9 +94,9 @@ pub struct Conflict {
 }
 
 /// What was sent and not yet taken over there.
-struct Sent {
+struct SentManifest {
     /// How everything looked.
-    now: Manifest,
+    now: TreeManifest,
     /// The path of each entry.
     entries: Vec<OsString>,
 }
@@ -106,8 +106,8 @@ pub struct Tree {
     root: OwnedFd,
     side: Side,
     /// How it looked when the copies were last the same.
-    base: Manifest,
-    sent: Option<Sent>,
+    base: TreeManifest,
+    sent: Option<SentManifest>,
     /// Whom new files belong to, where that is not who makes them.
     owner: Option<(u32, u32)>,
     /// How much larger it may get by what arrives at once.
@@ -125,23 +125,23 @@ impl Tree {
         let own = rustix::process::geteuid();
         let owner =
             (own.is_root() && found.uid() != own.as_raw()).then(|| (found.uid(), found.gid()));
-        Ok(Self { root, side, base: Manifest::new(), sent: None, owner, growth, awaits_all: false })
+        Ok(Self { root, side, base: TreeManifest::new(), sent: None, owner, growth, awaits_all: false })
     }
 
     /// Writes what has changed here since the copies were last the same; nothing if nothing has. They
     /// are the same again only once it was [taken over](Self::agreed).
     pub fn send(&mut self, out: impl Write) -> Result<(), TreeError> {
         self.sent = None;
-        let now = scan::scan(&self.root, self.side)?;
-        let entries = pack::pack(self, &now, out)?;
-        self.sent = Some(Sent { now, entries });
+        let now = scan::scan_tree(&self.root, self.side)?;
+        let entries = pack::pack_changes(self, &now, out)?;
+        self.sent = Some(SentManifest { now, entries });
         Ok(())
     }
 
     /// What was sent last was taken over there, but for these entries: what is here is still a change.
     /// Answers the paths of those.
     pub fn agreed(&mut self, except: &[u32]) -> BTreeSet<String> {
-        let Some(Sent { mut now, entries }) = self.sent.take() else { return BTreeSet::new() };
+        let Some(SentManifest { mut now, entries }) = self.sent.take() else { return BTreeSet::new() };
         let named = |entry: &u32| entries.get(usize::try_from(*entry).ok()?);
         let left: BTreeSet<_> = except.iter().filter_map(named).collect();
         for path in &left {
@@ -151,7 +151,7 @@ impl Tree {
             };
         }
         self.base = now;
-        left.into_iter().map(|path| shown(Path::new(path))).collect()
+        left.into_iter().map(|path| escape_path(Path::new(path))).collect()
     }
 
     /// The other copy is one that nothing is known of: what is sent next is everything.
@@ -162,7 +162,7 @@ impl Tree {
     /// The other copy is one that nothing is known of, and this one is to become the same, as it looks
     /// now: what is taken next is everything, and what is not in it goes.
     pub fn give_way(&mut self) -> Result<(), TreeError> {
-        self.base = scan::scan(&self.root, self.side)?;
+        self.base = scan::scan_tree(&self.root, self.side)?;
         self.awaits_all = true;
         Ok(())
     }
@@ -175,12 +175,12 @@ impl Tree {
     /// Takes what has changed in the other copy. Answers what had changed here too, which is left as it
     /// is.
     pub fn take(&mut self, input: impl Read) -> Result<Vec<Conflict>, TreeError> {
-        place::place(self, input)
+        place::place_archive(self, input)
     }
 
     /// The longest archive that can be in order: everything there is and may get, and its own words.
-    fn longest(&self) -> u64 {
-        let sizes = self.base.values().map(Stamp::size);
+    fn max_archive_bytes(&self) -> u64 {
+        let sizes = self.base.values().map(FileStamp::size);
         sizes.fold(self.growth.saturating_add(ARCHIVE_OVERHEAD_BYTES), u64::saturating_add)
     }
 }
@@ -193,7 +193,7 @@ struct Count {
 }
 
 impl Count {
-    fn add(&mut self, path: &Path) -> Result<(), TreeError> {
+    fn add_path(&mut self, path: &Path) -> Result<(), TreeError> {
         self.entries += 1;
         self.paths += path.as_os_str().len();
         if self.entries > MAX_TREE_ENTRIES {

@@ -11,16 +11,16 @@ use rustix::fs::{OFlags, fstat, readlinkat};
 use tar::{Builder, EntryType, Header};
 
 use super::holes::{self, SPARSE_ENTRY_TYPE};
-use super::stamp::{Kind, Stamp};
-use super::{Manifest, Tree, TreeError, beneath};
+use super::stamp::{StampKind, FileStamp};
+use super::{TreeManifest, Tree, TreeError, beneath};
 
 /// Entry type of a removed file: one of those that archives leave to their makers.
 pub(super) const REMOVED_ENTRY_TYPE: u8 = b'R';
 
 /// Writes the archive, or nothing at all if nothing has changed. Answers the path of each entry.
-pub(super) fn pack(
+pub(super) fn pack_changes(
     tree: &Tree,
-    now: &Manifest,
+    now: &TreeManifest,
     out: impl Write,
 ) -> Result<Vec<OsString>, TreeError> {
     let gone = removed_paths(&tree.base, now);
@@ -29,27 +29,27 @@ pub(super) fn pack(
     if gone.is_empty() && fresh.is_empty() {
         return Ok(Vec::new());
     }
-    let mut archive = Archive { tree, builder: Builder::new(out), entries: Vec::new() };
+    let mut archive = ArchiveWriter { tree, builder: Builder::new(out), entries: Vec::new() };
     for path in gone {
-        let mut header = header(EntryType::new(REMOVED_ENTRY_TYPE), 0, 0);
-        archive.append(&mut header, path.as_bytes(), io::empty())?;
+        let mut header = new_header(EntryType::new(REMOVED_ENTRY_TYPE), 0, 0);
+        archive.append_member(&mut header, path.as_bytes(), io::empty())?;
     }
     for (path, stamp) in fresh {
-        archive.entry(Path::new(path), stamp)?;
+        archive.append_entry(Path::new(path), stamp)?;
     }
     archive.builder.into_inner()?.flush()?;
     Ok(archive.entries)
 }
 
 /// What was there and is not, or is something else now; what lies deepest comes first.
-fn removed_paths<'a>(base: &'a Manifest, now: &Manifest) -> Vec<&'a OsString> {
-    let is_gone = |path: &OsString, was: &Stamp| {
-        now.get(path).is_none_or(|is| (is.kind == Kind::Directory) != (was.kind == Kind::Directory))
+fn removed_paths<'a>(base: &'a TreeManifest, now: &TreeManifest) -> Vec<&'a OsString> {
+    let is_gone = |path: &OsString, was: &FileStamp| {
+        now.get(path).is_none_or(|is| (is.kind == StampKind::Directory) != (was.kind == StampKind::Directory))
     };
     base.iter().rev().filter(|(path, was)| is_gone(path, was)).map(|(path, _)| path).collect()
 }
 
-fn header(kind: EntryType, mode: u32, size: u64) -> Header {
+fn new_header(kind: EntryType, mode: u32, size: u64) -> Header {
     let mut header = Header::new_gnu();
     header.set_entry_type(kind);
     header.set_mode(mode);
@@ -57,21 +57,21 @@ fn header(kind: EntryType, mode: u32, size: u64) -> Header {
     header
 }
 
-struct Archive<'a, W: Write> {
+struct ArchiveWriter<'a, W: Write> {
     tree: &'a Tree,
     builder: Builder<W>,
     entries: Vec<OsString>,
 }
 
-impl<W: Write> Archive<'_, W> {
-    fn entry(&mut self, path: &Path, stamp: &Stamp) -> Result<(), TreeError> {
+impl<W: Write> ArchiveWriter<'_, W> {
+    fn append_entry(&mut self, path: &Path, stamp: &FileStamp) -> Result<(), TreeError> {
         let added = match stamp.kind {
-            Kind::File => self.file(path, stamp),
-            Kind::Directory => {
-                let mut header = header(EntryType::Directory, stamp.mode, 0);
-                self.append(&mut header, path.as_os_str().as_bytes(), io::empty())
+            StampKind::File => self.append_file(path, stamp),
+            StampKind::Directory => {
+                let mut header = new_header(EntryType::Directory, stamp.mode, 0);
+                self.append_member(&mut header, path.as_os_str().as_bytes(), io::empty())
             }
-            Kind::Symlink => self.link(path),
+            StampKind::Symlink => self.append_symlink(path),
         };
         match added {
             // It vanished after it was looked at; the next look will tell.
@@ -82,21 +82,21 @@ impl<W: Write> Archive<'_, W> {
 
     /// The size is taken from the open file and kept to, whatever happens to the file meanwhile: an
     /// archive whose sizes lie cannot be read at all.
-    fn file(&mut self, path: &Path, stamp: &Stamp) -> Result<(), TreeError> {
+    fn append_file(&mut self, path: &Path, stamp: &FileStamp) -> Result<(), TreeError> {
         let fail = |error| TreeError::at(path, error);
-        let file = beneath::readable(&self.tree.root, path, OFlags::empty(), self.tree.side);
+        let file = beneath::open_readable(&self.tree.root, path, OFlags::empty(), self.tree.side);
         let file = File::from(file.map_err(fail)?);
         let stat = fstat(&file).map_err(|errno| fail(errno.into()))?;
-        if super::stamp::kind(&stat) != Some(Kind::File) {
+        if super::stamp::stamp_kind(&stat) != Some(StampKind::File) {
             return Ok(());
         }
         let size = u64::try_from(stat.st_size).unwrap_or(0);
-        let pieces = holes::pieces(&file, size).map_err(fail)?;
+        let pieces = holes::find_segments(&file, size).map_err(fail)?;
         let (kind, length) = match &pieces {
             None => (EntryType::Regular, size),
-            Some(pieces) => (EntryType::new(SPARSE_ENTRY_TYPE), holes::length(pieces)),
+            Some(pieces) => (EntryType::new(SPARSE_ENTRY_TYPE), holes::encoded_length(pieces)),
         };
-        let mut header = header(kind, stamp.mode, length);
+        let mut header = new_header(kind, stamp.mode, length);
         header.set_mtime(u64::try_from(stat.st_mtime).unwrap_or(0));
         // Owners mean nothing elsewhere; what comes after the second does.
         header.set_uid(stat.st_mtime_nsec);
@@ -104,26 +104,26 @@ impl<W: Write> Archive<'_, W> {
         let path = path.as_os_str().as_bytes();
         let Some(pieces) = pieces else {
             let content = file.chain(io::repeat(0)).take(size);
-            return self.append(&mut header, path, content);
+            return self.append_member(&mut header, path, content);
         };
-        self.append(&mut header, path, holes::content(&file, size, &pieces))
+        self.append_member(&mut header, path, holes::segment_reader(&file, size, &pieces))
     }
 
-    fn link(&mut self, path: &Path) -> Result<(), TreeError> {
-        let (dir, name) = beneath::parent(&self.tree.root, path)?;
+    fn append_symlink(&mut self, path: &Path) -> Result<(), TreeError> {
+        let (dir, name) = beneath::open_parent(&self.tree.root, path)?;
         let target = readlinkat(&dir, name, Vec::new());
         let target = target.map_err(|errno| TreeError::at(path, errno))?.into_bytes();
-        let mut header = header(EntryType::Symlink, 0o777, 0);
+        let mut header = new_header(EntryType::Symlink, 0o777, 0);
         let short = header.as_gnu_mut().and_then(|fields| fields.linkname.get_mut(..target.len()));
         match short {
             Some(field) => field.copy_from_slice(&target),
-            None => self.long(EntryType::GNULongLink, &target)?,
+            None => self.append_long_name(EntryType::GNULongLink, &target)?,
         }
-        self.append(&mut header, path.as_os_str().as_bytes(), io::empty())
+        self.append_member(&mut header, path.as_os_str().as_bytes(), io::empty())
     }
 
     /// Byte for byte: a name is not for anybody to tidy up.
-    fn append(
+    fn append_member(
         &mut self,
         header: &mut Header,
         path: &[u8],
@@ -132,22 +132,22 @@ impl<W: Write> Archive<'_, W> {
         let short = header.as_gnu_mut().and_then(|fields| fields.name.get_mut(..path.len()));
         match short {
             Some(field) => field.copy_from_slice(path),
-            None => self.long(EntryType::GNULongName, path)?,
+            None => self.append_long_name(EntryType::GNULongName, path)?,
         }
         header.set_cksum();
         self.builder.append(header, content)?;
-        self.entries.push(self::path(path.to_vec()));
+        self.entries.push(bytes_to_path(path.to_vec()));
         Ok(())
     }
 
-    fn long(&mut self, kind: EntryType, text: &[u8]) -> io::Result<()> {
-        let mut header = header(kind, 0o644, text.len() as u64);
+    fn append_long_name(&mut self, kind: EntryType, text: &[u8]) -> io::Result<()> {
+        let mut header = new_header(kind, 0o644, text.len() as u64);
         header.set_cksum();
         self.builder.append(&header, text)
     }
 }
 
 /// A path as it travelled.
-pub(super) fn path(bytes: Vec<u8>) -> OsString {
+pub(super) fn bytes_to_path(bytes: Vec<u8>) -> OsString {
     OsString::from_vec(bytes)
 }

@@ -8,29 +8,29 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Dir, OFlags, statat};
 use rustix::io::Errno;
 
-use super::stamp::{Kind, Stamp};
-use super::{Count, Manifest, Side, TreeError, beneath};
+use super::stamp::{StampKind, FileStamp};
+use super::{Count, TreeManifest, Side, TreeError, beneath};
 
 /// Deepest tree that is copied: each level holds a descriptor.
 const MAX_TREE_DEPTH: usize = 256;
 
 /// Looks at everything below the root.
-pub(super) fn scan(root: &OwnedFd, side: Side) -> Result<Manifest, TreeError> {
-    let mut found = Manifest::new();
-    let top = beneath::readable(root, Path::new(""), OFlags::DIRECTORY, side);
+pub(super) fn scan_tree(root: &OwnedFd, side: Side) -> Result<TreeManifest, TreeError> {
+    let mut found = TreeManifest::new();
+    let top = beneath::open_readable(root, Path::new(""), OFlags::DIRECTORY, side);
     let top = top.map_err(|error| TreeError::at(Path::new("."), error))?;
-    Scan { side, found: &mut found, count: Count::default() }.directory(&top, Path::new(""), 0)?;
+    TreeScan { side, found: &mut found, count: Count::default() }.scan_directory(&top, Path::new(""), 0)?;
     Ok(found)
 }
 
-struct Scan<'a> {
+struct TreeScan<'a> {
     side: Side,
-    found: &'a mut Manifest,
+    found: &'a mut TreeManifest,
     count: Count,
 }
 
-impl Scan<'_> {
-    fn directory(&mut self, dir: &OwnedFd, path: &Path, depth: usize) -> Result<(), TreeError> {
+impl TreeScan<'_> {
+    fn scan_directory(&mut self, dir: &OwnedFd, path: &Path, depth: usize) -> Result<(), TreeError> {
         if depth > MAX_TREE_DEPTH {
             return Err(TreeError::TooLarge(format!("{MAX_TREE_DEPTH} directories in each other")));
         }
@@ -38,13 +38,13 @@ impl Scan<'_> {
             let item = item.map_err(|errno| TreeError::at(path, errno))?;
             let name = OsStr::from_bytes(item.file_name().to_bytes());
             if name != "." && name != ".." {
-                self.entry(dir, name, path.join(name), depth)?;
+                self.scan_entry(dir, name, path.join(name), depth)?;
             }
         }
         Ok(())
     }
 
-    fn entry(
+    fn scan_entry(
         &mut self,
         dir: &OwnedFd,
         name: &OsStr,
@@ -56,15 +56,15 @@ impl Scan<'_> {
             Err(Errno::NOENT) => return Ok(()),
             stat => stat.map_err(|errno| TreeError::at(&path, errno))?,
         };
-        let Some(stamp) = Stamp::of(&stat, self.side) else { return Ok(()) };
-        let is_dir = stamp.kind == Kind::Directory;
-        self.count.add(&path)?;
+        let Some(stamp) = FileStamp::of(&stat, self.side) else { return Ok(()) };
+        let is_dir = stamp.kind == StampKind::Directory;
+        self.count.add_path(&path)?;
         self.found.insert(OsString::from(&path), stamp);
         if !is_dir {
             return Ok(());
         }
-        match beneath::readable(dir, Path::new(name), OFlags::DIRECTORY, self.side) {
-            Ok(inner) => self.directory(&inner, &path, depth + 1),
+        match beneath::open_readable(dir, Path::new(name), OFlags::DIRECTORY, self.side) {
+            Ok(inner) => self.scan_directory(&inner, &path, depth + 1),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
             Err(error) => Err(TreeError::at(&path, error)),
         }

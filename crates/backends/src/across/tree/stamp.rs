@@ -6,7 +6,7 @@ use super::Side;
 
 /// What kind of thing it is. Fifos, sockets and devices mean nothing elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum StampKind {
     File,
     Directory,
     Symlink,
@@ -14,8 +14,8 @@ pub(super) enum Kind {
 
 /// How it looked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Stamp {
-    pub kind: Kind,
+pub(super) struct FileStamp {
+    pub kind: StampKind,
     pub mode: u32,
     details: Option<Details>,
 }
@@ -33,10 +33,10 @@ struct Details {
 /// Permission bits that are copied: set-user-ID, set-group-ID and sticky are not.
 pub(super) const PERMISSION_BITS: u32 = 0o777;
 
-impl Stamp {
+impl FileStamp {
     /// Nothing for what does not travel.
     pub fn of(stat: &Stat, side: Side) -> Option<Self> {
-        let kind = kind(stat)?;
+        let kind = stamp_kind(stat)?;
         let changed = (stat.st_ctime, stat.st_ctime_nsec);
         let details = Details {
             size: stat.st_size,
@@ -46,8 +46,8 @@ impl Stamp {
         };
         // A link has no permissions of its own.
         let mode =
-            if kind == Kind::Symlink { PERMISSION_BITS } else { stat.st_mode & PERMISSION_BITS };
-        Some(Self { kind, mode, details: (kind != Kind::Directory).then_some(details) })
+            if kind == StampKind::Symlink { PERMISSION_BITS } else { stat.st_mode & PERMISSION_BITS };
+        Some(Self { kind, mode, details: (kind != StampKind::Directory).then_some(details) })
     }
 
     /// How many bytes it has.
@@ -56,12 +56,12 @@ impl Stamp {
     }
 }
 
-pub(super) fn kind(stat: &Stat) -> Option<Kind> {
+pub(super) fn stamp_kind(stat: &Stat) -> Option<StampKind> {
     let found = FileType::from_raw_mode(stat.st_mode);
     let known = [
-        (FileType::RegularFile, Kind::File),
-        (FileType::Directory, Kind::Directory),
-        (FileType::Symlink, Kind::Symlink),
+        (FileType::RegularFile, StampKind::File),
+        (FileType::Directory, StampKind::Directory),
+        (FileType::Symlink, StampKind::Symlink),
     ];
     known.into_iter().find(|(kind, _)| *kind == found).map(|(_, kind)| kind)
 }

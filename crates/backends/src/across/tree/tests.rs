@@ -41,13 +41,13 @@ impl Here {
     }
 
     /// Everything that has changed here, as it travels.
-    fn sends(&mut self) -> Vec<u8> {
+    fn send_archive(&mut self) -> Vec<u8> {
         let mut archive = Vec::new();
         self.tree.send(&mut archive).unwrap();
         archive
     }
 
-    fn takes(&mut self, archive: &[u8]) -> Result<Vec<Conflict>, TreeError> {
+    fn take_archive(&mut self, archive: &[u8]) -> Result<Vec<Conflict>, TreeError> {
         self.tree.take(archive)
     }
 
@@ -57,7 +57,7 @@ impl Here {
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     }
 
-    fn untouched(&self) -> bool {
+    fn is_untouched(&self) -> bool {
         self.names("tree").is_empty()
             && self.names("outside").is_empty()
             && self.names("").len() == 2
@@ -70,10 +70,10 @@ struct Forged(Vec<u8>);
 
 impl Forged {
     fn add(self, kind: EntryType, name: &str, link: &str, content: &[u8]) -> Self {
-        self.sized(kind, name, link, content, content.len() as u64)
+        self.add_sized(kind, name, link, content, content.len() as u64)
     }
 
-    fn sized(mut self, kind: EntryType, name: &str, link: &str, content: &[u8], size: u64) -> Self {
+    fn add_sized(mut self, kind: EntryType, name: &str, link: &str, content: &[u8], size: u64) -> Self {
         let mut header = Header::new_gnu();
         header.set_entry_type(kind);
         header.set_mode(0o6777);
@@ -101,17 +101,17 @@ impl Forged {
 }
 
 /// Two copies of a directory that are the same.
-fn two() -> (Here, Here) {
+fn two_copies() -> (Here, Here) {
     let (mut near, mut far) = (Here::new(Side::Near), Here::new(Side::Far));
     near.write("file", "at first");
-    carry(&mut near, &mut far);
+    carry_changes(&mut near, &mut far);
     (near, far)
 }
 
 /// Makes what has changed in one the same in the other. Answers what had changed there too.
-fn carry(from: &mut Here, to: &mut Here) -> BTreeSet<String> {
-    let archive = from.sends();
-    let conflicts = to.takes(&archive).unwrap();
+fn carry_changes(from: &mut Here, to: &mut Here) -> BTreeSet<String> {
+    let archive = from.send_archive();
+    let conflicts = to.take_archive(&archive).unwrap();
     let entries: Vec<_> = conflicts.iter().map(|conflict| conflict.entry).collect();
     let named = conflicts.into_iter().map(|conflict| conflict.path).collect();
     match from.tree.side {
@@ -127,14 +127,14 @@ fn nothing_is_put_behind_a_link_whoever_made_it() {
     let mut here = Here::new(Side::Near);
     symlink(here.dir.path().join("outside"), here.at("link")).unwrap();
     let own = Forged::default().file("link/file", "x").end();
-    assert_eq!(here.takes(&own).unwrap().len(), 1, "what is here was not meant");
+    assert_eq!(here.take_archive(&own).unwrap().len(), 1, "what is here was not meant");
     let theirs = Forged::default()
         .add(EntryType::Symlink, "made", "../outside", b"")
         .file("made/file", "x")
         .add(EntryType::new(super::pack::REMOVED_ENTRY_TYPE), "made/kept", "", b"")
         .end();
     fs::write(here.dir.path().join("outside/kept"), "kept").unwrap();
-    assert_eq!(here.takes(&theirs).unwrap().len(), 2);
+    assert_eq!(here.take_archive(&theirs).unwrap().len(), 2);
     assert_eq!(here.names("outside"), BTreeSet::from(["kept".to_owned()]));
 }
 
@@ -142,10 +142,10 @@ fn nothing_is_put_behind_a_link_whoever_made_it() {
 fn a_size_that_is_more_than_may_come_back_is_refused_before_anything_is_written() {
     for size in [17 * MIB_BYTES, 1 << 40, u64::MAX / 4] {
         let mut here = Here::new(Side::Near);
-        let archive = Forged::default().sized(EntryType::Regular, "huge", "", b"x", size).end();
-        let error = here.takes(&archive).expect_err("there is no room");
+        let archive = Forged::default().add_sized(EntryType::Regular, "huge", "", b"x", size).end();
+        let error = here.take_archive(&archive).expect_err("there is no room");
         assert!(matches!(error, TreeError::TooLarge(_)), "{error}");
-        assert!(here.untouched());
+        assert!(here.is_untouched());
     }
 }
 
@@ -155,7 +155,7 @@ fn many_files_grow_the_tree_no_further_than_one() {
     let five = "x".repeat(5 << 20);
     let names = ["a", "b", "c", "d"];
     let archive = names.iter().fold(Forged::default(), |all, name| all.file(name, &five)).end();
-    here.takes(&archive).expect_err("the last one is too much");
+    here.take_archive(&archive).expect_err("the last one is too much");
     assert_eq!(here.names("tree").len(), 3);
 }
 
@@ -163,14 +163,14 @@ fn many_files_grow_the_tree_no_further_than_one() {
 fn what_is_replaced_or_goes_makes_room() {
     let mut here = Here::new(Side::Near);
     let ten = "x".repeat(10 << 20);
-    here.takes(&Forged::default().file("a", &ten).end()).unwrap();
+    here.take_archive(&Forged::default().file("a", &ten).end()).unwrap();
     let again = Forged::default()
         .file("a", &ten)
         .file("a", &ten)
         .add(EntryType::new(super::pack::REMOVED_ENTRY_TYPE), "a", "", b"")
         .file("b", &ten)
         .end();
-    assert_eq!(here.takes(&again).unwrap(), []);
+    assert_eq!(here.take_archive(&again).unwrap(), []);
     assert_eq!(here.names("tree"), BTreeSet::from(["b".to_owned()]));
 }
 
@@ -180,15 +180,15 @@ fn a_name_or_link_that_is_too_long_is_refused() {
     for kind in [EntryType::GNULongName, EntryType::GNULongLink] {
         let mut here = Here::new(Side::Near);
         let archive = Forged::default().add(kind, "long", "", long.as_bytes()).file("f", "").end();
-        let error = here.takes(&archive).expect_err("nothing has such a name");
+        let error = here.take_archive(&archive).expect_err("nothing has such a name");
         assert!(matches!(error, TreeError::TooLarge(_)), "{error}");
     }
     let mut here = Here::new(Side::Near);
     let name = "y".repeat(300);
     let archive =
         Forged::default().add(EntryType::GNULongName, "", "", name.as_bytes()).file("f", "").end();
-    here.takes(&archive).expect_err("no file system takes it");
-    assert!(here.untouched());
+    here.take_archive(&archive).expect_err("no file system takes it");
+    assert!(here.is_untouched());
 }
 
 /// An archive without an end, of which nothing is kept.
@@ -220,16 +220,16 @@ fn an_archive_without_an_end_is_not_read_for_ever() {
 fn paths_that_take_too_much_memory_are_refused_on_both_ends() {
     let mut count = super::Count::default();
     let long = "x".repeat(4000);
-    let added = (0..MAX_TOTAL_PATH_BYTES / 4000 + 1).try_for_each(|_| count.add(Path::new(&long)));
+    let added = (0..MAX_TOTAL_PATH_BYTES / 4000 + 1).try_for_each(|_| count.add_path(Path::new(&long)));
     assert!(matches!(added, Err(TreeError::TooLarge(_))));
     let mut count = super::Count::default();
-    let added = (0..=super::MAX_TREE_ENTRIES).try_for_each(|_| count.add(Path::new("x")));
+    let added = (0..=super::MAX_TREE_ENTRIES).try_for_each(|_| count.add_path(Path::new("x")));
     assert!(matches!(added, Err(TreeError::TooLarge(_))));
 }
 
 #[test]
 fn what_takes_no_room_there_takes_none_here() {
-    let (mut near, mut far) = two();
+    let (mut near, mut far) = two_copies();
     let holes = fs::File::create(far.at("holes")).unwrap();
     holes.set_len(1 << 40).unwrap();
     for at in [0, 1 << 30, (1 << 40) - 3] {
@@ -238,7 +238,7 @@ fn what_takes_no_room_there_takes_none_here() {
     drop(holes);
     let empty = fs::File::create(far.at("empty")).unwrap();
     empty.set_len(1 << 40).unwrap();
-    assert_eq!(carry(&mut far, &mut near), BTreeSet::new());
+    assert_eq!(carry_changes(&mut far, &mut near), BTreeSet::new());
     for name in ["holes", "empty"] {
         let (here, there) = (fs::metadata(near.at(name)), fs::metadata(far.at(name)));
         let (here, there) = (here.unwrap(), there.unwrap());
@@ -269,51 +269,51 @@ fn pieces_of_a_file_with_holes_stay_in_it_and_in_order() {
         let mut here = Here::new(Side::Near);
         let content = [&size[..], &wrong].concat();
         let archive = Forged::default().add(holes, "file", "", &content).end();
-        here.takes(&archive).expect_err("it makes no sense");
-        assert!(here.untouched(), "{wrong:?}");
+        here.take_archive(&archive).expect_err("it makes no sense");
+        assert!(here.is_untouched(), "{wrong:?}");
     }
     let mut here = Here::new(Side::Near);
     let huge = [&u64::MAX.to_le_bytes()[..], &piece(0, 1), b"x"].concat();
-    here.takes(&Forged::default().add(holes, "file", "", &huge).end()).expect_err("no such size");
-    assert!(here.untouched());
+    here.take_archive(&Forged::default().add(holes, "file", "", &huge).end()).expect_err("no such size");
+    assert!(here.is_untouched());
 }
 
 #[test]
 fn what_changed_on_both_sides_before_it_was_sent_stays_as_it_is_here() {
-    let (mut near, mut far) = two();
+    let (mut near, mut far) = two_copies();
     near.write("file", "edited here");
     far.write("file", "and edited there");
     let both = BTreeSet::from(["file".to_owned()]);
-    assert_eq!(carry(&mut near, &mut far), both);
+    assert_eq!(carry_changes(&mut near, &mut far), both);
     assert_eq!(far.read("file"), "and edited there");
-    assert_eq!(carry(&mut far, &mut near), both);
+    assert_eq!(carry_changes(&mut far, &mut near), both);
     assert_eq!(near.read("file"), "edited here");
     // From then on the version from here is the one.
-    assert_eq!(carry(&mut near, &mut far), BTreeSet::new());
+    assert_eq!(carry_changes(&mut near, &mut far), BTreeSet::new());
     assert_eq!(far.read("file"), "edited here");
     far.write("file", "edited there later");
-    assert_eq!(carry(&mut far, &mut near), BTreeSet::new());
+    assert_eq!(carry_changes(&mut far, &mut near), BTreeSet::new());
     assert_eq!(near.read("file"), "edited there later");
 }
 
 #[test]
 fn a_file_that_became_a_directory_there_does_not_take_its_edit_here_along() {
-    let (mut near, mut far) = two();
+    let (mut near, mut far) = two_copies();
     near.write("file", "edited here");
     fs::remove_file(far.at("file")).unwrap();
     fs::create_dir(far.at("file")).unwrap();
     far.write("file/inner", "x");
-    assert_eq!(carry(&mut near, &mut far).len(), 1);
-    assert!(!carry(&mut far, &mut near).is_empty());
+    assert_eq!(carry_changes(&mut near, &mut far).len(), 1);
+    assert!(!carry_changes(&mut far, &mut near).is_empty());
     assert_eq!(near.read("file"), "edited here");
 }
 
 #[test]
 fn what_was_never_taken_over_there_is_sent_again() {
-    let (mut near, mut far) = two();
+    let (mut near, mut far) = two_copies();
     near.write("file", "edited here");
-    drop(near.sends());
-    assert_eq!(carry(&mut near, &mut far), BTreeSet::new());
+    drop(near.send_archive());
+    assert_eq!(carry_changes(&mut near, &mut far), BTreeSet::new());
     assert_eq!(far.read("file"), "edited here");
 }
 
@@ -336,8 +336,8 @@ fn a_copy_that_gives_way_becomes_the_other_one() {
     // Changed after it was said: that is not lost.
     near.write("gone/new", "new");
     far.tree.forget();
-    let all = far.sends();
-    assert!(near.takes(&all).unwrap().is_empty());
+    let all = far.send_archive();
+    assert!(near.take_archive(&all).unwrap().is_empty());
     assert!(!near.tree.gives_way());
     assert_eq!((near.read("same"), near.read("was-dir")), ("far".into(), "a file now".into()));
     assert_eq!(near.read("was-file/in"), "far");
@@ -346,8 +346,8 @@ fn a_copy_that_gives_way_becomes_the_other_one() {
     // What comes next is a change again, and takes nothing else with it.
     far.tree.agreed(&[]);
     far.write("same", "later");
-    let change = far.sends();
-    assert!(near.takes(&change).unwrap().is_empty());
+    let change = far.send_archive();
+    assert!(near.take_archive(&change).unwrap().is_empty());
     assert_eq!((near.read("same"), near.read("was-dir")), ("later".into(), "a file now".into()));
 }
 
@@ -356,6 +356,6 @@ fn a_copy_that_gives_way_to_nothing_is_empty() {
     let mut near = Here::new(Side::Near);
     near.write("file", "near");
     near.tree.give_way().unwrap();
-    assert!(near.takes(&[]).unwrap().is_empty());
-    assert!(near.untouched());
+    assert!(near.take_archive(&[]).unwrap().is_empty());
+    assert!(near.is_untouched());
 }

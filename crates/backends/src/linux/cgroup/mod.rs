@@ -29,8 +29,8 @@ pub(crate) struct House {
 /// What this host lets us use.
 #[derive(Debug, Clone)]
 pub(crate) enum Hierarchy {
-    V2(v2::Base),
-    V1(v1::Base),
+    V2(v2::V2Base),
+    V1(v1::V1Base),
     None { reason: String },
 }
 
@@ -44,7 +44,7 @@ pub(crate) enum Group {
 /// What a group is held to. Absent: to nothing.
 #[cfg(feature = "docker")]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct HeldLimits {
     pub memory: Option<u64>,
     pub processes: Option<u64>,
     /// In thousandths of a processor.
@@ -65,21 +65,21 @@ pub(crate) struct Controllers {
 impl Hierarchy {
     /// Looks at the mounts and tries to make a group, which is the only proof that it can be done.
     pub(crate) fn detect(house: House) -> Self {
-        let found = Self::look(house);
-        found.parents().iter().for_each(|parent| throwaway::sweep(parent));
+        let found = Self::detect_version(house);
+        found.list_parents().iter().for_each(|parent| throwaway::remove_forsaken_groups(parent));
         found
     }
 
-    fn look(house: House) -> Self {
+    fn detect_version(house: House) -> Self {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let second = v2::Base::detect(house, &mounts, &own);
+        let second = v2::V2Base::detect(house, &mounts, &own);
         if let Ok(base) = &second
             && base.controllers != Controllers::default()
         {
             return Self::V2(base.clone());
         }
-        match v1::Base::detect(house, &mounts) {
+        match v1::V1Base::detect(house, &mounts) {
             Some(base) => Self::V1(base),
             None => {
                 Self::None { reason: second.err().unwrap_or_else(|| "no controller is on".into()) }
@@ -122,22 +122,22 @@ impl Hierarchy {
     pub(crate) fn find(&self, id: &SandboxId) -> Option<Group> {
         match self {
             Self::V2(base) => Some(Group::V2(base.directory(id))),
-            Self::V1(base) => Some(Group::V1(base.directories(id))),
+            Self::V1(base) => Some(Group::V1(base.group_dirs(id))),
             Self::None { .. } => None,
         }
     }
 
-    fn parents(&self) -> Vec<PathBuf> {
+    fn list_parents(&self) -> Vec<PathBuf> {
         match self {
             Self::V2(base) => vec![base.parent.clone()],
-            Self::V1(base) => base.parents(),
+            Self::V1(base) => base.list_parents(),
             Self::None { .. } => Vec::new(),
         }
     }
 
     /// Removes the directories that hold the groups, where no sandbox of anybody is left.
-    pub(crate) fn tidy(&self) {
-        for parent in self.parents() {
+    pub(crate) fn remove_empty_parents(&self) {
+        for parent in self.list_parents() {
             let _ = fs::remove_dir(parent);
         }
     }
@@ -145,14 +145,14 @@ impl Hierarchy {
     /// The ids that have a group.
     pub(crate) fn ids(&self) -> Vec<SandboxId> {
         let mut ids: Vec<SandboxId> =
-            self.parents().iter().flat_map(|parent| subdirectories(parent)).collect();
+            self.list_parents().iter().flat_map(|parent| list_sandbox_groups(parent)).collect();
         ids.sort();
         ids.dedup();
         ids
     }
 }
 
-fn subdirectories(parent: &Path) -> Vec<SandboxId> {
+fn list_sandbox_groups(parent: &Path) -> Vec<SandboxId> {
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
     let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     directories.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
@@ -166,15 +166,15 @@ impl Group {
         let theirs = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
         let own = fs::read_to_string("/proc/self/cgroup").ok()?;
         let first = v1::Directories::of(&mounts, &theirs, &own).map(Self::V1);
-        first.or_else(|| v2::of(&mounts, &theirs, &own).map(Self::V2))
+        first.or_else(|| v2::find_group(&mounts, &theirs, &own).map(Self::V2))
     }
 
     #[cfg(feature = "docker")]
     /// What the kernel holds it to, by itself or by what it lies in.
-    pub(crate) fn held(&self) -> Held {
+    pub(crate) fn read_limits(&self) -> HeldLimits {
         match self {
-            Self::V2(directory) => v2::held(directory),
-            Self::V1(directories) => directories.held(),
+            Self::V2(directory) => v2::read_limits(directory),
+            Self::V1(directories) => directories.read_limits(),
         }
     }
 
@@ -182,7 +182,7 @@ impl Group {
     pub(crate) fn plan(&self) -> Cgroup {
         match self {
             Self::V2(directory) => Cgroup::V2(directory.clone()),
-            Self::V1(directories) => Cgroup::V1(directories.all()),
+            Self::V1(directories) => Cgroup::V1(directories.list_directories()),
         }
     }
 
@@ -198,9 +198,9 @@ impl Group {
     /// The highest memory so far.
     pub(crate) fn peak_memory(&self) -> Option<u64> {
         match self {
-            Self::V2(directory) => number(&directory.join("memory.peak")),
+            Self::V2(directory) => read_number(&directory.join("memory.peak")),
             Self::V1(directories) => {
-                number(&directories.memory.as_ref()?.join("memory.max_usage_in_bytes"))
+                read_number(&directories.memory.as_ref()?.join("memory.max_usage_in_bytes"))
             }
         }
     }
@@ -215,10 +215,10 @@ impl Group {
 
     /// Holds it to a rate of the processor. Only what the guest runs is to be slow: set from the start, its
     /// walls would be built at that pace.
-    pub(crate) fn pace(&self, rate: Millicores) -> io::Result<()> {
+    pub(crate) fn set_cpu_rate(&self, rate: Millicores) -> io::Result<()> {
         match self {
-            Self::V2(directory) => v2::pace(directory, rate),
-            Self::V1(directories) => directories.pace(rate),
+            Self::V2(directory) => v2::set_cpu_rate(directory, rate),
+            Self::V1(directories) => directories.set_cpu_rate(rate),
         }
     }
 
@@ -237,7 +237,7 @@ impl Group {
     /// Whether everything in it stands still.
     pub(crate) fn is_frozen(&self) -> bool {
         match self {
-            Self::V2(directory) => keyed(&directory.join("cgroup.events"), "frozen") == Some(1),
+            Self::V2(directory) => read_keyed_value(&directory.join("cgroup.events"), "frozen") == Some(1),
             Self::V1(directories) => {
                 let state =
                     |directory: &PathBuf| fs::read_to_string(directory.join("freezer.state"));
@@ -257,7 +257,7 @@ impl Group {
                 directories.memory.as_ref().map(|directory| directory.join("memory.oom_control"))
             }
         };
-        events.and_then(|file| keyed(&file, "oom_kill")).unwrap_or(0)
+        events.and_then(|file| read_keyed_value(&file, "oom_kill")).unwrap_or(0)
     }
 
     /// How many processes the kernel has refused for want of room in it; absent where it does not count them.
@@ -266,22 +266,22 @@ impl Group {
             Self::V2(directory) => directory,
             Self::V1(directories) => directories.pids.as_ref()?,
         };
-        keyed(&directory.join("pids.events"), "max")
+        read_keyed_value(&directory.join("pids.events"), "max")
     }
 
     /// The processes in it, as the host numbers them: each once, in however many hierarchies it is.
-    pub(crate) fn processes(&self) -> BTreeSet<i32> {
+    pub(crate) fn list_processes(&self) -> BTreeSet<i32> {
         let text = |directory: &Path| {
             fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default()
         };
         let pids =
             |text: String| text.lines().filter_map(|line| line.parse().ok()).collect::<Vec<_>>();
-        self.all().iter().flat_map(|directory| pids(text(directory))).collect()
+        self.list_directories().iter().flat_map(|directory| pids(text(directory))).collect()
     }
 
     /// Removes it. The kernel refuses while anything is in it, so success is proof that nothing is.
     pub(crate) fn remove(&self) -> io::Result<()> {
-        for directory in self.all() {
+        for directory in self.list_directories() {
             match fs::remove_dir(&directory) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 Ok(()) | Err(_) => {}
@@ -290,10 +290,10 @@ impl Group {
         Ok(())
     }
 
-    fn all(&self) -> Vec<PathBuf> {
+    fn list_directories(&self) -> Vec<PathBuf> {
         match self {
             Self::V2(directory) => vec![directory.clone()],
-            Self::V1(directories) => directories.all(),
+            Self::V1(directories) => directories.list_directories(),
         }
     }
 }
@@ -302,7 +302,7 @@ impl Group {
 const MAX_OVERCHARGE_BYTES: u64 = 256 << 10;
 
 /// Where the kernel has to draw the line, so that what was promised is never exceeded by a page.
-fn enforced(memory: Bytes) -> u64 {
+fn enforced_memory(memory: Bytes) -> u64 {
     memory.0.saturating_sub(MAX_OVERCHARGE_BYTES).max(memory.0 / 2)
 }
 
@@ -313,31 +313,31 @@ fn share_of(rate: Millicores) -> (u64, u64) {
     ((u64::from(rate.0) * period / 1000).max(1000), period)
 }
 
-fn number(file: &Path) -> Option<u64> {
+fn read_number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
 /// The lowest of what a group and those above it say, without the topmost.
 #[cfg(feature = "docker")]
-fn lowest(group: &Path, value: impl Fn(&Path) -> Option<u64>) -> Option<u64> {
+fn find_lowest(group: &Path, value: impl Fn(&Path) -> Option<u64>) -> Option<u64> {
     let root = Path::new("/sys/fs/cgroup");
     group.ancestors().take_while(|above| *above != root).filter_map(value).min()
 }
 
 /// A share of processor time, in thousandths of a processor.
 #[cfg(feature = "docker")]
-fn share(quota: Option<u64>, period: Option<u64>) -> Option<u64> {
+fn to_millicores(quota: Option<u64>, period: Option<u64>) -> Option<u64> {
     Some(quota? * 1000 / period.filter(|period| *period > 0)?)
 }
 
 /// A value from a file of `key value` lines.
-fn keyed(file: &Path, key: &str) -> Option<u64> {
+fn read_keyed_value(file: &Path, key: &str) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))?;
     line.trim().parse().ok()
 }
 
-fn micros(count: u64) -> Duration {
+fn duration_from_micros(count: u64) -> Duration {
     Duration::from_micros(count)
 }
 
@@ -357,7 +357,7 @@ fn mount_point(mounts: &str, fits: impl Fn(&str, &str) -> bool) -> Option<PathBu
 fn make_below(parent: &Path, directory: &Path) -> io::Result<()> {
     match make_dir(directory) {
         Err(error) if is_gone(&error) => {
-            make(parent)?;
+            ensure_dir(parent)?;
             make_dir(directory)
         }
         other => other,
@@ -377,7 +377,7 @@ fn make_dir(directory: &Path) -> io::Result<()> {
 }
 
 /// Makes a directory; one that is there already serves as well.
-fn make(directory: &Path) -> io::Result<()> {
+fn ensure_dir(directory: &Path) -> io::Result<()> {
     match make_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         other => other,

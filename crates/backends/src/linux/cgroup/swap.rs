@@ -10,7 +10,7 @@ const SWAPS_FILE: &str = "/proc/swaps";
 
 /// Writes the limit to a group's file. The kernel has none where it does not account swap, which is harmless
 /// while there is no swap.
-pub(super) fn limit(file: &Path, value: &str) -> io::Result<()> {
+pub(super) fn write_swap_limit(file: &Path, value: &str) -> io::Result<()> {
     limit_where(file, value, is_on())
 }
 

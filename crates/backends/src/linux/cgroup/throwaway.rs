@@ -14,12 +14,12 @@ const THROWAWAY_PREFIXES: [&str; 2] = ["probe", "trial"];
 const MIN_ABANDONED_AGE: Duration = Duration::from_secs(60);
 
 /// A name for something this process makes only to see whether it can.
-pub(crate) fn name(kind: &'static str, number: u32) -> String {
+pub(crate) fn throwaway_name(kind: &'static str, number: u32) -> String {
     format!("{kind}{}n{number}", std::process::id())
 }
 
 /// Removes what nobody will come back for. The kernel keeps a group that has anybody in it.
-pub(super) fn sweep(parent: &Path) {
+pub(super) fn remove_forsaken_groups(parent: &Path) {
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
     let groups = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     for group in groups.filter(|group| is_orphan(group) || is_old(group)) {
@@ -33,7 +33,7 @@ fn is_orphan(group: &DirEntry) -> bool {
 
 /// Whether it is a name for something that was made only to see, by somebody who is gone.
 pub(crate) fn is_forsaken(name: &str) -> bool {
-    maker(name).is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+    parse_maker_pid(name).is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
 }
 
 fn is_old(group: &DirEntry) -> bool {
@@ -42,7 +42,7 @@ fn is_old(group: &DirEntry) -> bool {
 }
 
 /// The process that made something of this name, if it is such a name.
-fn maker(name: &str) -> Option<u32> {
+fn parse_maker_pid(name: &str) -> Option<u32> {
     let rest = THROWAWAY_PREFIXES.iter().find_map(|kind| name.strip_prefix(kind))?;
     let (pid, number) = rest.split_once('n')?;
     number.parse::<u32>().ok()?;
@@ -57,13 +57,13 @@ mod tests {
     fn what_nobody_will_come_back_for_is_removed_and_nothing_else() {
         let parent = tempfile::tempdir().unwrap();
         // Beyond what the kernel gives out.
-        let (dead, alive) = ("probe4194305n3", name("trial", 1));
+        let (dead, alive) = ("probe4194305n3", throwaway_name("trial", 1));
         for group in [dead, &alive, "sandboxid", "probexn1", "oldone"] {
             fs::create_dir(parent.path().join(group)).unwrap();
         }
         let old = fs::File::open(parent.path().join("oldone")).unwrap();
         old.set_modified(std::time::SystemTime::now() - 2 * MIN_ABANDONED_AGE).unwrap();
-        sweep(parent.path());
+        remove_forsaken_groups(parent.path());
         let mut left: Vec<_> = fs::read_dir(parent.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())

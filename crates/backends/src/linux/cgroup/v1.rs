@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use stockade_core::{EffectiveLimits, Millicores, SandboxId};
 
-use super::{Controllers, House, enforced, make, make_below, mount_point, number, share_of, swap};
+use super::{Controllers, House, enforced_memory, ensure_dir, make_below, mount_point, read_number, share_of, swap};
 #[cfg(feature = "docker")]
-use super::{Held, lowest, share};
+use super::{HeldLimits, find_lowest, to_millicores};
 
 /// The file with the limit of memory and swap together.
 const SWAP_LIMIT_FILE: &str = "memory.memsw.limit_in_bytes";
 
 /// The parent directory in each controller that can be used.
 #[derive(Debug, Clone)]
-pub(crate) struct Base {
+pub(crate) struct V1Base {
     memory: Option<PathBuf>,
     pids: Option<PathBuf>,
     cpu: Option<PathBuf>,
@@ -36,9 +36,9 @@ pub(crate) struct Directories {
     pub(super) freezer: Option<PathBuf>,
 }
 
-impl Base {
+impl V1Base {
     pub(super) fn detect(house: House, mounts: &str) -> Option<Self> {
-        let parent = |controller| parent(house, mounts, controller);
+        let parent = |controller| find_parent(house, mounts, controller);
         let base = Self {
             own_processes: house.own_processes,
             memory: parent("memory")
@@ -61,7 +61,7 @@ impl Base {
         }
     }
 
-    pub(super) fn parents(&self) -> Vec<PathBuf> {
+    pub(super) fn list_parents(&self) -> Vec<PathBuf> {
         [&self.memory, &self.pids, &self.cpu, &self.cpuacct, &self.freezer]
             .into_iter()
             .flatten()
@@ -69,7 +69,7 @@ impl Base {
             .collect()
     }
 
-    pub(super) fn directories(&self, id: &SandboxId) -> Directories {
+    pub(super) fn group_dirs(&self, id: &SandboxId) -> Directories {
         let of = |parent: &Option<PathBuf>| parent.as_ref().map(|parent| parent.join(id.as_str()));
         Directories {
             memory: of(&self.memory),
@@ -85,12 +85,12 @@ impl Base {
         id: &SandboxId,
         limits: &EffectiveLimits,
     ) -> io::Result<Directories> {
-        let directories = self.directories(id);
-        let made = directories.all().iter().try_for_each(|directory| {
+        let directories = self.group_dirs(id);
+        let made = directories.list_directories().iter().try_for_each(|directory| {
             make_below(directory.parent().unwrap_or(directory), directory)
         });
-        if let Err(error) = made.and_then(|()| directories.limit(limits, self.own_processes)) {
-            for directory in directories.all() {
+        if let Err(error) = made.and_then(|()| directories.write_limits(limits, self.own_processes)) {
+            for directory in directories.list_directories() {
                 let _ = fs::remove_dir(directory);
             }
             return Err(error);
@@ -129,7 +129,7 @@ impl Directories {
     }
 
     /// Each once: two controllers often share one hierarchy.
-    pub(super) fn all(&self) -> Vec<PathBuf> {
+    pub(super) fn list_directories(&self) -> Vec<PathBuf> {
         let each = [&self.memory, &self.pids, &self.cpu, &self.cpuacct, &self.freezer];
         let mut all: Vec<PathBuf> = each.into_iter().flatten().cloned().collect();
         all.sort();
@@ -138,31 +138,31 @@ impl Directories {
     }
 
     pub(super) fn cpu_time(&self) -> Option<Duration> {
-        number(&self.cpuacct.as_ref()?.join("cpuacct.usage")).map(Duration::from_nanos)
+        read_number(&self.cpuacct.as_ref()?.join("cpuacct.usage")).map(Duration::from_nanos)
     }
 
     #[cfg(feature = "docker")]
-    pub(super) fn held(&self) -> Held {
+    pub(super) fn read_limits(&self) -> HeldLimits {
         let read = |directory: &Option<PathBuf>, file: &'static str| {
-            lowest(directory.as_ref()?, |group| number(&group.join(file)))
+            find_lowest(directory.as_ref()?, |group| read_number(&group.join(file)))
         };
         let cpu = |group: &Path| {
-            let read = |file| number(&group.join(file));
-            share(read("cpu.cfs_quota_us"), read("cpu.cfs_period_us"))
+            let read = |file| read_number(&group.join(file));
+            to_millicores(read("cpu.cfs_quota_us"), read("cpu.cfs_period_us"))
         };
-        Held {
+        HeldLimits {
             memory: read(&self.memory, "memory.limit_in_bytes"),
             processes: read(&self.pids, "pids.max"),
-            cpu: self.cpu.as_ref().and_then(|directory| lowest(directory, cpu)),
+            cpu: self.cpu.as_ref().and_then(|directory| find_lowest(directory, cpu)),
         }
     }
 
-    fn limit(&self, limits: &EffectiveLimits, own_processes: u64) -> io::Result<()> {
+    fn write_limits(&self, limits: &EffectiveLimits, own_processes: u64) -> io::Result<()> {
         if let (Some(memory), Some(directory)) = (limits.memory, &self.memory) {
-            let memory = enforced(memory).to_string();
+            let memory = enforced_memory(memory).to_string();
             fs::write(directory.join("memory.limit_in_bytes"), &memory)?;
             // Memory and swap together.
-            swap::limit(&directory.join(SWAP_LIMIT_FILE), &memory)?;
+            swap::write_swap_limit(&directory.join(SWAP_LIMIT_FILE), &memory)?;
         }
         if let (Some(processes), Some(directory)) = (limits.processes, &self.pids) {
             fs::write(
@@ -173,7 +173,7 @@ impl Directories {
         Ok(())
     }
 
-    pub(super) fn pace(&self, rate: Millicores) -> io::Result<()> {
+    pub(super) fn set_cpu_rate(&self, rate: Millicores) -> io::Result<()> {
         let directory = self.cpu.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         let (quota, period) = share_of(rate);
         fs::write(directory.join("cpu.cfs_period_us"), period.to_string())?;
@@ -182,18 +182,18 @@ impl Directories {
 }
 
 /// The parent directory in one controller's hierarchy, if this user may make groups there.
-fn parent(house: House, mounts: &str, controller: &str) -> Option<PathBuf> {
+fn find_parent(house: House, mounts: &str, controller: &str) -> Option<PathBuf> {
     let top = mount_point(mounts, |kind, options| {
         kind == "cgroup" && options.split(',').any(|option| option == controller)
     })?;
     let parent = top.join(house.parent);
-    make(&parent).ok()?;
-    writable(&parent).then_some(parent)
+    ensure_dir(&parent).ok()?;
+    can_make_groups(&parent).then_some(parent)
 }
 
 /// Whether groups can be made here. Another user's directory is not used even if everybody may write to it:
 /// its owner removes it once it is empty, and this user could not make it again.
-fn writable(parent: &Path) -> bool {
+fn can_make_groups(parent: &Path) -> bool {
     use rustix::fs::{Access, access};
     use std::os::unix::fs::MetadataExt;
     let own = rustix::process::geteuid().as_raw();
@@ -212,7 +212,7 @@ mod needs_root {
         let top = tempfile::tempdir().unwrap();
         let house = House { parent: "stockade", own_processes: 1 };
         let mounts = format!("1 1 0:1 / {} rw - cgroup cgroup rw,memory", top.path().display());
-        let found = || Base::detect(house, &mounts).is_some();
+        let found = || V1Base::detect(house, &mounts).is_some();
         assert!(found());
         let parent = top.path().join("stockade");
         fs::set_permissions(&parent, fs::Permissions::from_mode(0o777)).unwrap();

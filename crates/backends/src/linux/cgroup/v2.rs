@@ -13,14 +13,14 @@ use std::time::Duration;
 use stockade_core::{EffectiveLimits, Millicores, SandboxId};
 
 use super::{
-    Controllers, House, enforced, keyed, make, make_below, micros, mount_point, share_of, swap,
+    Controllers, House, enforced_memory, read_keyed_value, ensure_dir, make_below, duration_from_micros, mount_point, share_of, swap,
 };
 #[cfg(feature = "docker")]
-use super::{Held, lowest, number, share};
+use super::{HeldLimits, find_lowest, read_number, to_millicores};
 
 /// Where sandboxes' groups are made.
 #[derive(Debug, Clone)]
-pub(crate) struct Base {
+pub(crate) struct V2Base {
     pub(super) parent: PathBuf,
     pub(super) controllers: Controllers,
     own_processes: u64,
@@ -35,11 +35,11 @@ const SWAP_LIMIT_FILE: &str = "memory.swap.max";
 /// The child group that this process moves to, to make room.
 const ENGINE_CGROUP: &str = "stockade-engine";
 
-impl Base {
+impl V2Base {
     pub(super) fn detect(house: House, mounts: &str, own: &str) -> Result<Self, String> {
         let top =
             mount_point(mounts, |kind, _| kind == "cgroup2").ok_or("cgroup v2 is not mounted")?;
-        let inside = inside(&top, own);
+        let inside = resolve_group(&top, own);
         let above = inside.parent().filter(|above| above.starts_with(&top)).unwrap_or(&top);
         Self::at(house, &top)
             .or_else(|_| Self::at(house, above))
@@ -61,10 +61,10 @@ impl Base {
                 place.display()
             )));
         }
-        make(&parent)?;
+        ensure_dir(&parent)?;
         let enabled = may_enter(place)
-            .and_then(|()| enable(place))
-            .and_then(|()| enable(&parent))
+            .and_then(|()| enable_controllers(place))
+            .and_then(|()| enable_controllers(&parent))
             .inspect_err(|_| drop(fs::remove_dir(&parent)));
         enabled?;
         let on = fs::read_to_string(parent.join("cgroup.subtree_control"))?;
@@ -88,18 +88,18 @@ impl Base {
         let directory = self.directory(id);
         make_below(&self.parent, &directory)?;
         // A parent that had to be made again has everything switched off.
-        let set = enable(&self.parent).and_then(|()| self.limit(&directory, limits));
+        let set = enable_controllers(&self.parent).and_then(|()| self.write_limits(&directory, limits));
         if set.is_err() {
             let _ = fs::remove_dir(&directory);
         }
         set.map(|()| directory)
     }
 
-    fn limit(&self, directory: &Path, limits: &EffectiveLimits) -> io::Result<()> {
+    fn write_limits(&self, directory: &Path, limits: &EffectiveLimits) -> io::Result<()> {
         let write = |file: &str, value: String| fs::write(directory.join(file), value);
         if let (Some(memory), true) = (limits.memory, self.controllers.memory) {
-            write("memory.max", enforced(memory).to_string())?;
-            swap::limit(&directory.join(SWAP_LIMIT_FILE), "0")?;
+            write("memory.max", enforced_memory(memory).to_string())?;
+            swap::write_swap_limit(&directory.join(SWAP_LIMIT_FILE), "0")?;
         }
         if let (Some(processes), true) = (limits.processes, self.controllers.processes) {
             write("pids.max", (u64::from(processes) + self.own_processes).to_string())?;
@@ -108,35 +108,35 @@ impl Base {
     }
 }
 
-pub(super) fn pace(directory: &Path, rate: Millicores) -> io::Result<()> {
+pub(super) fn set_cpu_rate(directory: &Path, rate: Millicores) -> io::Result<()> {
     let (quota, period) = share_of(rate);
     fs::write(directory.join("cpu.max"), format!("{quota} {period}"))
 }
 
 #[cfg(feature = "docker")]
 /// The group a process is in, by what the kernel tells of it.
-pub(super) fn of(mounts: &str, theirs: &str, own: &str) -> Option<PathBuf> {
+pub(super) fn find_group(mounts: &str, theirs: &str, own: &str) -> Option<PathBuf> {
     let top = mount_point(mounts, |kind, _| kind == "cgroup2")?;
-    let directory = inside(&top, theirs);
+    let directory = resolve_group(&top, theirs);
     // Nobody limits the topmost one, or one that shows no counters; and this process's own is not its
     // alone.
-    let alone = directory != top && directory != inside(&top, own);
+    let alone = directory != top && directory != resolve_group(&top, own);
     (alone && directory.join("cpu.stat").exists()).then_some(directory)
 }
 
 #[cfg(feature = "docker")]
-pub(super) fn held(directory: &Path) -> Held {
-    let read = |file: &'static str| lowest(directory, |group| number(&group.join(file)));
+pub(super) fn read_limits(directory: &Path) -> HeldLimits {
+    let read = |file: &'static str| find_lowest(directory, |group| read_number(&group.join(file)));
     let cpu = |group: &Path| {
         let text = fs::read_to_string(group.join("cpu.max")).ok()?;
         let mut parts = text.split_whitespace().map(|part| part.parse().ok());
-        share(parts.next()?, parts.next()?)
+        to_millicores(parts.next()?, parts.next()?)
     };
-    Held { memory: read("memory.max"), processes: read("pids.max"), cpu: lowest(directory, cpu) }
+    HeldLimits { memory: read("memory.max"), processes: read("pids.max"), cpu: find_lowest(directory, cpu) }
 }
 
 /// The group this process is in.
-fn inside(top: &Path, own: &str) -> PathBuf {
+fn resolve_group(top: &Path, own: &str) -> PathBuf {
     let own = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
     // A group outside of what is mounted here is shown with a way out, which leads nowhere.
     if own.split('/').any(|part| part == "..") { top.to_owned() } else { top.join(own) }
@@ -156,12 +156,12 @@ fn make_room(inside: &Path) -> io::Result<()> {
         return Err(io::Error::other(format!("others are in {} too", inside.display())));
     }
     let below = inside.join(ENGINE_CGROUP);
-    make(&below)?;
+    ensure_dir(&below)?;
     fs::write(below.join("cgroup.procs"), "0")
 }
 
 /// Switches on for the children what this directory has. A group that holds processes cannot.
-fn enable(directory: &Path) -> io::Result<()> {
+fn enable_controllers(directory: &Path) -> io::Result<()> {
     let available = fs::read_to_string(directory.join("cgroup.controllers"))?;
     let file = directory.join("cgroup.subtree_control");
     let on = fs::read_to_string(&file)?;
@@ -175,7 +175,7 @@ fn enable(directory: &Path) -> io::Result<()> {
 }
 
 pub(super) fn cpu_time(directory: &Path) -> Option<Duration> {
-    keyed(&directory.join("cpu.stat"), "usage_usec").map(micros)
+    read_keyed_value(&directory.join("cpu.stat"), "usage_usec").map(duration_from_micros)
 }
 
 #[cfg(test)]
@@ -185,9 +185,9 @@ mod tests {
     #[test]
     fn the_own_group_is_found_below_the_mount_and_never_outside() {
         let top = Path::new("/sys/fs/cgroup");
-        assert_eq!(inside(top, "1:cpu:/x\n0::/user/leaf\n"), top.join("user/leaf"));
-        assert_eq!(inside(top, "0::/\n"), top.join(""));
-        assert_eq!(inside(top, "0::/../other\n"), top);
-        assert_eq!(inside(top, ""), top.join(""));
+        assert_eq!(resolve_group(top, "1:cpu:/x\n0::/user/leaf\n"), top.join("user/leaf"));
+        assert_eq!(resolve_group(top, "0::/\n"), top.join(""));
+        assert_eq!(resolve_group(top, "0::/../other\n"), top);
+        assert_eq!(resolve_group(top, ""), top.join(""));
     }
 }

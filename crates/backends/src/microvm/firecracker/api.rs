@@ -27,7 +27,7 @@ const MAX_SHOWN_CHARS: usize = 600;
 
 /// Why a request was not granted.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Fault {
+pub(super) enum RequestFault {
     #[error("answered {status}: {said}")]
     Refused { status: u16, said: String },
     #[error("cannot be reached")]
@@ -44,10 +44,10 @@ pub(super) enum Fault {
 
 /// A directory with sockets in it. They are reached through descriptors: a path may be longer than a
 /// socket's name can be, and a link that the process put in its place could lead anywhere.
-pub(super) struct Sockets(OwnedFd);
+pub(super) struct SocketDir(OwnedFd);
 
-impl Sockets {
-    pub(super) fn of(dir: &Path) -> io::Result<Self> {
+impl SocketDir {
+    pub(super) fn open(dir: &Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Self(rustix::fs::open(dir, flags, Mode::empty())?))
     }
@@ -63,24 +63,24 @@ impl Sockets {
 pub(super) const API_SOCKET: &str = "api";
 
 /// Asks, and waits for the answer. Only that it is one of success matters.
-pub(super) async fn ask(
-    sockets: &Sockets,
+pub(super) async fn send_request(
+    sockets: &SocketDir,
     method: &Method,
     path: &str,
     body: &Value,
     limit: Duration,
-) -> Result<(), Fault> {
-    let asked = exchange(sockets, method, path, body);
-    tokio::time::timeout(limit, asked).await.map_err(|_| Fault::Silent(limit))?
+) -> Result<(), RequestFault> {
+    let asked = exchange_http(sockets, method, path, body);
+    tokio::time::timeout(limit, asked).await.map_err(|_| RequestFault::Silent(limit))?
 }
 
-async fn exchange(
-    sockets: &Sockets,
+async fn exchange_http(
+    sockets: &SocketDir,
     method: &Method,
     path: &str,
     body: &Value,
-) -> Result<(), Fault> {
-    let stream = sockets.connect(API_SOCKET).await.map_err(Fault::Unreachable)?;
+) -> Result<(), RequestFault> {
+    let stream = sockets.connect(API_SOCKET).await.map_err(RequestFault::Unreachable)?;
     let request = Request::builder()
         .method(method)
         .uri(path)
@@ -88,54 +88,54 @@ async fn exchange(
         .header(header::ACCEPT, "application/json")
         .header(header::CONTENT_TYPE, "application/json")
         .body(Full::new(Data::from(body.to_string())))
-        .map_err(Fault::Unaskable)?;
+        .map_err(RequestFault::Unaskable)?;
     let mut connecting = http1::Builder::new();
     connecting.max_buf_size(MAX_HEAD_BYTES);
     let (mut sender, connection) =
-        connecting.handshake(TokioIo::new(stream)).await.map_err(Fault::Broken)?;
+        connecting.handshake(TokioIo::new(stream)).await.map_err(RequestFault::Broken)?;
     let answered = async move {
-        let answer = sender.send_request(request).await.map_err(Fault::Broken)?;
+        let answer = sender.send_request(request).await.map_err(RequestFault::Broken)?;
         let status = answer.status();
         let body =
-            Limited::new(answer.into_body(), MAX_BODY_BYTES).collect().await.map_err(body_fault)?;
+            Limited::new(answer.into_body(), MAX_BODY_BYTES).collect().await.map_err(classify_body_error)?;
         check_status(status, &body.to_bytes())
     };
     // What ends the connection early ends the answer too, and says why.
     tokio::join!(answered, connection).0
 }
 
-fn body_fault(error: Box<dyn std::error::Error + Send + Sync>) -> Fault {
+fn classify_body_error(error: Box<dyn std::error::Error + Send + Sync>) -> RequestFault {
     match error.downcast::<hyper::Error>() {
-        Ok(broken) => Fault::Broken(*broken),
-        Err(other) if other.is::<LengthLimitError>() => Fault::TooLarge,
-        Err(other) => Fault::Unreachable(io::Error::other(other)),
+        Ok(broken) => RequestFault::Broken(*broken),
+        Err(other) if other.is::<LengthLimitError>() => RequestFault::TooLarge,
+        Err(other) => RequestFault::Unreachable(io::Error::other(other)),
     }
 }
 
-fn check_status(status: StatusCode, body: &[u8]) -> Result<(), Fault> {
+fn check_status(status: StatusCode, body: &[u8]) -> Result<(), RequestFault> {
     #[derive(Deserialize)]
-    struct Told {
+    struct ErrorBody {
         fault_message: String,
     }
     if status.is_success() {
         return Ok(());
     }
     let said = match serde_json::from_slice(body) {
-        Ok(Told { fault_message }) => fault_message,
+        Ok(ErrorBody { fault_message }) => fault_message,
         Err(_) => String::from_utf8_lossy(body).into_owned(),
     };
-    Err(Fault::Refused { status: status.as_u16(), said: in_one_line(&said) })
+    Err(RequestFault::Refused { status: status.as_u16(), said: to_single_line(&said) })
 }
 
 /// What can be shown of it.
-fn in_one_line(said: &str) -> String {
+fn to_single_line(said: &str) -> String {
     clean_foreign(said).chars().take(MAX_SHOWN_CHARS).collect()
 }
 
 /// A request as people write it.
-pub(super) struct Asked<'a>(pub &'a Method, pub &'a str);
+pub(super) struct RequestLine<'a>(pub &'a Method, pub &'a str);
 
-impl fmt::Display for Asked<'_> {
+impl fmt::Display for RequestLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{} {}`", self.0, self.1)
     }

@@ -11,13 +11,13 @@ use rustix::fs::{OFlags, ioctl_ficlone};
 use crate::microvm::sparse;
 
 /// Whom a file is to belong to, if not to this process.
-pub(super) type Owner = Option<(u32, u32)>;
+pub(super) type FileOwner = Option<(u32, u32)>;
 
 /// Copies an open file to a name that is not there yet.
-pub(super) fn to_new(from: &File, to: &Path, owner: Owner) -> io::Result<()> {
+pub(super) fn copy_to_new(from: &File, to: &Path, owner: FileOwner) -> io::Result<()> {
     let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(to)?;
     if ioctl_ficlone(&made, from).is_err() {
-        sparse::copy(from, &made)?;
+        sparse::copy_sparse(from, &made)?;
     }
     if let Some((uid, gid)) = owner {
         fchown(&made, Some(uid), Some(gid))?;
@@ -25,26 +25,26 @@ pub(super) fn to_new(from: &File, to: &Path, owner: Owner) -> io::Result<()> {
     Ok(())
 }
 
-/// Renames, or copies to another file system. The result is this process's own and nobody else's. What
-/// is moved may have been put there by somebody else: only a file is, and no link is followed.
-pub(super) fn moved(from: &Path, to: &Path) -> io::Result<()> {
+/// Renames, or copies to another file system. The result is this user's alone, mode 0600. What
+/// is moved may have been put there by another process: only a file is, and no link is followed.
+pub(super) fn move_file(from: &Path, to: &Path) -> io::Result<()> {
     let found = fs::symlink_metadata(from)?;
     if !found.is_file() || found.nlink() != 1 {
         return Err(io::Error::other("it is not a file of that name alone"));
     }
     match fs::rename(from, to) {
         // Something else may have taken its name meanwhile.
-        Ok(()) => owned(to).inspect_err(|_| drop(fs::remove_file(to))),
+        Ok(()) => take_ownership(to).inspect_err(|_| drop(fs::remove_file(to))),
         Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
-            to_new(&open_regular_file(from)?, to, None)?;
+            copy_to_new(&open_regular_file(from)?, to, None)?;
             fs::remove_file(from)
         }
         Err(error) => Err(error),
     }
 }
 
-/// Makes a file this process's own and nobody else's.
-pub(super) fn owned(path: &Path) -> io::Result<()> {
+/// Makes a file this user's alone, mode 0600.
+pub(super) fn take_ownership(path: &Path) -> io::Result<()> {
     let file = open_regular_file(path)?;
     let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     fchown(&file, Some(own.0), Some(own.1))?;
@@ -53,7 +53,7 @@ pub(super) fn owned(path: &Path) -> io::Result<()> {
 
 /// Opens what is nothing but a file.
 fn open_regular_file(path: &Path) -> io::Result<File> {
-    // Without waiting: at a pipe there might be nobody else.
+    // Without waiting: a pipe may have no process at its other end.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
     match file.metadata()?.is_file() {
@@ -76,7 +76,7 @@ mod tests {
         from.write_all_at(b"in the middle", 33 << 20).unwrap();
         let from = File::open(dir.path().join("from")).unwrap();
         let to = dir.path().join("to");
-        to_new(&from, &to, None).unwrap();
+        copy_to_new(&from, &to, None).unwrap();
         let copied = File::open(&to).unwrap();
         let mut found = [0; 13];
         copied.read_exact_at(&mut found, 33 << 20).unwrap();
@@ -92,7 +92,7 @@ mod tests {
         let there = dir.path().join("there");
         fs::write(&there, "precious").unwrap();
         let from = File::open(&there).unwrap();
-        let error = to_new(&from, &there, None).unwrap_err();
+        let error = copy_to_new(&from, &there, None).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(fs::read(&there).unwrap(), b"precious");
     }
@@ -108,10 +108,10 @@ mod tests {
         for there in [here.path(), other.path()] {
             let (from, to) = (here.path().join("from"), there.join("to"));
             std::os::unix::fs::symlink(&precious, &from).unwrap();
-            assert!(moved(&from, &to).is_err());
+            assert!(move_file(&from, &to).is_err());
             let _ = fs::remove_file(&from);
             mknodat(CWD, &from, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
-            assert!(moved(&from, &to).is_err());
+            assert!(move_file(&from, &to).is_err());
             let _ = fs::remove_file(&from);
             assert!(fs::symlink_metadata(&to).is_err());
         }
@@ -124,7 +124,7 @@ mod tests {
             (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
         let (from, to) = (here.path().join("from"), there.path().join("to"));
         fs::write(&from, "moved").unwrap();
-        moved(&from, &to).unwrap();
+        move_file(&from, &to).unwrap();
         assert_eq!(fs::read(&to).unwrap(), b"moved");
         assert!(!from.exists());
         assert_eq!(fs::metadata(&to).unwrap().mode() & 0o777, 0o600);

@@ -11,15 +11,15 @@ use std::sync::{Arc, Mutex};
 
 use stockade_core::{Error, ErrorCode, Result, SandboxId};
 
-use super::api::{self, Sockets};
-use super::copy::{self, Owner};
-use super::{Jailer, disk_name, failed};
+use super::api::{self, SocketDir};
+use super::copy::{self, FileOwner};
+use super::{Jailer, disk_name, microvm_error};
 use crate::linux::lock;
-use crate::microvm::driver::Disk;
+use crate::microvm::driver::MachineDisk;
 
 /// Where a machine's process works.
 #[derive(Clone)]
-pub(super) struct Place {
+pub(super) struct MachineDir {
     id: SandboxId,
     base: PathBuf,
     root: PathBuf,
@@ -35,7 +35,7 @@ const MOUNT_DIR: &str = "/stockade";
 
 /// A file that a machine needs, and its name there.
 #[derive(Clone)]
-pub(super) struct Shown {
+pub(super) struct MachineFile {
     pub file: PathBuf,
     pub name: String,
     pub access: Access,
@@ -52,7 +52,7 @@ pub(super) enum Access {
     Write,
 }
 
-impl Shown {
+impl MachineFile {
     pub(super) fn new(file: &Path, name: impl Into<String>) -> Self {
         Self { file: file.to_owned(), name: name.into(), access: Access::Read }
     }
@@ -62,22 +62,22 @@ impl Shown {
         Self { access: Access::ReadPrepared, ..Self::new(file, name) }
     }
 
-    pub(super) fn disk(number: usize, disk: &Disk) -> Self {
+    pub(super) fn disk(number: usize, disk: &MachineDisk) -> Self {
         let access = if disk.read_only { Access::ReadPrepared } else { Access::Write };
         Self { access, ..Self::new(&disk.path, disk_name(number)) }
     }
 }
 
 /// Only root can build Firecracker's own jail.
-pub(super) fn needs_root() -> Result<()> {
+pub(super) fn check_root() -> Result<()> {
     if rustix::process::geteuid().is_root() {
         return Ok(());
     }
-    Err(failed(ErrorCode::Denied, "detect", "only root can run Firecracker's jailer")
+    Err(microvm_error(ErrorCode::Denied, "detect", "only root can run Firecracker's jailer")
         .remedy("run as root, or take `jailer` out of `[microvm.firecracker]`"))
 }
 
-impl Place {
+impl MachineDir {
     pub(super) fn make(
         id: &SandboxId,
         dir: &Path,
@@ -87,19 +87,19 @@ impl Place {
         let (id, base) = (id.clone(), dir.to_owned());
         let Some(jailer) = jailer else {
             let root = base.join(ROOM_DIR);
-            // Whatever the process makes of its own directory, nobody else gets there.
+            // The base directory is private: no other user gets to what the process makes of its own.
             let closed = fs::set_permissions(&base, Permissions::from_mode(0o700));
-            let made = closed.and_then(|()| private().create(&root));
-            made.map_err(|error| misplaced(&root, error))?;
+            let made = closed.and_then(|()| private_dir_builder().create(&root));
+            made.map_err(|error| misplaced_error(&root, error))?;
             return Ok(Self { id, root, base, jailer: None, disks: Arc::default() });
         };
         // The jailer follows links before it takes the name.
-        let binary = real(binary)?;
+        let binary = resolve_symlinks(binary)?;
         let name = binary.file_name().unwrap_or_default();
         let root = base.join(name).join(id.as_str()).join("root");
-        let made = private().create(&root);
+        let made = private_dir_builder().create(&root);
         made.and_then(|()| chown(&root, Some(jailer.uid), Some(jailer.gid)))
-            .map_err(|error| misplaced(&root, error))?;
+            .map_err(|error| misplaced_error(&root, error))?;
         Ok(Self { id, root, base, jailer: Some(jailer.clone()), disks: Arc::default() })
     }
 
@@ -111,17 +111,17 @@ impl Place {
         &self.root
     }
 
-    pub(super) fn sockets(&self) -> Result<Sockets> {
-        Sockets::of(&self.root).map_err(|error| misplaced(&self.root, error))
+    pub(super) fn open_sockets(&self) -> Result<SocketDir> {
+        SocketDir::open(&self.root).map_err(|error| misplaced_error(&self.root, error))
     }
 
     /// Whom files belong to that the process writes.
-    pub(super) fn owner(&self) -> Owner {
+    pub(super) fn owner(&self) -> FileOwner {
         self.jailer.as_ref().map(|jailer| (jailer.uid, jailer.gid))
     }
 
     /// Has the jailer start Firecracker there. All its paths are names in that directory.
-    pub(super) fn command(&self, jailer: &Jailer, binary: &Path) -> Command {
+    pub(super) fn build_jailer_command(&self, jailer: &Jailer, binary: &Path) -> Command {
         let mut command = Command::new(&jailer.binary);
         command.arg("--exec-file").arg(binary);
         command.arg("--chroot-base-dir").arg(&self.base);
@@ -134,18 +134,18 @@ impl Place {
     }
 
     /// Shows files there. Copies take their time.
-    pub(super) async fn put(&self, files: Vec<Shown>) -> Result<()> {
+    pub(super) async fn put_files(&self, files: Vec<MachineFile>) -> Result<()> {
         let place = self.clone();
-        let all = move || files.iter().try_for_each(|shown| place.put_one(shown));
+        let all = move || files.iter().try_for_each(|shown| place.put_file(shown));
         let done = tokio::task::spawn_blocking(all).await;
-        done.unwrap_or_else(|error| Err(misplaced(&self.root, io::Error::other(error))))
+        done.unwrap_or_else(|error| Err(misplaced_error(&self.root, io::Error::other(error))))
     }
 
-    fn put_one(&self, shown: &Shown) -> Result<()> {
-        let Shown { file, name, access } = shown;
+    fn put_file(&self, shown: &MachineFile) -> Result<()> {
+        let MachineFile { file, name, access } = shown;
         let at = self.root.join(name);
         let put = match self.owner() {
-            None => symlink(inside(name), &at),
+            None => symlink(path_inside(name), &at),
             Some(owner) => {
                 if *access == Access::Write {
                     lock(&self.disks).push(file.clone());
@@ -153,13 +153,13 @@ impl Place {
                 put_in_jail(file, &at, *access, owner)
             }
         };
-        put.map_err(|error| misplaced(file, error))
+        put.map_err(|error| misplaced_error(file, error))
     }
 
     /// Makes the disks this process's own again, once the one they were given to has ended.
-    pub(super) fn take_disks_back(&self) -> io::Result<()> {
+    pub(super) fn reclaim_disks(&self) -> io::Result<()> {
         for disk in std::mem::take(&mut *lock(&self.disks)) {
-            match copy::owned(&disk) {
+            match copy::take_ownership(&disk) {
                 // Most have no name any more.
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 Ok(()) | Err(_) => {}
@@ -169,24 +169,24 @@ impl Place {
     }
 }
 
-fn private() -> DirBuilder {
+fn private_dir_builder() -> DirBuilder {
     let mut private = DirBuilder::new();
     private.recursive(true).mode(0o700);
     private
 }
 
 /// Where native walls show a file of this name.
-pub(super) fn inside(name: &str) -> String {
+pub(super) fn path_inside(name: &str) -> String {
     format!("{MOUNT_DIR}/{name}")
 }
 
 /// A file behind all symbolic links.
-pub(super) fn real(file: &Path) -> Result<PathBuf> {
-    fs::canonicalize(file).map_err(|error| misplaced(file, error))
+pub(super) fn resolve_symlinks(file: &Path) -> Result<PathBuf> {
+    fs::canonicalize(file).map_err(|error| misplaced_error(file, error))
 }
 
 /// Whether a process runs this machine, by its arguments.
-pub(super) fn runs(pid: i32, id: &SandboxId) -> bool {
+pub(super) fn is_process_of_machine(pid: i32, id: &SandboxId) -> bool {
     let Ok(line) = fs::read(format!("/proc/{pid}/cmdline")) else { return false };
     let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
     let has = |name: &str, value: &str| {
@@ -209,18 +209,18 @@ fn put_in_jail(file: &Path, at: &Path, access: Access, (uid, gid): (u32, u32)) -
     if is_readable(&fs::metadata(file)?, gid) && fs::hard_link(file, at).is_ok() {
         return Ok(());
     }
-    copy::to_new(&File::open(file)?, at, Some((uid, gid)))?;
+    copy::copy_to_new(&File::open(file)?, at, Some((uid, gid)))?;
     fs::set_permissions(at, Permissions::from_mode(0o400))
 }
 
-/// Whether somebody of this group may read it.
+/// Whether a process of this group may read the file.
 fn is_readable(found: &fs::Metadata, gid: u32) -> bool {
     let mode = found.permissions().mode();
     mode & 0o004 != 0 || (found.gid() == gid && mode & 0o040 != 0)
 }
 
 /// Lets the group of the jail read a file that was prepared here. It lies in a directory of this user's alone,
-/// so that nobody gets to it but by the name that it has in a jail.
+/// so that no process gets to it but by the name that it has in a jail.
 fn give_to_group(file: &Path, gid: u32) -> io::Result<()> {
     let file = File::open(file)?;
     let found = file.metadata()?;
@@ -232,9 +232,9 @@ fn give_to_group(file: &Path, gid: u32) -> io::Result<()> {
     file.set_permissions(Permissions::from_mode(0o640))
 }
 
-fn misplaced(path: &Path, error: io::Error) -> Error {
+fn misplaced_error(path: &Path, error: io::Error) -> Error {
     let what = format!("`{}` cannot be put where Firecracker sees it", path.display());
-    failed(ErrorCode::System, "create", what)
+    microvm_error(ErrorCode::System, "create", what)
         .remedy("see that it is there, and for the jailer on the same file system as the sandbox")
         .source(error)
 }

@@ -13,48 +13,48 @@ use stockade_core::{ErrorCode, Result};
 use stockade_launcher::start_in;
 use tokio::sync::oneshot;
 
-use super::failed;
+use super::microvm_error;
 use crate::linux::lock;
-use crate::linux::running::ended;
-use crate::microvm::words::Words;
+use crate::linux::running::wait_for_exit;
+use crate::microvm::words::VmmOutput;
 
-/// A process that is killed when nobody has it any more, on its way to somebody too.
-struct Held(Option<Child>);
+/// A child process that is killed when this value is dropped, on its way to its owner too.
+struct HeldChild(Option<Child>);
 
-impl Drop for Held {
+impl Drop for HeldChild {
     fn drop(&mut self) {
         let Some(mut child) = self.0.take() else { return };
         let _ = child.kill();
-        // It is waited for where nobody is kept waiting. Without a thread it stays a line in the
+        // It is waited for in a thread of its own, so that no caller waits. Without a thread it stays a line in the
         // kernel's table for as long as this process lives.
         let _ = thread::Builder::new().name("stockade-burial".into()).spawn(move || child.wait());
     }
 }
 
-type Job = (Command, oneshot::Sender<io::Result<Held>>);
+type SpawnJob = (Command, oneshot::Sender<io::Result<HeldChild>>);
 
 /// Starts them from a thread that stays: the kernel kills what it started when it ends, be it with its
 /// owner or because the whole process was killed (C-31).
-pub(super) struct Threaded(mpsc::Sender<Job>);
+pub(super) struct Threaded(mpsc::Sender<SpawnJob>);
 
 impl Threaded {
     pub(super) fn start() -> Result<Self> {
-        let (jobs, waiting) = mpsc::channel::<Job>();
+        let (jobs, waiting) = mpsc::channel::<SpawnJob>();
         let serve = move || {
             while let Ok((command, done)) = waiting.recv() {
-                // Whoever does not wait for it any more lets go of it.
-                let _ = done.send(start_in(command, None, &[]).map(|child| Held(Some(child))));
+                // A caller that does not wait any more drops the child, which kills it.
+                let _ = done.send(start_in(command, None, &[]).map(|child| HeldChild(Some(child))));
             }
         };
         let started = thread::Builder::new().name("stockade-firecracker".into()).spawn(serve);
         started.map_err(|error| {
-            failed(ErrorCode::System, "create", "a thread for its machines cannot be had")
+            microvm_error(ErrorCode::System, "create", "a thread for its machines cannot be had")
                 .source(error)
         })?;
         Ok(Self(jobs))
     }
 
-    async fn spawn(&self, command: Command) -> io::Result<Held> {
+    async fn spawn_child(&self, command: Command) -> io::Result<HeldChild> {
         let (done, started) = oneshot::channel();
         let gone = || io::Error::other("the thread that starts machines is gone");
         self.0.send((command, done)).map_err(|_| gone())?;
@@ -64,26 +64,26 @@ impl Threaded {
 
 /// One process.
 pub(super) struct Jailed {
-    held: Mutex<Held>,
+    held: Mutex<HeldChild>,
     /// What it was started by must not end before it has.
     _threaded: Arc<Threaded>,
     pidfd: OwnedFd,
-    pub words: Words,
+    pub words: VmmOutput,
 }
 
 impl Jailed {
     pub(super) async fn start(threaded: &Arc<Threaded>, command: Command) -> Result<Self> {
         let name = command.get_program().to_string_lossy().into_owned();
-        Self::spawned(threaded, command).await.map_err(|error| {
-            failed(ErrorCode::Unavailable, "create", format!("`{name}` cannot be started"))
+        Self::spawn_in_thread(threaded, command).await.map_err(|error| {
+            microvm_error(ErrorCode::Unavailable, "create", format!("`{name}` cannot be started"))
                 .remedy("see that the binaries in `[microvm.firecracker]` can be executed")
                 .source(error)
         })
     }
 
-    async fn spawned(threaded: &Arc<Threaded>, mut command: Command) -> io::Result<Self> {
+    async fn spawn_in_thread(threaded: &Arc<Threaded>, mut command: Command) -> io::Result<Self> {
         command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut held = threaded.spawn(command).await?;
+        let mut held = threaded.spawn_child(command).await?;
         let missing = || io::Error::other("it has no number or no standard streams");
         let child = held.0.as_mut().ok_or_else(missing)?;
         let pid = Pid::from_raw(child.id().cast_signed()).ok_or_else(missing)?;
@@ -91,14 +91,14 @@ impl Jailed {
         let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
             return Err(missing());
         };
-        let words = Words::listen(out.into(), err.into())?;
+        let words = VmmOutput::from_pipes(out.into(), err.into())?;
         Ok(Self { held: Mutex::new(held), _threaded: Arc::clone(threaded), pidfd, words })
     }
 
     /// Waits for its end.
-    pub(super) async fn ended(&self) {
+    pub(super) async fn wait_for_exit(&self) {
         // What cannot be waited for is as good as gone.
-        let _ = ended(&self.pidfd).await;
+        let _ = wait_for_exit(&self.pidfd).await;
     }
 
     /// How it ended, if it has.
@@ -107,12 +107,12 @@ impl Jailed {
     }
 
     /// Kills it and waits until it is gone.
-    pub(super) async fn end(&self, soon: Duration) -> Result<()> {
+    pub(super) async fn kill_and_wait(&self, soon: Duration) -> Result<()> {
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
-        let gone = tokio::time::timeout(soon, self.ended()).await;
+        let gone = tokio::time::timeout(soon, self.wait_for_exit()).await;
         gone.map_err(|_| {
             let what = format!("Firecracker was killed and lived on for {soon:?}");
-            failed(ErrorCode::LeftBehind, "destroy", what)
+            microvm_error(ErrorCode::LeftBehind, "destroy", what)
                 .remedy("see what the kernel keeps it for, and destroy the sandbox again")
         })?;
         if let Some(mut child) = lock(&self.held).0.take() {

@@ -29,13 +29,13 @@ use serde_json::{Value, json};
 use stockade_core::{Boundary, Bytes, Error, ErrorCode, LimitKind, Result, SandboxId};
 
 use self::api::Method;
-use self::jail::{Place, Shown};
+use self::jail::{MachineDir, MachineFile};
 use self::jailed::{Jailed, Threaded};
-use self::process::{Inside, Process};
+use self::process::{Confinement, FirecrackerProcess};
 use self::version::Version;
-use self::vm::{Base, Machinery};
+use self::vm::{MemoryBase, Machinery};
 use super::NAME;
-use super::driver::{Driver, Machine, Saved, Vm};
+use super::driver::{Driver, MachineSpec, Saved, Vm};
 use crate::linux::limits::delegation_remedy;
 use crate::linux::{find, fingerprint, running};
 use crate::native::Native;
@@ -89,7 +89,7 @@ impl Settings {
         let version = |path: &Path| {
             // The file behind all links: that is the one that is read.
             let file = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-            fingerprint::version(&file).unwrap_or_default()
+            fingerprint::hash_file_state(&file).unwrap_or_default()
         };
         let or_none = |path: &Option<PathBuf>| path.as_deref().map_or("none".into(), version);
         let (kernel, template) = (or_none(&self.kernel), or_none(&self.cpu_template));
@@ -136,22 +136,22 @@ impl Firecracker {
     /// Looks whether what the settings name can be used. Says nothing about KVM. Without a jailer its
     /// processes run in these walls, which show them what they need of the host's devices.
     pub(super) async fn open(settings: Settings, native: Arc<Native>) -> Result<Self> {
-        Self::with_patience(settings, native, DEFAULT_TIMEOUTS).await
+        Self::open_with_timeouts(settings, native, DEFAULT_TIMEOUTS).await
     }
 
-    async fn with_patience(
+    async fn open_with_timeouts(
         settings: Settings,
         native: Arc<Native>,
         patience: Patience,
     ) -> Result<Self> {
-        let asked = |binary, name| version::of(binary, name, patience.soon);
+        let asked = |binary, name| version::query_version(binary, name, patience.soon);
         let version = asked(&settings.binary, "Firecracker").await?;
-        version.is_new_enough()?;
+        version.check_new_enough()?;
         let around = match &settings.jailer {
             None => Around::Walls(native),
             Some(jailer) => {
-                jail::needs_root()?;
-                version.is_that_of(asked(&jailer.binary, "Jailer").await?)?;
+                jail::check_root()?;
+                version.check_matches_jailer(asked(&jailer.binary, "Jailer").await?)?;
                 Around::Jail(jailer.clone(), Arc::new(Threaded::start()?))
             }
         };
@@ -160,31 +160,31 @@ impl Firecracker {
     }
 
     /// A process that runs no machine yet, with what that will need in its directory.
-    async fn start(
+    async fn start_process(
         &self,
-        place: &Place,
-        machine: &Machine,
-        mut files: Vec<Shown>,
-    ) -> Result<Process> {
-        self.around.can_hold(machine)?;
+        place: &MachineDir,
+        machine: &MachineSpec,
+        mut files: Vec<MachineFile>,
+    ) -> Result<FirecrackerProcess> {
+        self.around.check_cpu_rate(machine)?;
         let disks = machine.disks.iter().enumerate();
-        files.extend(disks.map(|(number, disk)| Shown::disk(number, disk)));
-        place.put(files.clone()).await?;
-        let (sockets, binary) = (place.sockets()?, &self.settings.binary);
+        files.extend(disks.map(|(number, disk)| MachineFile::disk(number, disk)));
+        place.put_files(files.clone()).await?;
+        let (sockets, binary) = (place.open_sockets()?, &self.settings.binary);
         let inside = match &self.around {
             Around::Walls(native) => {
-                Inside::Walls(walls::start(native, place, machine, binary, &files).await?)
+                Confinement::Walls(walls::start_in_walls(native, place, machine, binary, &files).await?)
             }
             Around::Jail(jailer, threaded) => {
-                Inside::Jail(Jailed::start(threaded, place.command(jailer, binary)).await?)
+                Confinement::Jail(Jailed::start(threaded, place.build_jailer_command(jailer, binary)).await?)
             }
         };
-        Process::start(inside, sockets, self.patience).await
+        FirecrackerProcess::start(inside, sockets, self.patience).await
     }
 
-    async fn configure(&self, process: &Process, machine: &Machine) -> Result<()> {
+    async fn configure_machine(&self, process: &FirecrackerProcess, machine: &MachineSpec) -> Result<()> {
         let put = |path: String, body: Value| async move {
-            process.ask("create", Method::PUT, &path, &body, self.patience.answer).await
+            process.send_request("create", Method::PUT, &path, &body, self.patience.answer).await
         };
         put("/machine-config".into(), machine_config(machine)).await?;
         if let Some(template) = &self.template {
@@ -193,7 +193,7 @@ impl Firecracker {
         put("/boot-source".into(), boot_source(machine)).await?;
         for (number, disk) in machine.disks.iter().enumerate() {
             let name = disk_name(number);
-            put(format!("/drives/{name}"), drive(&name, disk.read_only)).await?;
+            put(format!("/drives/{name}"), drive_config(&name, disk.read_only)).await?;
         }
         put("/vsock".into(), json!({ "guest_cid": GUEST_CID, "uds_path": vm::VSOCK_SOCKET }))
             .await?;
@@ -201,8 +201,8 @@ impl Firecracker {
     }
 
     /// What loads a saved machine. Older versions know the third field by another name.
-    fn load(&self) -> Value {
-        let tracked = if self.version.tracks_by_its_own_name() {
+    fn build_load_request(&self) -> Value {
+        let tracked = if self.version.has_track_dirty_pages() {
             "track_dirty_pages"
         } else {
             "enable_diff_snapshots"
@@ -215,14 +215,14 @@ impl Firecracker {
         })
     }
 
-    fn place(&self, id: &SandboxId, dir: &Path) -> Result<Place> {
-        Place::make(id, dir, &self.settings.binary, self.settings.jailer.as_ref())
+    fn create_machine_dir(&self, id: &SandboxId, dir: &Path) -> Result<MachineDir> {
+        MachineDir::make(id, dir, &self.settings.binary, self.settings.jailer.as_ref())
     }
 }
 
 impl Around {
     /// Whether there is something here that holds a machine to its share of processor time.
-    fn can_hold(&self, machine: &Machine) -> Result<()> {
+    fn check_cpu_rate(&self, machine: &MachineSpec) -> Result<()> {
         let remedy = match self {
             Self::Walls(native) if native.holds_cpu_rate() => return Ok(()),
             Self::Walls(_) => delegation_remedy(LimitKind::CpuRate),
@@ -232,22 +232,22 @@ impl Around {
             None => Ok(()),
             Some(_) => {
                 let what = "nothing here holds it to a share of processor time";
-                Err(failed(ErrorCode::Unavailable, "create", what).remedy(remedy))
+                Err(microvm_error(ErrorCode::Unavailable, "create", what).remedy(remedy))
             }
         }
     }
 }
 
-/// Ends whatever is there of a sandbox's machine in a jail, whoever started it. What runs in native walls
+/// Ends every process of a sandbox's machine in a jail, also of another engine. What runs in native walls
 /// ends with those.
-pub(super) async fn clear(id: &SandboxId) -> Result<()> {
-    let runs = |pid: i32| jail::runs(pid, id);
-    for pid in find::pids().filter(|pid| runs(*pid)) {
+pub(super) async fn end_jailed_machine(id: &SandboxId) -> Result<()> {
+    let runs = |pid: i32| jail::is_process_of_machine(pid, id);
+    for pid in find::list_pids().filter(|pid| runs(*pid)) {
         if let Some(pidfd) = find::kill_if(pid, runs) {
-            let _ = tokio::time::timeout(DEFAULT_TIMEOUTS.soon, running::ended(&pidfd)).await;
+            let _ = tokio::time::timeout(DEFAULT_TIMEOUTS.soon, running::wait_for_exit(&pidfd)).await;
         }
     }
-    match find::pids().find(|pid| runs(*pid)) {
+    match find::list_pids().find(|pid| runs(*pid)) {
         Some(_) => Err(running::left_behind(&NAME, id, "its Firecracker does not end")),
         None => Ok(()),
     }
@@ -263,60 +263,60 @@ impl Driver for Firecracker {
         Ok(format!("Firecracker {}", self.version))
     }
 
-    async fn boot(&self, id: &SandboxId, machine: &Machine, dir: &Path) -> Result<Box<dyn Vm>> {
+    async fn boot(&self, id: &SandboxId, machine: &MachineSpec, dir: &Path) -> Result<Box<dyn Vm>> {
         check_cpu_count(machine)?;
-        let place = self.place(id, dir)?;
+        let place = self.create_machine_dir(id, dir)?;
         let kernel = self.settings.kernel.as_ref().unwrap_or(&machine.kernel);
         let files =
-            vec![Shown::new(kernel, KERNEL_FILE), Shown::new(&machine.initramfs, INITRAMFS_FILE)];
-        let process = self.start(&place, machine, files).await?;
-        let configured = self.configure(&process, machine).await;
-        let process = process.or_end(configured).await?;
-        Ok(Box::new(Machinery::new(process, place, machine.memory, Base::Nothing)))
+            vec![MachineFile::new(kernel, KERNEL_FILE), MachineFile::new(&machine.initramfs, INITRAMFS_FILE)];
+        let process = self.start_process(&place, machine, files).await?;
+        let configured = self.configure_machine(&process, machine).await;
+        let process = process.or_kill(configured).await?;
+        Ok(Box::new(Machinery::new(process, place, machine.memory, MemoryBase::Nothing)))
     }
 
     async fn resume(
         &self,
         id: &SandboxId,
-        machine: &Machine,
+        machine: &MachineSpec,
         saved: &Saved,
         dir: &Path,
     ) -> Result<Box<dyn Vm>> {
-        let place = self.place(id, dir)?;
+        let place = self.create_machine_dir(id, dir)?;
         let files = vec![
-            Shown::prepared(&saved.state, STATE_FILE),
-            Shown::prepared(&saved.memory, MEMORY_FILE),
+            MachineFile::prepared(&saved.state, STATE_FILE),
+            MachineFile::prepared(&saved.memory, MEMORY_FILE),
         ];
-        // Held open: what was written since is relative to it, whoever removes its name.
+        // Held open: what was written since is relative to it, also when its name is removed.
         let base =
-            fs::File::open(&saved.memory).map_err(|error| unreadable(&saved.memory, error))?;
-        let process = self.start(&place, machine, files).await?;
-        let limit = self.patience.answer + vm::time_for(machine.memory);
+            fs::File::open(&saved.memory).map_err(|error| unreadable_error(&saved.memory, error))?;
+        let process = self.start_process(&place, machine, files).await?;
+        let limit = self.patience.answer + vm::transfer_timeout(machine.memory);
         let loaded =
-            process.ask("create", Method::PUT, "/snapshot/load", &self.load(), limit).await;
-        let process = process.or_end(loaded).await?;
-        Ok(Box::new(Machinery::new(process, place, machine.memory, Base::File(base))))
+            process.send_request("create", Method::PUT, "/snapshot/load", &self.build_load_request(), limit).await;
+        let process = process.or_kill(loaded).await?;
+        Ok(Box::new(Machinery::new(process, place, machine.memory, MemoryBase::File(base))))
     }
 }
 
-fn check_cpu_count(machine: &Machine) -> Result<()> {
+fn check_cpu_count(machine: &MachineSpec) -> Result<()> {
     if !(1..=MAX_CPUS).contains(&machine.cpus) {
         let told = format!("{} processors are not what Firecracker offers", machine.cpus);
-        return Err(failed(ErrorCode::Invalid, "create", told).remedy("ask for 1 to 32"));
+        return Err(microvm_error(ErrorCode::Invalid, "create", told).remedy("ask for 1 to 32"));
     }
     Ok(())
 }
 
-fn machine_config(machine: &Machine) -> Value {
+fn machine_config(machine: &MachineSpec) -> Value {
     json!({
         "vcpu_count": machine.cpus,
-        "mem_size_mib": mebibytes(machine.memory),
+        "mem_size_mib": to_mebibytes(machine.memory),
         // So that saving costs what was touched and not all there is.
         "track_dirty_pages": true,
     })
 }
 
-fn boot_source(machine: &Machine) -> Value {
+fn boot_source(machine: &MachineSpec) -> Value {
     json!({
         "kernel_image_path": KERNEL_FILE,
         "initrd_path": INITRAMFS_FILE,
@@ -324,7 +324,7 @@ fn boot_source(machine: &Machine) -> Value {
     })
 }
 
-fn drive(name: &str, read_only: bool) -> Value {
+fn drive_config(name: &str, read_only: bool) -> Value {
     json!({
         "drive_id": name,
         "path_on_host": name,
@@ -338,32 +338,32 @@ fn disk_name(number: usize) -> String {
 }
 
 /// Whole ones: a part of one is rounded up.
-fn mebibytes(bytes: Bytes) -> u64 {
+fn to_mebibytes(bytes: Bytes) -> u64 {
     bytes.0.div_ceil(1 << 20)
 }
 
 fn read_cpu_template(path: &Path) -> Result<Value> {
     let told = |what: String| {
         let what = format!("the CPU template `{}` {what}", path.display());
-        failed(ErrorCode::Invalid, "configure", what)
+        microvm_error(ErrorCode::Invalid, "configure", what)
             .remedy("give a custom CPU template as Firecracker's documentation describes it")
     };
-    let size = fs::metadata(path).map_err(|error| unreadable(path, error))?.len();
+    let size = fs::metadata(path).map_err(|error| unreadable_error(path, error))?.len();
     if size > MAX_CPU_TEMPLATE_BYTES {
         return Err(told(format!("has {size} bytes; Firecracker takes {MAX_CPU_TEMPLATE_BYTES}")));
     }
-    let text = fs::read(path).map_err(|error| unreadable(path, error))?;
+    let text = fs::read(path).map_err(|error| unreadable_error(path, error))?;
     let value: Value =
         serde_json::from_slice(&text).map_err(|error| told("is not JSON".into()).source(error))?;
     if value.is_object() { Ok(value) } else { Err(told("is not an object".into())) }
 }
 
-fn failed(code: ErrorCode, operation: &'static str, message: impl Into<String>) -> Error {
+fn microvm_error(code: ErrorCode, operation: &'static str, message: impl Into<String>) -> Error {
     Error::new(code, operation, message).backend(NAME)
 }
 
-fn unreadable(path: &Path, error: std::io::Error) -> Error {
-    failed(ErrorCode::Unavailable, "create", format!("`{}` cannot be read", path.display()))
+fn unreadable_error(path: &Path, error: std::io::Error) -> Error {
+    microvm_error(ErrorCode::Unavailable, "create", format!("`{}` cannot be read", path.display()))
         .remedy("see that it is there and that this user may read it")
         .source(error)
 }

@@ -7,18 +7,18 @@ use serde_json::Value;
 use stockade_core::{Error, ErrorCode, Result};
 use tokio::time::{sleep, timeout};
 
-use super::api::{self, Asked, Fault, Method, Sockets};
+use super::api::{self, RequestLine, RequestFault, Method, SocketDir};
 use super::jailed::Jailed;
 use super::stop::StoppableProcess;
-use super::{Patience, failed};
+use super::{Patience, microvm_error};
 use crate::microvm::cage::Cage;
-use crate::microvm::words::Words;
+use crate::microvm::words::VmmOutput;
 
 /// Poll interval until a process that starts listens on its socket.
 const SOCKET_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// What a process runs in.
-pub(super) enum Inside {
+pub(super) enum Confinement {
     /// Native walls.
     Walls(Cage),
     /// Firecracker's own jail.
@@ -26,34 +26,34 @@ pub(super) enum Inside {
 }
 
 /// One process, and its socket.
-pub(super) struct Process {
-    inside: Inside,
-    /// Whoever serves the API socket, once it does.
+pub(super) struct FirecrackerProcess {
+    inside: Confinement,
+    /// The process that serves the API socket, once one does.
     stoppable: Option<StoppableProcess>,
-    pub sockets: Sockets,
+    pub sockets: SocketDir,
     pub patience: Patience,
 }
 
-impl Process {
+impl FirecrackerProcess {
     /// Waits until one that was started listens. One that does not is ended.
     pub(super) async fn start(
-        inside: Inside,
-        sockets: Sockets,
+        inside: Confinement,
+        sockets: SocketDir,
         patience: Patience,
     ) -> Result<Self> {
         let mut process = Self { inside, stoppable: None, sockets, patience };
-        let found = match process.listens().await {
+        let found = match process.wait_for_listener().await {
             Ok(()) => process.find_server().await,
             Err(error) => Err(error),
         };
-        process.or_end(found).await
+        process.or_kill(found).await
     }
 
     /// Finds the process behind the API socket, so that it can be stopped.
     async fn find_server(&mut self) -> Result<()> {
-        let found = StoppableProcess::serving(&self.sockets).await;
+        let found = StoppableProcess::from_api_socket(&self.sockets).await;
         self.stoppable = Some(found.map_err(|error| {
-            failed(ErrorCode::Unavailable, "create", "Firecracker's process cannot be found")
+            microvm_error(ErrorCode::Unavailable, "create", "Firecracker's process cannot be found")
                 .remedy("see whether Firecracker was killed, and try again")
                 .source(error)
         })?);
@@ -61,7 +61,7 @@ impl Process {
     }
 
     /// Stops the whole process where it is, or lets it go on. Returns when it is so.
-    pub(super) async fn stop(&self, stop: bool) -> Result<()> {
+    pub(super) async fn set_stopped(&self, stop: bool) -> Result<()> {
         let operation = if stop { "pause" } else { "resume" };
         let stopped = match &self.stoppable {
             Some(process) => timeout(self.patience.soon, process.set_stopped(stop)).await,
@@ -72,24 +72,24 @@ impl Process {
             Ok(Err(error)) => (ErrorCode::Gone, error),
             Err(_) => (ErrorCode::TooSlow, io::ErrorKind::TimedOut.into()),
         };
-        let what = self.with_words("Firecracker's process cannot be stopped or continued".into());
-        Err(failed(code, operation, what.await)
+        let what = self.append_last_words("Firecracker's process cannot be stopped or continued".into());
+        Err(microvm_error(code, operation, what.await)
             .remedy("see whether Firecracker was killed; destroy the sandbox")
             .source(error))
     }
 
     /// Itself, or nothing of it.
-    pub(super) async fn or_end(self, done: Result<()>) -> Result<Self> {
+    pub(super) async fn or_kill(self, done: Result<()>) -> Result<Self> {
         match done {
             Ok(()) => Ok(self),
             Err(error) => {
-                self.end().await?;
+                self.kill_and_wait().await?;
                 Err(error)
             }
         }
     }
 
-    async fn listens(&self) -> Result<()> {
+    async fn wait_for_listener(&self) -> Result<()> {
         let connected = async {
             while self.sockets.connect(api::API_SOCKET).await.is_err() {
                 sleep(SOCKET_POLL_INTERVAL).await;
@@ -98,18 +98,18 @@ impl Process {
         let soon = self.patience.soon;
         let what = tokio::select! {
             () = connected => return Ok(()),
-            () = self.ended() => "Firecracker ended before it listened".to_owned(),
+            () = self.wait_for_exit() => "Firecracker ended before it listened".to_owned(),
             () = sleep(soon) => {
                 format!("Firecracker did not listen within {soon:?}")
             }
         };
-        let what = self.with_words(what).await;
-        Err(failed(ErrorCode::Unavailable, "create", what)
+        let what = self.append_last_words(what).await;
+        Err(microvm_error(ErrorCode::Unavailable, "create", what)
             .remedy("start the binary by hand with the same KVM and see what it says"))
     }
 
     /// Asks it for something. A process that ends instead says why.
-    pub(super) async fn ask(
+    pub(super) async fn send_request(
         &self,
         operation: &'static str,
         method: Method,
@@ -117,57 +117,57 @@ impl Process {
         body: &Value,
         limit: Duration,
     ) -> Result<()> {
-        match api::ask(&self.sockets, &method, path, body, limit).await {
+        match api::send_request(&self.sockets, &method, path, body, limit).await {
             Ok(()) => Ok(()),
-            Err(fault) => Err(self.refused(operation, Asked(&method, path), fault).await),
+            Err(fault) => Err(self.request_error(operation, RequestLine(&method, path), fault).await),
         }
     }
 
-    /// Waits for the end of one that nobody can reach any more, and so for all that it says.
-    async fn comes_to_its_end(&self) {
+    /// Waits for the exit of a process whose API socket is unreachable, and so for all of its output.
+    async fn wait_for_exit_if_unreachable(&self) {
         if self.sockets.connect(api::API_SOCKET).await.is_err() {
             // It may hang instead.
-            let _ = timeout(self.patience.soon, self.ended()).await;
+            let _ = timeout(self.patience.soon, self.wait_for_exit()).await;
         }
     }
 
-    async fn refused(&self, operation: &'static str, asked: Asked<'_>, fault: Fault) -> Error {
+    async fn request_error(&self, operation: &'static str, asked: RequestLine<'_>, fault: RequestFault) -> Error {
         let (code, remedy) = match &fault {
-            Fault::Refused { .. } => {
+            RequestFault::Refused { .. } => {
                 (ErrorCode::WallMissing, "see that kernel, disks and snapshot fit this Firecracker")
             }
-            Fault::Silent(_) => (ErrorCode::TooSlow, "see whether the host is overloaded"),
-            Fault::TooLarge | Fault::Unaskable(_) => {
+            RequestFault::Silent(_) => (ErrorCode::TooSlow, "see whether the host is overloaded"),
+            RequestFault::TooLarge | RequestFault::Unaskable(_) => {
                 (ErrorCode::Protocol, "see that the binary is Firecracker, unchanged")
             }
-            Fault::Unreachable(_) | Fault::Broken(_) => {
-                self.comes_to_its_end().await;
+            RequestFault::Unreachable(_) | RequestFault::Broken(_) => {
+                self.wait_for_exit_if_unreachable().await;
                 (ErrorCode::Unavailable, "see whether Firecracker was killed, and try again")
             }
         };
-        let what = self.with_words(format!("asked for {asked}, Firecracker {fault}")).await;
-        failed(code, operation, what).remedy(remedy).source(fault)
+        let what = self.append_last_words(format!("asked for {asked}, Firecracker {fault}")).await;
+        microvm_error(code, operation, what).remedy(remedy).source(fault)
     }
 
-    fn words(&self) -> &Words {
+    fn words(&self) -> &VmmOutput {
         match &self.inside {
-            Inside::Walls(cage) => &cage.words,
-            Inside::Jail(jailed) => &jailed.words,
+            Confinement::Walls(cage) => &cage.words,
+            Confinement::Jail(jailed) => &jailed.words,
         }
     }
 
     /// What it wrote so far.
-    pub(super) fn said(&self) -> String {
-        self.words().so_far()
+    pub(super) fn output_so_far(&self) -> String {
+        self.words().read_so_far()
     }
 
     /// Adds how it ended, if it has, and the last of what it wrote.
-    pub(super) async fn with_words(&self, mut what: String) -> String {
-        let said = self.words().last().await;
+    pub(super) async fn append_last_words(&self, mut what: String) -> String {
+        let said = self.words().wait_for_last_words().await;
         let ended = match &self.inside {
             // Among what was said.
-            Inside::Walls(_) => None,
-            Inside::Jail(jailed) => jailed.exit_status(),
+            Confinement::Walls(_) => None,
+            Confinement::Jail(jailed) => jailed.exit_status(),
         };
         if let Some(status) = ended {
             what = format!("{what}; it ended by {status}");
@@ -176,18 +176,18 @@ impl Process {
     }
 
     /// Waits for its end.
-    pub(super) async fn ended(&self) {
+    pub(super) async fn wait_for_exit(&self) {
         match &self.inside {
-            Inside::Walls(cage) => cage.words.ended().await,
-            Inside::Jail(jailed) => jailed.ended().await,
+            Confinement::Walls(cage) => cage.words.wait_for_end().await,
+            Confinement::Jail(jailed) => jailed.wait_for_exit().await,
         }
     }
 
     /// Ends it and waits until nothing of it is left.
-    pub(super) async fn end(&self) -> Result<()> {
+    pub(super) async fn kill_and_wait(&self) -> Result<()> {
         match &self.inside {
-            Inside::Walls(cage) => cage.end().await,
-            Inside::Jail(jailed) => jailed.end(self.patience.soon).await,
+            Confinement::Walls(cage) => cage.tear_down().await,
+            Confinement::Jail(jailed) => jailed.kill_and_wait(self.patience.soon).await,
         }
     }
 }

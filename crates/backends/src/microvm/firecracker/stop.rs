@@ -14,12 +14,12 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::time::sleep;
 
-use super::api::{self, Sockets};
+use super::api::{self, SocketDir};
 
 /// How often it is looked whether every thread has come to a stop.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A process that can be stopped, whatever becomes of its number.
+/// A process that can be stopped by its pidfd, even if its number is reused.
 pub(super) struct StoppableProcess {
     pid: Pid,
     pidfd: OwnedFd,
@@ -27,11 +27,11 @@ pub(super) struct StoppableProcess {
 
 impl StoppableProcess {
     /// The process that listens on the API socket.
-    pub(super) async fn serving(sockets: &Sockets) -> io::Result<Self> {
-        let pid = server_of(sockets).await?;
+    pub(super) async fn from_api_socket(sockets: &SocketDir) -> io::Result<Self> {
+        let pid = find_socket_server(sockets).await?;
         let pidfd = pidfd_open(pid, PidfdFlags::NONBLOCK)?;
         // It still serves, so that the number was not given to another process before it was opened.
-        match server_of(sockets).await? == pid {
+        match find_socket_server(sockets).await? == pid {
             true => Ok(Self { pid, pidfd }),
             false => Err(io::Error::other("another process has taken its place")),
         }
@@ -66,6 +66,6 @@ impl StoppableProcess {
     }
 }
 
-async fn server_of(sockets: &Sockets) -> io::Result<Pid> {
+async fn find_socket_server(sockets: &SocketDir) -> io::Result<Pid> {
     Ok(socket_peercred(sockets.connect(api::API_SOCKET).await?)?.pid)
 }

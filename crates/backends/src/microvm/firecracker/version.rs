@@ -8,7 +8,7 @@ use std::time::Duration;
 use stockade_core::{ErrorCode, Result};
 use tokio::io::AsyncReadExt;
 
-use super::failed;
+use super::microvm_error;
 
 /// The oldest usable version: from here on a restored guest hears that its connections are gone, and
 /// a partial memory file is written over a whole one.
@@ -33,24 +33,24 @@ impl Version {
         parts.next().is_none().then_some(version)
     }
 
-    pub(super) fn is_new_enough(self) -> Result<()> {
+    pub(super) fn check_new_enough(self) -> Result<()> {
         if self >= MIN_VERSION {
             return Ok(());
         }
         let told =
             format!("this is Firecracker {self}, and {MIN_VERSION} is the oldest that will do");
-        Err(failed(ErrorCode::Unavailable, "detect", told).remedy("install a newer Firecracker"))
+        Err(microvm_error(ErrorCode::Unavailable, "detect", told).remedy("install a newer Firecracker"))
     }
 
-    pub(super) fn is_that_of(self, jailer: Self) -> Result<()> {
+    pub(super) fn check_matches_jailer(self, jailer: Self) -> Result<()> {
         if self == jailer {
             return Ok(());
         }
         let told = format!("the jailer is of version {jailer}, and Firecracker of {self}");
-        Err(failed(ErrorCode::Unavailable, "detect", told).remedy("take both from one release"))
+        Err(microvm_error(ErrorCode::Unavailable, "detect", told).remedy("take both from one release"))
     }
 
-    pub(super) fn tracks_by_its_own_name(self) -> bool {
+    pub(super) fn has_track_dirty_pages(self) -> bool {
         self >= TRACK_DIRTY_PAGES_VERSION
     }
 }
@@ -62,10 +62,10 @@ impl fmt::Display for Version {
 }
 
 /// Asks a program for its version.
-pub(super) async fn of(binary: &Path, program: &str, limit: Duration) -> Result<Version> {
+pub(super) async fn query_version(binary: &Path, program: &str, limit: Duration) -> Result<Version> {
     let told = |what: &str| {
         let what = format!("`{} --version` {what}", binary.display());
-        failed(ErrorCode::Unavailable, "detect", what)
+        microvm_error(ErrorCode::Unavailable, "detect", what)
             .remedy(format!("name a working {program} in `[microvm.firecracker]`"))
     };
     let mut child = tokio::process::Command::new(binary)
@@ -113,6 +113,6 @@ mod tests {
     #[test]
     fn versions_are_compared_by_number() {
         assert!(Version(1, 9, 9) < MIN_VERSION && Version(1, 10, 0) >= MIN_VERSION);
-        assert!(Version(1, 9, 1).is_new_enough().unwrap_err().to_string().contains("1.10.0"));
+        assert!(Version(1, 9, 1).check_new_enough().unwrap_err().to_string().contains("1.10.0"));
     }
 }

@@ -16,9 +16,9 @@ use tokio::time::{sleep, timeout};
 
 use super::api::Method;
 use super::copy;
-use super::jail::Place;
-use super::process::Process;
-use super::{failed, mebibytes};
+use super::jail::MachineDir;
+use super::process::FirecrackerProcess;
+use super::{microvm_error, to_mebibytes};
 use crate::across::guest::VSOCK_PORT;
 use crate::microvm::driver::{Saved, Vm};
 
@@ -38,49 +38,49 @@ const DRAFT_STATE: &str = "saved-state";
 const DRAFT_MEMORY: &str = "saved-memory";
 
 /// How much longer a request may take that reads or writes memory.
-pub(super) fn time_for(memory: Bytes) -> Duration {
+pub(super) fn transfer_timeout(memory: Bytes) -> Duration {
     Duration::from_secs(memory.0 / MEMORY_BYTES_PER_SECOND)
 }
 
 /// What the pages that were written since are relative to.
-pub(super) enum Base {
+pub(super) enum MemoryBase {
     /// Empty memory: it was booted, and never saved.
     Nothing,
     /// The memory it was continued from, or last saved to.
     File(File),
-    /// A snapshot failed half-way: nobody knows.
+    /// Not known: a snapshot failed half-way.
     Unknown,
 }
 
 /// A machine.
 pub(super) struct Machinery {
-    process: Process,
-    place: Place,
+    process: FirecrackerProcess,
+    place: MachineDir,
     memory: Bytes,
-    state: Mutex<State>,
+    state: Mutex<MachineState>,
 }
 
-struct State {
+struct MachineState {
     /// Whether its process is stopped by the kernel, which is how it is paused.
     stopped: bool,
     /// Whether Firecracker has paused it, which it wants for a snapshot. Nothing while that is being changed:
     /// whoever gave up waiting left that open.
     paused: Option<bool>,
-    base: Base,
+    base: MemoryBase,
 }
 
 impl Machinery {
-    pub(super) fn new(process: Process, place: Place, memory: Bytes, base: Base) -> Self {
-        let state = Mutex::new(State { stopped: false, paused: Some(false), base });
+    pub(super) fn new(process: FirecrackerProcess, place: MachineDir, memory: Bytes, base: MemoryBase) -> Self {
+        let state = Mutex::new(MachineState { stopped: false, paused: Some(false), base });
         Self { process, place, memory, state }
     }
 
     /// By the kernel: one that is stopped goes on where it was, connections to the guest included.
-    async fn set_stopped(&self, state: &mut State, stop: bool) -> Result<()> {
+    async fn set_stopped(&self, state: &mut MachineState, stop: bool) -> Result<()> {
         if state.stopped != stop {
-            // Whoever gives up waiting may have been heard: continuing one that was not stopped is no harm.
+            // A request whose caller gave up may have been heard: continuing one that was not stopped is no harm.
             state.stopped = true;
-            self.process.stop(stop).await?;
+            self.process.set_stopped(stop).await?;
             state.stopped = stop;
         }
         Ok(())
@@ -88,29 +88,29 @@ impl Machinery {
 
     /// By Firecracker. It answers only while its process is not stopped. The guest loses its connections if it
     /// is resumed without a snapshot in between (see [`super::stop`]).
-    async fn set_paused(&self, state: &mut State, paused: bool) -> Result<()> {
+    async fn set_paused(&self, state: &mut MachineState, paused: bool) -> Result<()> {
         if state.paused == Some(paused) {
             return Ok(());
         }
         state.paused = None;
         let (operation, word) = if paused { ("snapshot", "Paused") } else { ("resume", "Resumed") };
         let (body, limit) = (json!({ "state": word }), self.process.patience.answer);
-        self.process.ask(operation, Method::PATCH, "/vm", &body, limit).await?;
+        self.process.send_request(operation, Method::PATCH, "/vm", &body, limit).await?;
         state.paused = Some(paused);
         Ok(())
     }
 
     /// Writes the drafts: of the memory only what changed, wherever it is known what that is.
-    async fn draft(&self, state: &mut State) -> Result<()> {
+    async fn write_drafts(&self, state: &mut MachineState) -> Result<()> {
         let memory = self.draft_path(DRAFT_MEMORY);
-        let base = std::mem::replace(&mut state.base, Base::Unknown);
+        let base = std::mem::replace(&mut state.base, MemoryBase::Unknown);
         let kind = match base {
-            Base::Unknown => "Full",
-            Base::Nothing => "Diff",
-            Base::File(base) => {
+            MemoryBase::Unknown => "Full",
+            MemoryBase::Nothing => "Diff",
+            MemoryBase::File(base) => {
                 let (place, to) = (self.place.owner(), memory.clone());
-                let copied = move || copy::to_new(&base, &to, place);
-                run_blocking(copied).await.map_err(|error| unwritable(&memory, error))?;
+                let copied = move || copy::copy_to_new(&base, &to, place);
+                run_blocking(copied).await.map_err(|error| snapshot_write_error(&memory, error))?;
                 "Diff"
             }
         };
@@ -119,32 +119,32 @@ impl Machinery {
             "snapshot_path": DRAFT_STATE,
             "mem_file_path": DRAFT_MEMORY,
         });
-        let limit = self.process.patience.answer + time_for(self.memory);
-        self.process.ask("snapshot", Method::PUT, "/snapshot/create", &body, limit).await
+        let limit = self.process.patience.answer + transfer_timeout(self.memory);
+        self.process.send_request("snapshot", Method::PUT, "/snapshot/create", &body, limit).await
     }
 
     /// Takes the drafts to where they are wanted; the state last, for it makes the snapshot one.
-    async fn publish(&self, into: &Saved) -> Result<File> {
+    async fn publish_drafts(&self, into: &Saved) -> Result<File> {
         let memory = into.memory.clone();
         let names = [(DRAFT_MEMORY, memory.clone()), (DRAFT_STATE, into.state.clone())];
         for (draft, to) in names {
             let (from, at) = (self.draft_path(draft), to.clone());
-            let moved = move || copy::moved(&from, &at);
-            run_blocking(moved).await.map_err(|error| unwritable(&to, error))?;
+            let moved = move || copy::move_file(&from, &at);
+            run_blocking(moved).await.map_err(|error| snapshot_write_error(&to, error))?;
         }
-        let whole = File::open(&memory).map_err(|error| unwritable(&memory, error))?;
-        let size = whole.metadata().map_err(|error| unwritable(&memory, error))?.len();
-        if size != mebibytes(self.memory) << 20 {
+        let whole = File::open(&memory).map_err(|error| snapshot_write_error(&memory, error))?;
+        let size = whole.metadata().map_err(|error| snapshot_write_error(&memory, error))?.len();
+        if size != to_mebibytes(self.memory) << 20 {
             let what = format!("Firecracker wrote {size} bytes of {} of memory", self.memory.0);
-            return Err(failed(ErrorCode::Protocol, "snapshot", what)
+            return Err(microvm_error(ErrorCode::Protocol, "snapshot", what)
                 .remedy("see that the binary is Firecracker, unchanged"));
         }
         Ok(whole)
     }
 
-    async fn save_paused(&self, state: &mut State, into: &Saved) -> Result<()> {
-        self.draft(state).await?;
-        state.base = Base::File(self.publish(into).await?);
+    async fn save_paused(&self, state: &mut MachineState, into: &Saved) -> Result<()> {
+        self.write_drafts(state).await?;
+        state.base = MemoryBase::File(self.publish_drafts(into).await?);
         Ok(())
     }
 
@@ -159,15 +159,15 @@ impl Machinery {
         self.place.root().join(name)
     }
 
-    /// Tries until somebody inside answers.
-    async fn greeted(&self) -> Result<UnixStream, Refusal> {
+    /// Connects with retries until the guest answers.
+    async fn connect_with_retries(&self) -> Result<UnixStream, GreetingRefusal> {
         let (mut pause, most) = CONNECT_RETRY_INTERVALS;
         loop {
-            match timeout(self.process.patience.attempt, self.greet()).await {
+            match timeout(self.process.patience.attempt, self.try_connect()).await {
                 Ok(Ok(stream)) => return Ok(stream),
-                Ok(Err(Attempt::Refused(refusal))) => return Err(refusal),
-                // Whoever listens is not there yet, or still busy with having been restored.
-                Ok(Err(Attempt::NotYet)) => sleep(pause).await,
+                Ok(Err(ConnectAttempt::Refused(refusal))) => return Err(refusal),
+                // The listener is not there yet, or still busy with having been restored.
+                Ok(Err(ConnectAttempt::NotYet)) => sleep(pause).await,
                 // A request that meets a connection from before a snapshot is never answered; the
                 // next one is, for it comes from another port.
                 Err(_) => {}
@@ -176,15 +176,15 @@ impl Machinery {
         }
     }
 
-    async fn greet(&self) -> Result<UnixStream, Attempt> {
+    async fn try_connect(&self) -> Result<UnixStream, ConnectAttempt> {
         let connected = self.process.sockets.connect(VSOCK_SOCKET).await;
-        let mut stream = connected.map_err(|_| Attempt::NotYet)?;
+        let mut stream = connected.map_err(|_| ConnectAttempt::NotYet)?;
         let asked = format!("CONNECT {VSOCK_PORT}\n");
-        stream.write_all(asked.as_bytes()).await.map_err(|_| Attempt::NotYet)?;
+        stream.write_all(asked.as_bytes()).await.map_err(|_| ConnectAttempt::NotYet)?;
         let mut line = Vec::new();
-        // One by one: what follows the line is the guest's, and for somebody else.
+        // Byte by byte: what follows the line is the guest's, for the reader of the stream.
         while line.last() != Some(&b'\n') {
-            let byte = stream.read_u8().await.map_err(|_| Attempt::NotYet)?;
+            let byte = stream.read_u8().await.map_err(|_| ConnectAttempt::NotYet)?;
             line.push(byte);
             if line.len() > MAX_GREETING_BYTES {
                 break;
@@ -193,21 +193,21 @@ impl Machinery {
         let said = String::from_utf8_lossy(&line);
         match said.strip_prefix("OK ").and_then(|port| port.strip_suffix('\n')) {
             Some(port) if port.parse::<u32>().is_ok() => Ok(stream),
-            _ => Err(Attempt::Refused(Refusal(said.escape_debug().to_string()))),
+            _ => Err(ConnectAttempt::Refused(GreetingRefusal(said.escape_debug().to_string()))),
         }
     }
 }
 
 /// Why one attempt came to nothing.
-enum Attempt {
+enum ConnectAttempt {
     NotYet,
-    Refused(Refusal),
+    Refused(GreetingRefusal),
 }
 
 /// An answer that is none.
-struct Refusal(String);
+struct GreetingRefusal(String);
 
-/// Why nobody in the guest could be spoken to.
+/// Why the guest could not be connected to.
 enum Missed {
     /// Firecracker answered this instead.
     Refused(String),
@@ -256,16 +256,16 @@ impl Vm for Machinery {
     async fn connect(&self) -> Result<UnixStream> {
         let deadline = self.process.patience.connect;
         let missed = tokio::select! {
-            greeted = self.greeted() => match greeted {
+            greeted = self.connect_with_retries() => match greeted {
                 Ok(stream) => return Ok(stream),
-                Err(Refusal(said)) => Missed::Refused(said),
+                Err(GreetingRefusal(said)) => Missed::Refused(said),
             },
-            () = self.process.ended() => Missed::Ended,
+            () = self.process.wait_for_exit() => Missed::Ended,
             () = sleep(deadline) => Missed::Silent(deadline),
         };
         let what = format!("asked for `CONNECT {VSOCK_PORT}`, {missed}");
-        let what = self.process.with_words(what).await;
-        Err(failed(missed.code(), "create", what).remedy(missed.remedy()))
+        let what = self.process.append_last_words(what).await;
+        Err(microvm_error(missed.code(), "create", what).remedy(missed.remedy()))
     }
 
     async fn pause(&self) -> Result<()> {
@@ -282,7 +282,7 @@ impl Vm for Machinery {
 
     async fn save(&self, into: &Path) -> Result<()> {
         let mut state = self.state.lock().await;
-        // Somebody may have given up on another one.
+        // The caller of an earlier save may have given up and left drafts.
         self.discard_drafts();
         self.set_stopped(&mut state, false).await?;
         self.set_paused(&mut state, true).await?;
@@ -297,15 +297,15 @@ impl Vm for Machinery {
     }
 
     fn said(&self) -> String {
-        self.process.said()
+        self.process.output_so_far()
     }
 
     async fn end(&self) -> Result<()> {
-        self.process.end().await?;
+        self.process.kill_and_wait().await?;
         let place = self.place.clone();
-        let taken_back = run_blocking(move || place.take_disks_back()).await;
+        let taken_back = run_blocking(move || place.reclaim_disks()).await;
         taken_back.map_err(|error| {
-            failed(ErrorCode::System, "destroy", "its disk cannot be taken back").source(error)
+            microvm_error(ErrorCode::System, "destroy", "its disk cannot be taken back").source(error)
         })
     }
 }
@@ -316,8 +316,8 @@ async fn run_blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
 }
 
-fn unwritable(path: &Path, error: io::Error) -> Error {
-    failed(ErrorCode::System, "snapshot", format!("`{}` cannot be written", path.display()))
+fn snapshot_write_error(path: &Path, error: io::Error) -> Error {
+    microvm_error(ErrorCode::System, "snapshot", format!("`{}` cannot be written", path.display()))
         .remedy("see that the disk has room")
         .source(error)
 }

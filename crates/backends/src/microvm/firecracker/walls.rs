@@ -7,9 +7,9 @@ use std::sync::Arc;
 use stockade_core::{Command, Network, Result, SandboxSpec, Workspace};
 
 use super::api;
-use super::jail::{Access, Place, Shown, inside, real};
-use crate::microvm::cage::{Cage, host_path, largest_disk, limits, shown};
-use crate::microvm::driver::Machine;
+use super::jail::{Access, MachineDir, MachineFile, path_inside, resolve_symlinks};
+use crate::microvm::cage::{Cage, to_host_path, largest_disk_bytes, build_limits, build_mount};
+use crate::microvm::driver::MachineSpec;
 use crate::native::Native;
 
 /// Memory of Firecracker itself, beside the guest's.
@@ -20,28 +20,28 @@ const STATE_DISK_BYTES: u64 = 16 << 20;
 const PROGRAM_NAME: &str = "firecracker";
 
 /// Builds the walls and starts it in them, at its directory.
-pub(super) async fn start(
+pub(super) async fn start_in_walls(
     native: &Arc<Native>,
-    place: &Place,
-    machine: &Machine,
+    place: &MachineDir,
+    machine: &MachineSpec,
     binary: &Path,
-    files: &[Shown],
+    files: &[MachineFile],
 ) -> Result<Cage> {
-    let mut mounts = vec![shown(&real(binary)?, &inside(PROGRAM_NAME), true)?];
-    for Shown { file, name, access } in files {
-        mounts.push(shown(&real(file)?, &inside(name), *access != Access::Write)?);
+    let mut mounts = vec![build_mount(&resolve_symlinks(binary)?, &path_inside(PROGRAM_NAME), true)?];
+    for MachineFile { file, name, access } in files {
+        mounts.push(build_mount(&resolve_symlinks(file)?, &path_inside(name), *access != Access::Write)?);
     }
     // The largest file that it writes to is a disk, or the memory of a machine that is saved.
     let disk =
-        machine.memory.0.saturating_add(largest_disk(machine)).saturating_add(STATE_DISK_BYTES);
+        machine.memory.0.saturating_add(largest_disk_bytes(machine)).saturating_add(STATE_DISK_BYTES);
     let spec = SandboxSpec {
-        workspace: Workspace::Local(host_path(place.root())?),
+        workspace: Workspace::Local(to_host_path(place.root())?),
         mounts,
-        limits: limits(machine, MEMORY_OVERHEAD_BYTES, disk),
+        limits: build_limits(machine, MEMORY_OVERHEAD_BYTES, disk),
         network: Network::None,
         ..SandboxSpec::default()
     };
     let id = place.id().as_str();
-    let command = [&inside(PROGRAM_NAME), "--id", id, "--api-sock", api::API_SOCKET];
+    let command = [&path_inside(PROGRAM_NAME), "--id", id, "--api-sock", api::API_SOCKET];
     Cage::start(native, place.id(), &spec, &Command::program(command)).await
 }

@@ -5,12 +5,12 @@ use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 
 /// One thing to try: as people write it, and as the processor reads it. `rdi` points at the data.
 #[derive(Clone, Copy)]
-pub(super) struct Step {
+pub(super) struct ProbeStep {
     name: &'static str,
     code: &'static [u8],
 }
 
-impl Step {
+impl ProbeStep {
     pub(super) const fn new(name: &'static str, code: &'static [u8]) -> Self {
         Self { name, code }
     }
@@ -21,13 +21,13 @@ const SWAPPED_BYTES: [u8; 16] =
     [0xad, 0xde, 0xef, 0xbe, 0, 0, 0, 0, 0x0d, 0xf0, 0xce, 0xfa, 0, 0, 0, 0];
 const SWAP_STEP: &str = "lock cmpxchg16b";
 
-pub(super) const LINUX_STEPS: &[Step] = &[
-    Step::new("mov %cr3", &[0x0f, 0x20, 0xd8, 0x0f, 0x22, 0xd8]),
+pub(super) const LINUX_STEPS: &[ProbeStep] = &[
+    ProbeStep::new("mov %cr3", &[0x0f, 0x20, 0xd8, 0x0f, 0x22, 0xd8]),
     // The register that says that this is long mode.
-    Step::new("rdmsr, wrmsr", &[0xb9, 0x80, 0x00, 0x00, 0xc0, 0x0f, 0x32, 0x0f, 0x30]),
-    Step::new("swapgs", &[0x0f, 0x01, 0xf8, 0x0f, 0x01, 0xf8]),
-    Step::new("invlpg", &[0x0f, 0x01, 0x3f]),
-    Step::new(
+    ProbeStep::new("rdmsr, wrmsr", &[0xb9, 0x80, 0x00, 0x00, 0xc0, 0x0f, 0x32, 0x0f, 0x30]),
+    ProbeStep::new("swapgs", &[0x0f, 0x01, 0xf8, 0x0f, 0x01, 0xf8]),
+    ProbeStep::new("invlpg", &[0x0f, 0x01, 0x3f]),
+    ProbeStep::new(
         SWAP_STEP,
         &[
             0x31, 0xc0, 0x31, 0xd2, // rdx:rax is what is there: zero
@@ -35,11 +35,11 @@ pub(super) const LINUX_STEPS: &[Step] = &[
             0xf0, 0x48, 0x0f, 0xc7, 0x0f,
         ],
     ),
-    Step::new("fxsave64", &[0x48, 0x0f, 0xae, 0x47, 0x40, 0x48, 0x0f, 0xae, 0x4f, 0x40]),
-    Step::new("cpuid", &[0x31, 0xc0, 0x0f, 0xa2]),
-    Step::new("sti, cli", &[0xfb, 0x90, 0xfa]),
+    ProbeStep::new("fxsave64", &[0x48, 0x0f, 0xae, 0x47, 0x40, 0x48, 0x0f, 0xae, 0x4f, 0x40]),
+    ProbeStep::new("cpuid", &[0x31, 0xc0, 0x0f, 0xa2]),
+    ProbeStep::new("sti, cli", &[0xfb, 0x90, 0xfa]),
     // To the handler, which comes back by `iretq`.
-    Step::new("int3, iretq", &[0xcc]),
+    ProbeStep::new("int3, iretq", &[0xcc]),
 ];
 
 const PAGE_BYTES: usize = 0x1000;
@@ -50,7 +50,7 @@ const DATA_SELECTOR: u16 = 0x10;
 
 /// Where everything lies in the machine's memory, which is mapped one to one.
 pub(super) struct Layout {
-    steps: &'static [Step],
+    steps: &'static [ProbeStep],
 }
 
 impl Layout {
@@ -66,24 +66,24 @@ impl Layout {
     const CODE_ADDRESS: usize = 7 * PAGE_BYTES;
     const IRETQ_ADDRESS: usize = 8 * PAGE_BYTES - 0x10;
 
-    pub(super) const fn of(steps: &'static [Step]) -> Self {
+    pub(super) const fn new(steps: &'static [ProbeStep]) -> Self {
         Self { steps }
     }
 
     /// The name of a step by its number.
-    pub(super) fn step(&self, number: u8) -> Option<&'static str> {
+    pub(super) fn step_name(&self, number: u8) -> Option<&'static str> {
         let at = usize::from(number).checked_sub(1)?;
         self.steps.get(at).map(|step| step.name)
     }
 
     /// Whether what has an effect had it.
-    pub(super) fn check(&self, data: [u8; 16]) -> Result<(), &'static str> {
+    pub(super) fn check_data(&self, data: [u8; 16]) -> Result<(), &'static str> {
         let swaps = self.steps.iter().any(|step| step.name == SWAP_STEP);
         if swaps && data != SWAPPED_BYTES { Err(SWAP_STEP) } else { Ok(()) }
     }
 
     /// The memory as it is to begin with.
-    pub(super) fn image(&self) -> [u8; Self::MEMORY_BYTES] {
+    pub(super) fn build_image(&self) -> [u8; Self::MEMORY_BYTES] {
         let mut image = [0; Self::MEMORY_BYTES];
         let mut put = |at: usize, bytes: &[u8]| {
             for (to, from) in image.iter_mut().skip(at).zip(bytes) {
@@ -108,12 +108,12 @@ impl Layout {
         );
         put(Self::IDT_ADDRESS + 3 * 16, &encode_interrupt_gate(Self::IRETQ_ADDRESS).to_le_bytes());
         put(Self::IRETQ_ADDRESS, &[0x48, 0xcf]);
-        put(Self::CODE_ADDRESS, &self.code());
+        put(Self::CODE_ADDRESS, &self.assemble_code());
         image
     }
 
     /// Each step behind a note of its number, and a halt behind all.
-    fn code(&self) -> Vec<u8> {
+    fn assemble_code(&self) -> Vec<u8> {
         let offset = (Self::PROGRESS_ADDRESS - Self::DATA_ADDRESS) as u32;
         let mut code = Vec::new();
         for (number, step) in (1_u8..).zip(self.steps) {
@@ -126,7 +126,7 @@ impl Layout {
         code
     }
 
-    pub(super) fn registers(&self) -> kvm_regs {
+    pub(super) fn build_registers(&self) -> kvm_regs {
         kvm_regs {
             rip: Self::CODE_ADDRESS as u64,
             rsp: Self::STACK_TOP as u64,
@@ -137,7 +137,7 @@ impl Layout {
     }
 
     /// Makes it a 64-bit machine in ring 0.
-    pub(super) fn enter(&self, special: &mut kvm_sregs) {
+    pub(super) fn set_long_mode(&self, special: &mut kvm_sregs) {
         let flat = kvm_segment {
             limit: u32::MAX,
             present: 1,

@@ -7,8 +7,8 @@ use std::os::fd::AsRawFd;
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm as Device, VcpuExit, VcpuFd, VmFd};
 
-use super::code::{Layout, Step};
-use super::{KICK_SIGNAL, RUN_TIMEOUT, Run};
+use super::code::{Layout, ProbeStep};
+use super::{KICK_SIGNAL, RUN_TIMEOUT, ProbeResult};
 
 /// The KVM API version, the only one that there ever was.
 const KVM_API_VERSION: i32 = 12;
@@ -17,10 +17,10 @@ const KVM_SET_SIGNAL_MASK: libc::c_ulong = 0x4004_ae8b;
 
 /// The memory of the throw-away machine. It and the kernel write to it at will.
 #[repr(C, align(4096))]
-struct Memory(UnsafeCell<[u8; Layout::MEMORY_BYTES]>);
+struct ProbeMemory(UnsafeCell<[u8; Layout::MEMORY_BYTES]>);
 
-impl Memory {
-    fn holding(image: [u8; Layout::MEMORY_BYTES]) -> Box<Self> {
+impl ProbeMemory {
+    fn from_image(image: [u8; Layout::MEMORY_BYTES]) -> Box<Self> {
         Box::new(Self(UnsafeCell::new(image)))
     }
 
@@ -29,7 +29,7 @@ impl Memory {
     }
 
     /// What is in it now that nothing runs.
-    fn read<const COUNT: usize>(&self, at: usize) -> [u8; COUNT] {
+    fn read_bytes<const COUNT: usize>(&self, at: usize) -> [u8; COUNT] {
         let mut found = [0; COUNT];
         let from = self.0.get().cast::<u8>();
         for (offset, byte) in found.iter_mut().enumerate() {
@@ -43,31 +43,31 @@ impl Memory {
 }
 
 /// Runs the steps to their end in a machine that ends here.
-pub(super) fn run(device: &Device, steps: &'static [Step]) -> Run {
+pub(super) fn run_steps(device: &Device, steps: &'static [ProbeStep]) -> ProbeResult {
     if device.get_api_version() != KVM_API_VERSION {
         return Err("/dev/kvm is no KVM device".into());
     }
-    let layout = Layout::of(steps);
-    let memory = Memory::holding(layout.image());
+    let layout = Layout::new(steps);
+    let memory = ProbeMemory::from_image(layout.build_image());
     let vm = device.create_vm().map_err(|error| format!("no machine can be made: {error}"))?;
-    let mut cpu = prepare(device, &vm, &memory, &layout)
+    let mut cpu = prepare_vcpu(device, &vm, &memory, &layout)
         .map_err(|error| format!("no processor can be made: {error}"))?;
-    let ended = one_run(&mut cpu);
+    let ended = run_vcpu(&mut cpu);
     // Before the memory: it is theirs until then.
     drop((cpu, vm));
-    ended.map_err(|what| match layout.step(memory.read::<1>(Layout::PROGRESS_ADDRESS)[0]) {
+    ended.map_err(|what| match layout.step_name(memory.read_bytes::<1>(Layout::PROGRESS_ADDRESS)[0]) {
         Some(step) => format!("{what} at `{step}`"),
         None => format!("{what} before the first instruction"),
     })?;
     layout
-        .check(memory.read(Layout::DATA_ADDRESS))
+        .check_data(memory.read_bytes(Layout::DATA_ADDRESS))
         .map_err(|step| format!("`{step}` has no effect"))
 }
 
-fn prepare(
+fn prepare_vcpu(
     device: &Device,
     vm: &VmFd,
-    memory: &Memory,
+    memory: &ProbeMemory,
     layout: &Layout,
 ) -> Result<VcpuFd, kvm_ioctls::Error> {
     let region = kvm_userspace_memory_region {
@@ -81,29 +81,29 @@ fn prepare(
     let known: CpuId = device.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
     cpu.set_cpuid2(&known)?;
     let mut special = cpu.get_sregs()?;
-    layout.enter(&mut special);
+    layout.set_long_mode(&mut special);
     cpu.set_sregs(&special)?;
-    cpu.set_regs(&layout.registers())?;
-    let_in(&cpu, KICK_SIGNAL)?;
+    cpu.set_regs(&layout.build_registers())?;
+    set_signal_mask(&cpu, KICK_SIGNAL)?;
     Ok(cpu)
 }
 
 /// Lets this one signal end a run: it is pending then, and neither handled nor lost.
-fn let_in(cpu: &VcpuFd, signal: libc::c_int) -> Result<(), kvm_ioctls::Error> {
+fn set_signal_mask(cpu: &VcpuFd, signal: libc::c_int) -> Result<(), kvm_ioctls::Error> {
     #[repr(C)]
-    struct Mask {
+    struct SignalMask {
         length: u32,
         blocked: [u8; 8],
     }
     let blocked = !(1_u64 << (signal - 1));
-    let mask = Mask { length: 8, blocked: blocked.to_ne_bytes() };
+    let mask = SignalMask { length: 8, blocked: blocked.to_ne_bytes() };
     // SAFETY: the descriptor is a processor's, and the mask is as long as it says.
     let set = unsafe { libc::ioctl(cpu.as_raw_fd(), KVM_SET_SIGNAL_MASK as _, &raw const mask) };
     if set == 0 { Ok(()) } else { Err(kvm_ioctls::Error::last()) }
 }
 
 /// Anything but the last instruction is a failure.
-fn one_run(cpu: &mut VcpuFd) -> Run {
+fn run_vcpu(cpu: &mut VcpuFd) -> ProbeResult {
     let exit = match cpu.run() {
         Err(error) if error.errno() == libc::EINTR => {
             return Err(format!("the machine hung for {RUN_TIMEOUT:?}"));

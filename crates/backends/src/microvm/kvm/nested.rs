@@ -31,7 +31,7 @@ $run poweroff -f
 ";
 
 /// A kernel with modules for KVM as they are, and where those are.
-fn kernel() -> Option<(PathBuf, PathBuf)> {
+fn find_kernel() -> Option<(PathBuf, PathBuf)> {
     let versions = fs::read_dir("/lib/modules").ok()?.flatten();
     versions.map(|entry| (entry.file_name(), entry.path().join("kernel"))).find_map(
         |(version, at)| {
@@ -43,7 +43,7 @@ fn kernel() -> Option<(PathBuf, PathBuf)> {
 }
 
 /// This very program with the libraries that it has loaded, and a first process that starts it.
-fn initramfs(modules: &Path) -> Vec<u8> {
+fn build_initramfs(modules: &Path) -> Vec<u8> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let mapped = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
     let libraries: BTreeSet<&str> = mapped.filter(|path| path.contains(".so")).collect();
@@ -68,22 +68,22 @@ fn initramfs(modules: &Path) -> Vec<u8> {
     all.extend(["proc", "sys", "dev", "tmp"].map(PathBuf::from));
     all.remove(Path::new(""));
     let made =
-        all.iter().fold(Initramfs::default(), |made, dir| made.directory(dir.to_str().unwrap()));
-    files.iter().fold(made, |made, (name, content)| made.file(name, content)).finish()
+        all.iter().fold(Initramfs::default(), |made, dir| made.add_directory(dir.to_str().unwrap()));
+    files.iter().fold(made, |made, (name, content)| made.add_file(name, content)).finish()
 }
 
 /// Ends it however this ends.
-struct Machine(Child);
+struct QemuChild(Child);
 
-impl Drop for Machine {
+impl Drop for QemuChild {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-fn run(kernel: &Path, initramfs: &Path) -> String {
-    let mut machine = Machine(
+fn run_guest(kernel: &Path, initramfs: &Path) -> String {
+    let mut machine = QemuChild(
         Command::new(QEMU_PROGRAM)
             .args(["-accel", "tcg", "-cpu", "max,+svm", "-m", "768", "-nographic", "-no-reboot"])
             .args(["-nic", "none", "-append", "console=ttyS0 panic=-1 quiet"])
@@ -112,7 +112,7 @@ fn run(kernel: &Path, initramfs: &Path) -> String {
 
 #[test]
 fn where_kvm_works_it_says_so_and_what_fails_there_is_named() {
-    let Some((kernel, modules)) = kernel() else {
+    let Some((kernel, modules)) = find_kernel() else {
         return println!(
             "skipped: no kernel with modules for KVM; install linux-image-cloud-amd64"
         );
@@ -121,8 +121,8 @@ fn where_kvm_works_it_says_so_and_what_fails_there_is_named() {
         return println!("skipped: no QEMU or busybox; install qemu-system-x86 and busybox-static");
     }
     let file = tempfile::NamedTempFile::new().unwrap();
-    fs::write(file.path(), initramfs(&modules)).unwrap();
-    let said = run(&kernel, file.path());
+    fs::write(file.path(), build_initramfs(&modules)).unwrap();
+    let said = run_guest(&kernel, file.path());
     println!("{said}");
     for line in [
         "KVM runs Linux guests",

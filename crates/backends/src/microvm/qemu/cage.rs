@@ -1,6 +1,6 @@
 //! How QEMU gets into its walls: a small program inside listens for the arguments and for what is needed, as
 //! open files, and becomes QEMU. Its socket lies in a private place of the walls, under no name of the host's:
-//! this side connects, so that nobody else can be served.
+//! this side connects, so that no other process can be served.
 
 use std::io;
 use std::path::Path;
@@ -12,11 +12,11 @@ use stockade_core::{Command, Error, ErrorCode, Network, Result, SandboxId, Sandb
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::arguments::Order;
+use super::arguments::QemuArguments;
 use crate::across::vmm::send;
 use crate::microvm::NAME;
-use crate::microvm::cage::{Cage, largest_disk, limits, shown};
-use crate::microvm::driver::Machine;
+use crate::microvm::cage::{Cage, largest_disk_bytes, build_limits, build_mount};
+use crate::microvm::driver::MachineSpec;
 use crate::native::Native;
 
 /// Memory of QEMU beside the guest's: itself, its compiled code, its threads.
@@ -37,38 +37,38 @@ pub(super) struct Caged {
 }
 
 /// Builds the walls and has QEMU started in them.
-pub(super) async fn start(
+pub(super) async fn start_qemu(
     native: &Arc<Native>,
     id: &SandboxId,
-    machine: &Machine,
+    machine: &MachineSpec,
     program: &Path,
-    order: Order,
+    order: QemuArguments,
 ) -> Result<Caged> {
-    let spec = spec(machine, program)?;
+    let spec = build_spec(machine, program)?;
     let helper = Command::program([HELPER_PROGRAM, "vmm", HELPER_SOCKET]);
     let mut caged = Caged { cage: Cage::start(native, id, &spec, &helper).await?, process: 0 };
-    let handed = timeout(HANDOVER_TIMEOUT, hand_over(&caged.cage, &order)).await;
+    let handed = timeout(HANDOVER_TIMEOUT, send_arguments(&caged.cage, &order)).await;
     match handed.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
         Ok(process) => caged.process = process,
-        Err(error) => return Err(caged.given_up(error).await),
+        Err(error) => return Err(caged.tear_down_with_error(error).await),
     }
     Ok(caged)
 }
 
-fn spec(machine: &Machine, program: &Path) -> Result<SandboxSpec> {
+fn build_spec(machine: &MachineSpec, program: &Path) -> Result<SandboxSpec> {
     // The only files it can write are the disks.
-    let disk = largest_disk(machine).max(1 << 20);
+    let disk = largest_disk_bytes(machine).max(1 << 20);
     Ok(SandboxSpec {
-        mounts: vec![shown(program, HELPER_PROGRAM, true)?],
-        limits: limits(machine, MEMORY_OVERHEAD_BYTES, disk),
+        mounts: vec![build_mount(program, HELPER_PROGRAM, true)?],
+        limits: build_limits(machine, MEMORY_OVERHEAD_BYTES, disk),
         network: Network::None,
         ..SandboxSpec::default()
     })
 }
 
 /// Returns whom they were handed to, who becomes QEMU.
-async fn hand_over(cage: &Cage, order: &Order) -> io::Result<i32> {
-    let socket = connect(cage).await?;
+async fn send_arguments(cage: &Cage, order: &QemuArguments) -> io::Result<i32> {
+    let socket = connect_helper(cage).await?;
     let text = serde_json::to_vec(&order.words)?;
     socket.writable().await?;
     socket.try_io(tokio::io::Interest::WRITABLE, || send(&socket, &text, &order.files))?;
@@ -76,24 +76,24 @@ async fn hand_over(cage: &Cage, order: &Order) -> io::Result<i32> {
 }
 
 /// Connects to the helper as soon as it listens.
-async fn connect(cage: &Cage) -> io::Result<UnixStream> {
-    let path = cage.path_of(HELPER_SOCKET).ok_or(io::ErrorKind::NotConnected)?;
+async fn connect_helper(cage: &Cage) -> io::Result<UnixStream> {
+    let path = cage.path_from_host(HELPER_SOCKET).ok_or(io::ErrorKind::NotConnected)?;
     loop {
         match UnixStream::connect(&path).await {
-            Err(error) if not_yet(&error) => tokio::time::sleep(CONNECT_INTERVAL).await,
+            Err(error) if is_not_listening_yet(&error) => tokio::time::sleep(CONNECT_INTERVAL).await,
             connected => return connected,
         }
     }
 }
 
-fn not_yet(error: &io::Error) -> bool {
+fn is_not_listening_yet(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
 impl Caged {
     /// Why something failed, in its own words if it has any.
-    pub(super) fn complaint(&self, operation: &'static str, error: io::Error) -> Error {
-        let said = self.said();
+    pub(super) fn describe_failure(&self, operation: &'static str, error: io::Error) -> Error {
+        let said = self.output_so_far();
         let message = match said.is_empty() {
             true => "QEMU does not do as it is told".to_owned(),
             false => format!("QEMU does not do as it is told: {said}"),
@@ -102,18 +102,18 @@ impl Caged {
     }
 
     /// Why it could not be started, when nothing of it is left.
-    pub(super) async fn given_up(&self, error: io::Error) -> Error {
-        let complaint = self.complaint("create", error);
-        self.end().await.err().unwrap_or(complaint)
+    pub(super) async fn tear_down_with_error(&self, error: io::Error) -> Error {
+        let complaint = self.describe_failure("create", error);
+        self.tear_down().await.err().unwrap_or(complaint)
     }
 
     /// What it has complained of.
-    pub(super) fn said(&self) -> String {
-        self.cage.words.so_far()
+    pub(super) fn output_so_far(&self) -> String {
+        self.cage.words.read_so_far()
     }
 
     /// Ends it, and waits until nothing of it is left.
-    pub(super) async fn end(&self) -> Result<()> {
-        self.cage.end().await
+    pub(super) async fn tear_down(&self) -> Result<()> {
+        self.cage.tear_down().await
     }
 }

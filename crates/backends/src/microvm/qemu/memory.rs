@@ -15,14 +15,14 @@ use tokio::task::spawn_blocking;
 use crate::linux::lock;
 use crate::microvm::driver::Saved;
 use crate::microvm::sparse;
-use crate::microvm::touched::{self, Seen};
+use crate::microvm::touched::{self, ProcessMemory};
 
 /// The memfd name of machines' memory.
 const MEMFD_NAME: &str = "stockade-memory";
 
 /// One of them.
-pub(super) struct Memory {
-    /// Nobody can change it, once it is filled. It may be mapped before.
+pub(super) struct SealedMemory {
+    /// The memfd, sealed once it is filled. It may be mapped before.
     pub file: OwnedFd,
     base: File,
     touched: Option<File>,
@@ -37,8 +37,8 @@ pub(super) struct Memories(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
-    whole: HashMap<Which, Arc<Memory>>,
-    touched: HashMap<(Which, Which), Weak<Memory>>,
+    whole: HashMap<Which, Arc<SealedMemory>>,
+    touched: HashMap<(Which, Which), Weak<SealedMemory>>,
 }
 
 /// Which file it is: another one may have its name by now.
@@ -50,7 +50,7 @@ fn identify_file(file: &File) -> io::Result<Which> {
 
 impl Memories {
     /// The memory that was saved, which may have to be filled yet.
-    pub(super) fn of(&self, saved: &Saved, size: Bytes) -> io::Result<Arc<Memory>> {
+    pub(super) fn get_or_create(&self, saved: &Saved, size: Bytes) -> io::Result<Arc<SealedMemory>> {
         let base = File::open(&saved.memory)?;
         let touched = saved.touched.as_ref().map(File::open).transpose()?;
         let mut known = lock(&self.0);
@@ -59,7 +59,7 @@ impl Memories {
             if let Some(memory) = known.whole.get(&key) {
                 return Ok(Arc::clone(memory));
             }
-            let memory = Memory::empty(base, touched, size)?;
+            let memory = SealedMemory::new_unfilled(base, touched, size)?;
             known.whole.insert(key, Arc::clone(&memory));
             return Ok(memory);
         };
@@ -67,32 +67,32 @@ impl Memories {
         if let Some(memory) = known.touched.get(&key).and_then(Weak::upgrade) {
             return Ok(memory);
         }
-        let memory = Memory::empty(base, touched, size)?;
+        let memory = SealedMemory::new_unfilled(base, touched, size)?;
         known.touched.retain(|_, memory| memory.strong_count() > 0);
         known.touched.insert(key, Arc::downgrade(&memory));
         Ok(memory)
     }
 
-    /// One that could not be filled is of use to nobody.
-    pub(super) fn forget(&self, memory: &Arc<Memory>) {
+    /// Removes a memory that could not be filled.
+    pub(super) fn forget_memory(&self, memory: &Arc<SealedMemory>) {
         lock(&self.0).whole.retain(|_, known| !Arc::ptr_eq(known, memory));
     }
 }
 
-impl Memory {
-    fn empty(base: File, touched: Option<File>, size: Bytes) -> io::Result<Arc<Self>> {
-        Ok(Arc::new(Self { file: sized(size)?, base, touched, changed: Mutex::default() }))
+impl SealedMemory {
+    fn new_unfilled(base: File, touched: Option<File>, size: Bytes) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self { file: create_memfd(size)?, base, touched, changed: Mutex::default() }))
     }
 
     /// Waits until all of it is there.
-    pub(super) async fn filled(self: &Arc<Self>) -> io::Result<()> {
+    pub(super) async fn wait_until_filled(self: &Arc<Self>) -> io::Result<()> {
         let memory = Arc::clone(self);
-        let filled = spawn_blocking(move || memory.fill()).await;
+        let filled = spawn_blocking(move || memory.fill_once()).await;
         filled.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
-    /// Once; whoever else wants it waits.
-    fn fill(&self) -> io::Result<()> {
+    /// Fills it once; other callers wait for the lock.
+    fn fill_once(&self) -> io::Result<()> {
         let mut changed = lock(&self.changed);
         if changed.is_some() {
             return Ok(());
@@ -101,12 +101,12 @@ impl Memory {
         if self.base.metadata()?.len() != file.metadata()?.len() {
             return Err(io::Error::other("it is not of the machine's size"));
         }
-        sparse::copy(&self.base, &file)?;
+        sparse::copy_sparse(&self.base, &file)?;
         let pages = match &self.touched {
             Some(touched) => {
                 let mut touched = touched.try_clone()?;
                 touched.rewind()?;
-                touched::apply(touched, &file)?
+                touched::apply_pages(touched, &file)?
             }
             None => Vec::new(),
         };
@@ -116,30 +116,30 @@ impl Memory {
     }
 
     /// Writes the pages that this process has touched, and those that were different before.
-    pub(super) fn keep_touched(&self, process: i32, saved: &Saved) -> io::Result<()> {
+    pub(super) fn save_dirty_pages(&self, process: i32, saved: &Saved) -> io::Result<()> {
         let Some(to) = &saved.touched else { return Err(io::ErrorKind::InvalidInput.into()) };
-        let seen = Seen::of(process, MEMFD_NAME)?;
-        let mut pages = seen.touched()?;
+        let seen = ProcessMemory::open(process, MEMFD_NAME)?;
+        let mut pages = seen.find_dirty_pages()?;
         pages.extend(lock(&self.changed).iter().flatten());
         pages.sort_unstable();
         pages.dedup();
-        seen.write(&pages, File::create_new(to)?)
+        seen.write_pages(&pages, File::create_new(to)?)
     }
 }
 
 /// Writes all of a memory that shows in a file.
-pub(super) fn keep_all(memory: &OwnedFd, saved: &Saved) -> io::Result<()> {
+pub(super) fn save_all_pages(memory: &OwnedFd, saved: &Saved) -> io::Result<()> {
     let memory = File::from(memory.try_clone()?);
-    sparse::copy(&memory, File::create(&saved.memory)?).map(drop)
+    sparse::copy_sparse(&memory, File::create(&saved.memory)?).map(drop)
 }
 
 /// Whether the memory of this process can be seen from here.
-pub(super) fn is_seen(process: i32) -> bool {
-    Seen::of(process, MEMFD_NAME).and_then(|seen| seen.touched()).is_ok()
+pub(super) fn is_memory_readable(process: i32) -> bool {
+    ProcessMemory::open(process, MEMFD_NAME).and_then(|seen| seen.find_dirty_pages()).is_ok()
 }
 
 /// Memory in which nothing is.
-pub(super) fn sized(size: Bytes) -> io::Result<OwnedFd> {
+pub(super) fn create_memfd(size: Bytes) -> io::Result<OwnedFd> {
     let memory = memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&memory, size.0)?;
     Ok(memory)
@@ -155,7 +155,7 @@ mod tests {
     const MEMORY_SIZE: Bytes = Bytes::mib(1);
 
     /// A memory that begins with this, in a file that was not there before.
-    fn save(dir: &std::path::Path, first: &str) -> Saved {
+    fn write_saved_memory(dir: &std::path::Path, first: &str) -> Saved {
         let (draft, memory) = (dir.join("draft"), dir.join("memory"));
         let file = File::create(&draft).unwrap();
         file.set_len(MEMORY_SIZE.0).unwrap();
@@ -164,7 +164,7 @@ mod tests {
         Saved { state: PathBuf::new(), memory, touched: None }
     }
 
-    fn begins_with(memory: &Memory, first: &str) -> bool {
+    fn begins_with(memory: &SealedMemory, first: &str) -> bool {
         let mut found = vec![0; first.len()];
         let file = File::from(memory.file.try_clone().unwrap());
         file.read_exact_at(&mut found, 0).unwrap();
@@ -175,12 +175,12 @@ mod tests {
     async fn another_file_of_the_same_name_is_another_memory() {
         let dir = tempfile::tempdir().unwrap();
         let memories = Memories::default();
-        let saved = save(dir.path(), "first");
-        let first = memories.of(&saved, MEMORY_SIZE).unwrap();
-        first.filled().await.unwrap();
-        assert!(Arc::ptr_eq(&first, &memories.of(&saved, MEMORY_SIZE).unwrap()));
-        let next = memories.of(&save(dir.path(), "other"), MEMORY_SIZE).unwrap();
-        next.filled().await.unwrap();
+        let saved = write_saved_memory(dir.path(), "first");
+        let first = memories.get_or_create(&saved, MEMORY_SIZE).unwrap();
+        first.wait_until_filled().await.unwrap();
+        assert!(Arc::ptr_eq(&first, &memories.get_or_create(&saved, MEMORY_SIZE).unwrap()));
+        let next = memories.get_or_create(&write_saved_memory(dir.path(), "other"), MEMORY_SIZE).unwrap();
+        next.wait_until_filled().await.unwrap();
         assert!(begins_with(&first, "first") && begins_with(&next, "other"));
     }
 
@@ -188,12 +188,12 @@ mod tests {
     async fn one_that_could_not_be_filled_is_forgotten() {
         let dir = tempfile::tempdir().unwrap();
         let memories = Memories::default();
-        let saved = save(dir.path(), "first");
-        let wrong = memories.of(&saved, Bytes::mib(2)).unwrap();
-        assert!(wrong.filled().await.is_err());
-        memories.forget(&wrong);
-        let memory = memories.of(&saved, MEMORY_SIZE).unwrap();
-        memory.filled().await.unwrap();
+        let saved = write_saved_memory(dir.path(), "first");
+        let wrong = memories.get_or_create(&saved, Bytes::mib(2)).unwrap();
+        assert!(wrong.wait_until_filled().await.is_err());
+        memories.forget_memory(&wrong);
+        let memory = memories.get_or_create(&saved, MEMORY_SIZE).unwrap();
+        memory.wait_until_filled().await.unwrap();
         assert!(begins_with(&memory, "first"));
     }
 }

@@ -24,14 +24,14 @@ use tokio::sync::OnceCell;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use super::driver::{Driver, Machine, Saved, Vm};
-use super::{NAME, failed};
+use super::driver::{Driver, MachineSpec, Saved, Vm};
+use super::{NAME, system_error};
 use crate::linux::lock;
 use crate::native::Native;
 pub(super) use arguments::Power;
-use arguments::{Ends, Order};
+use arguments::{Ends, QemuArguments};
 use cage::Caged;
-use memory::{Memories, Memory};
+use memory::{Memories, SealedMemory};
 use qmp::Qmp;
 
 /// QEMU's program, which the walls show where the host has it.
@@ -63,7 +63,7 @@ enum Ram {
     /// What the guest writes shows in this file.
     Shared(Arc<OwnedFd>),
     /// What the guest writes is its own; the rest is this.
-    Private(Arc<Memory>),
+    Private(Arc<SealedMemory>),
 }
 
 impl Ram {
@@ -76,14 +76,14 @@ impl Ram {
 }
 
 /// Where the program lies, if it is installed.
-pub(super) fn program() -> Option<&'static Path> {
+pub(super) fn find_program() -> Option<&'static Path> {
     Some(Path::new(QEMU_PROGRAM)).filter(|path| path.is_file())
 }
 
 impl Qemu {
     /// In these walls, which show it what its power needs.
     pub(super) fn open(native: Arc<Native>, power: Power, helper: PathBuf) -> Result<Self> {
-        if program().is_none() {
+        if find_program().is_none() {
             let message = "qemu-system-x86_64 is not installed";
             return Err(Error::new(ErrorCode::Unavailable, "create", message)
                 .backend(NAME)
@@ -93,14 +93,14 @@ impl Qemu {
         Ok(Self { native, power, helper, memories, version })
     }
 
-    async fn start(
+    async fn start_vm(
         &self,
         id: &SandboxId,
-        machine: &Machine,
+        machine: &MachineSpec,
         memory: Ram,
-        further: impl FnOnce(&mut Order) -> io::Result<()>,
+        further: impl FnOnce(&mut QemuArguments) -> io::Result<()>,
     ) -> Result<QemuVm> {
-        let unusable = |error: io::Error| failed("create", "it cannot be described").source(error);
+        let unusable = |error: io::Error| system_error("create", "it cannot be described").source(error);
         let (pipe, theirs) = Socket::pair().map_err(unusable)?;
         let (control, controlled) = Socket::pair().map_err(unusable)?;
         let ends = Ends {
@@ -109,25 +109,25 @@ impl Qemu {
             memory: memory.file().as_fd(),
             shared: matches!(memory, Ram::Shared(_)),
         };
-        let mut order = Order::new(QEMU_PROGRAM, self.power, machine, ends).map_err(unusable)?;
+        let mut order = QemuArguments::new(QEMU_PROGRAM, self.power, machine, ends).map_err(unusable)?;
         for (number, disk) in machine.disks.iter().enumerate() {
             let ways = if disk.read_only { &[false][..] } else { &[false, true] };
             let open = |write: &bool| File::options().read(true).write(*write).open(&disk.path);
             let opened: io::Result<Vec<_>> = ways.iter().map(|way| Ok(open(way)?.into())).collect();
-            order.disk(number, opened.map_err(unusable)?, disk.read_only);
+            order.add_disk(number, opened.map_err(unusable)?, disk.read_only);
         }
         further(&mut order).map_err(unusable)?;
-        let caged = cage::start(&self.native, id, machine, &self.helper, order).await?;
-        let control = match stream(control) {
+        let caged = cage::start_qemu(&self.native, id, machine, &self.helper, order).await?;
+        let control = match into_async_stream(control) {
             Ok(stream) => Qmp::begin(stream).await,
             Err(error) => Err(error),
         };
         let control = match control {
             Ok(control) => control,
-            Err(error) => return Err(caged.given_up(error).await),
+            Err(error) => return Err(caged.tear_down_with_error(error).await),
         };
         Ok(QemuVm {
-            pipe: Mutex::new(Some(stream(pipe).map_err(unusable)?)),
+            pipe: Mutex::new(Some(into_async_stream(pipe).map_err(unusable)?)),
             control: tokio::sync::Mutex::new(control),
             memory,
             caged,
@@ -135,13 +135,13 @@ impl Qemu {
     }
 }
 
-fn stream(socket: Socket) -> io::Result<UnixStream> {
+fn into_async_stream(socket: Socket) -> io::Result<UnixStream> {
     socket.set_nonblocking(true)?;
     UnixStream::from_std(socket)
 }
 
-fn no_memory(error: io::Error) -> Error {
-    failed("create", "the machine's memory cannot be had").source(error)
+fn memory_error(error: io::Error) -> Error {
+    system_error("create", "the machine's memory cannot be had").source(error)
 }
 
 #[async_trait]
@@ -166,44 +166,44 @@ impl Driver for Qemu {
         };
         let version = self.version.get_or_try_init(ask).await;
         version.cloned().map_err(|error: io::Error| {
-            failed("create", "QEMU does not say which version it is").source(error)
+            system_error("create", "QEMU does not say which version it is").source(error)
         })
     }
 
-    async fn boot(&self, id: &SandboxId, machine: &Machine, _dir: &Path) -> Result<Box<dyn Vm>> {
-        let memory = Ram::Shared(Arc::new(memory::sized(machine.memory).map_err(no_memory)?));
+    async fn boot(&self, id: &SandboxId, machine: &MachineSpec, _dir: &Path) -> Result<Box<dyn Vm>> {
+        let memory = Ram::Shared(Arc::new(memory::create_memfd(machine.memory).map_err(memory_error)?));
         let vm =
-            self.start(id, machine, memory, |order| add_kernel_arguments(order, machine)).await?;
+            self.start_vm(id, machine, memory, |order| add_kernel_arguments(order, machine)).await?;
         Ok(Box::new(vm))
     }
 
     async fn resume(
         &self,
         id: &SandboxId,
-        machine: &Machine,
+        machine: &MachineSpec,
         saved: &Saved,
         _dir: &Path,
     ) -> Result<Box<dyn Vm>> {
-        let memory = self.memories.of(saved, machine.memory).map_err(no_memory)?;
-        let state = File::open(&saved.state).map_err(no_memory)?;
+        let memory = self.memories.get_or_create(saved, machine.memory).map_err(memory_error)?;
+        let state = File::open(&saved.state).map_err(memory_error)?;
         let mut ways = Vec::new();
-        let incoming = |order: &mut Order| {
-            ways = incoming_ways(order, &state)?;
-            order.pair("-incoming", "defer");
-            order.pair("-serial", "null");
+        let incoming = |order: &mut QemuArguments| {
+            ways = add_incoming_state(order, &state)?;
+            order.add_option("-incoming", "defer");
+            order.add_option("-serial", "null");
             Ok(())
         };
         // It looks at its memory only when it is told to go on.
         let ram = Ram::Private(Arc::clone(&memory));
-        let started = self.start(id, machine, ram, incoming);
-        let (vm, filled) = tokio::join!(started, memory.filled());
+        let started = self.start_vm(id, machine, ram, incoming);
+        let (vm, filled) = tokio::join!(started, memory.wait_until_filled());
         if filled.is_err() {
-            self.memories.forget(&memory);
+            self.memories.forget_memory(&memory);
         }
         let vm = vm?;
         let goes_on = match filled {
-            Ok(()) => vm.go_on_from(&ways).await,
-            Err(error) => Err(no_memory(error)),
+            Ok(()) => vm.load_state(&ways).await,
+            Err(error) => Err(memory_error(error)),
         };
         if goes_on.is_err() {
             vm.end().await?;
@@ -217,45 +217,45 @@ const STATE_FDSET_ID: usize = 100;
 
 /// The ways in which QEMU may read the state of its devices: from a file that it is handed, which newer ones
 /// (11) refuse, or from one that it opens by name, which older ones (before 8.2) do not know.
-fn incoming_ways(order: &mut Order, state: &File) -> io::Result<Vec<String>> {
-    let handed = order.give(state.try_clone()?.into());
-    let opened = order.give_to_open(state.try_clone()?.into(), STATE_FDSET_ID);
+fn add_incoming_state(order: &mut QemuArguments, state: &File) -> io::Result<Vec<String>> {
+    let handed = order.add_file(state.try_clone()?.into());
+    let opened = order.add_fdset(state.try_clone()?.into(), STATE_FDSET_ID);
     Ok(vec![format!("fd:{handed}"), format!("file:{opened}")])
 }
 
 /// A kernel to start, in memory, so that nothing of the host has to be shown.
-fn add_kernel_arguments(order: &mut Order, machine: &Machine) -> io::Result<()> {
+fn add_kernel_arguments(order: &mut QemuArguments, machine: &MachineSpec) -> io::Result<()> {
     for (name, path) in [("-kernel", &machine.kernel), ("-initrd", &machine.initramfs)] {
-        let number = order.give(seal("stockade-kernel", &mut File::open(path)?)?);
-        order.pair(name, format!("/proc/self/fd/{number}"));
+        let number = order.add_file(seal("stockade-kernel", &mut File::open(path)?)?);
+        order.add_option(name, format!("/proc/self/fd/{number}"));
     }
-    order.pair("-append", machine.command_line.clone());
+    order.add_option("-append", machine.command_line.clone());
     // What the kernel says when it cannot start is said by who cannot start it.
-    order.pair("-serial", "stdio");
+    order.add_option("-serial", "stdio");
     Ok(())
 }
 
 impl QemuVm {
-    async fn ask(&self, operation: &'static str, command: &str) -> Result<()> {
-        let asked = self.control.lock().await.ask(command, Value::Null).await;
-        asked.map(drop).map_err(|error| self.caged.complaint(operation, error))
+    async fn run_qmp_command(&self, operation: &'static str, command: &str) -> Result<()> {
+        let asked = self.control.lock().await.run_command(command, Value::Null).await;
+        asked.map(drop).map_err(|error| self.caged.describe_failure(operation, error))
     }
 
     /// Continues it from the state of its devices, in the first of these ways that it takes.
-    async fn go_on_from(&self, ways: &[String]) -> Result<()> {
+    async fn load_state(&self, ways: &[String]) -> Result<()> {
         let mut control = self.control.lock().await;
-        let asked = control.first_taken("migrate-incoming", "uri", ways).await;
-        asked.map_err(|error| self.caged.complaint("create", error))
+        let asked = control.try_each_value("migrate-incoming", "uri", ways).await;
+        asked.map_err(|error| self.caged.describe_failure("create", error))
     }
 
     /// Stops it and writes the state of its devices: everything but memory and disks.
     async fn save_state(&self, path: &Path) -> io::Result<()> {
         let mut control = self.control.lock().await;
-        control.ask("stop", Value::Null).await?;
-        let name = control.give(File::create(path)?.into()).await?;
+        control.run_command("stop", Value::Null).await?;
+        let name = control.add_fd(File::create(path)?.into()).await?;
         // Named after what it was first made for; it serves any machine.
-        control.ask("xen-save-devices-state", json!({ "filename": name, "live": false })).await?;
-        control.take_back(&name).await
+        control.run_command("xen-save-devices-state", json!({ "filename": name, "live": false })).await?;
+        control.remove_fd(&name).await
     }
 }
 
@@ -263,44 +263,44 @@ impl QemuVm {
 impl Vm for QemuVm {
     async fn connect(&self) -> Result<UnixStream> {
         let pipe = lock(&self.pipe).take();
-        pipe.ok_or_else(|| failed("connect", "its port is in use already"))
+        pipe.ok_or_else(|| system_error("connect", "its port is in use already"))
     }
 
     async fn pause(&self) -> Result<()> {
-        self.ask("pause", "stop").await
+        self.run_qmp_command("pause", "stop").await
     }
 
     async fn unpause(&self) -> Result<()> {
-        self.ask("resume", "cont").await
+        self.run_qmp_command("resume", "cont").await
     }
 
     async fn save(&self, into: &Path) -> Result<()> {
         let saved = Saved::within(into);
-        let failed = |error: io::Error| self.caged.complaint("snapshot", error);
+        let failed = |error: io::Error| self.caged.describe_failure("snapshot", error);
         self.save_state(&saved.state).await.map_err(failed)?;
         let process = self.caged.process;
         let kept = match &self.memory {
             Ram::Shared(memory) => {
                 let memory = Arc::clone(memory);
-                spawn_blocking(move || memory::keep_all(&memory, &saved))
+                spawn_blocking(move || memory::save_all_pages(&memory, &saved))
             }
             Ram::Private(memory) => {
                 let memory = Arc::clone(memory);
-                spawn_blocking(move || memory.keep_touched(process, &saved))
+                spawn_blocking(move || memory.save_dirty_pages(process, &saved))
             }
         };
-        kept.await.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(no_memory)
+        kept.await.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(memory_error)
     }
 
     fn can_be_captured(&self) -> bool {
-        memory::is_seen(self.caged.process)
+        memory::is_memory_readable(self.caged.process)
     }
 
     fn said(&self) -> String {
-        self.caged.said()
+        self.caged.output_so_far()
     }
 
     async fn end(&self) -> Result<()> {
-        self.caged.end().await
+        self.caged.tear_down().await
     }
 }

@@ -22,7 +22,7 @@ const MAX_SKIPPED_EVENTS: usize = 1000;
 /// The connection.
 pub(super) struct Qmp {
     stream: BufReader<UnixStream>,
-    /// Answers that nobody has waited for yet.
+    /// Number of replies that were not read yet.
     owed: usize,
 }
 
@@ -34,12 +34,12 @@ impl Qmp {
     /// Says what every connection begins with. Nothing is waited for yet.
     pub(super) async fn begin(stream: UnixStream) -> io::Result<Self> {
         let mut qmp = Self { stream: BufReader::new(stream), owed: 0 };
-        qmp.say("qmp_capabilities", Value::Null).await?;
+        qmp.send_command("qmp_capabilities", Value::Null).await?;
         Ok(qmp)
     }
 
     /// Says something whose answer is looked at before the next one is.
-    pub(super) async fn say(&mut self, command: &str, arguments: Value) -> io::Result<()> {
+    pub(super) async fn send_command(&mut self, command: &str, arguments: Value) -> io::Result<()> {
         let mut request = json!({ "execute": command });
         if !arguments.is_null() {
             request["arguments"] = arguments;
@@ -52,22 +52,22 @@ impl Qmp {
     }
 
     /// Says something and waits for the answer.
-    pub(super) async fn ask(&mut self, command: &str, arguments: Value) -> io::Result<Value> {
-        self.say(command, arguments).await?;
-        self.settle().await
+    pub(super) async fn run_command(&mut self, command: &str, arguments: Value) -> io::Result<Value> {
+        self.send_command(command, arguments).await?;
+        self.wait_for_answers().await
     }
 
     /// Asks with one value of an argument after the other, until one is not refused.
-    pub(super) async fn first_taken(
+    pub(super) async fn try_each_value(
         &mut self,
         command: &str,
         argument: &str,
         values: &[String],
     ) -> io::Result<()> {
-        self.settle().await?;
+        self.wait_for_answers().await?;
         let mut refusals = Vec::new();
         for value in values {
-            match self.ask(command, json!({ argument: value })).await {
+            match self.run_command(command, json!({ argument: value })).await {
                 Ok(_) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     refusals.push(error.to_string());
@@ -79,10 +79,10 @@ impl Qmp {
     }
 
     /// Waits for every answer; the last one, if none is a refusal.
-    pub(super) async fn settle(&mut self) -> io::Result<Value> {
+    pub(super) async fn wait_for_answers(&mut self) -> io::Result<Value> {
         let mut last = Value::Null;
         while self.owed > 0 {
-            let answered = timeout(ANSWER_TIMEOUT, self.answer()).await;
+            let answered = timeout(ANSWER_TIMEOUT, self.read_answer()).await;
             let answered = answered.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
             // A refusal is an answer too.
             self.owed -= 1;
@@ -91,7 +91,7 @@ impl Qmp {
         Ok(last)
     }
 
-    async fn answer(&mut self) -> io::Result<Value> {
+    async fn read_answer(&mut self) -> io::Result<Value> {
         for _ in 0..MAX_SKIPPED_EVENTS {
             let mut line = String::new();
             let mut limited = (&mut self.stream).take(MAX_LINE_BYTES);
@@ -111,8 +111,8 @@ impl Qmp {
     }
 
     /// Hands it an open file; the name that it has for it.
-    pub(super) async fn give(&mut self, file: OwnedFd) -> io::Result<String> {
-        self.settle().await?;
+    pub(super) async fn add_fd(&mut self, file: OwnedFd) -> io::Result<String> {
+        self.wait_for_answers().await?;
         let text = serde_json::to_vec(&json!({ "execute": "add-fd" }))?;
         let socket = self.stream.get_ref();
         let writable = timeout(ANSWER_TIMEOUT, socket.writable()).await;
@@ -120,16 +120,16 @@ impl Qmp {
         let files = [file];
         socket.try_io(Interest::WRITABLE, || send(socket, &text, &files))?;
         self.owed += 1;
-        let given = self.settle().await?;
+        let given = self.wait_for_answers().await?;
         let number = given.get("fdset-id").and_then(Value::as_u64);
         let number = number.ok_or_else(|| invalid_data("it does not take a file".into()))?;
         Ok(format!("/dev/fdset/{number}"))
     }
 
     /// It does not need the file any more.
-    pub(super) async fn take_back(&mut self, name: &str) -> io::Result<()> {
+    pub(super) async fn remove_fd(&mut self, name: &str) -> io::Result<()> {
         let number: u64 = name.rsplit('/').next().and_then(|id| id.parse().ok()).unwrap_or(0);
-        self.ask("remove-fd", json!({ "fdset-id": number })).await.map(drop)
+        self.run_command("remove-fd", json!({ "fdset-id": number })).await.map(drop)
     }
 }
 
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     /// Something that takes incoming state in this way alone, and counts what it is asked.
-    async fn only(stream: UnixStream, way: &'static str) -> usize {
+    async fn serve_one_scheme(stream: UnixStream, way: &'static str) -> usize {
         let (mut asked, mut stream) = (0, BufReader::new(stream));
         let mut text = Vec::new();
         // Requests follow each other without a line's end.
@@ -167,9 +167,9 @@ mod tests {
         let ways = ["fd:100".to_owned(), "file:/dev/fdset/100".to_owned()];
         for (way, expected) in [("fd:", Some(2)), ("file:", Some(3)), ("none:", None)] {
             let (here, there) = UnixStream::pair().unwrap();
-            let server = tokio::spawn(only(there, way));
+            let server = tokio::spawn(serve_one_scheme(there, way));
             let mut qmp = Qmp::begin(here).await.unwrap();
-            let taken = qmp.first_taken("migrate-incoming", "uri", &ways).await;
+            let taken = qmp.try_each_value("migrate-incoming", "uri", &ways).await;
             match expected {
                 Some(_) => taken.unwrap(),
                 None => {

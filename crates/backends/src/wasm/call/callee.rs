@@ -10,98 +10,98 @@ use wasmtime::{Module, Store, Val as CoreVal, ValType};
 use super::exports;
 use super::image::Image;
 use super::{Answer, Arguments};
-use crate::wasm::account::Account;
-use crate::wasm::check::{self, Kind};
-use crate::wasm::engine::{Machine, Mode, Running};
-use crate::wasm::lane::Lane;
+use crate::wasm::account::ResourceAccount;
+use crate::wasm::check::{self, ProgramKind};
+use crate::wasm::engine::{WasmMachine, EngineMode, TickingGuard};
+use crate::wasm::lane::ThreadLane;
 use crate::wasm::openings::Openings;
-use crate::wasm::run::{self, Job, Phase};
-use crate::wasm::state::State;
-use crate::wasm::{NAME, Shared};
+use crate::wasm::run::{self, ProgramJob, RunPhase};
+use crate::wasm::state::StoreState;
+use crate::wasm::{NAME, WasmShared};
 
 /// What can be called.
-enum Made {
+enum MadeInstance {
     Core(wasmtime::Instance),
     Component(wasmtime::component::Instance, Component),
 }
 
 /// An instance that stays.
 pub(super) struct Callee {
-    store: Store<State>,
-    made: Made,
-    machine: Arc<Machine>,
+    store: Store<StoreState>,
+    made: MadeInstance,
+    machine: Arc<WasmMachine>,
     limits: Limits,
     /// Tells it apart from every other.
     number: u64,
-    _running: Running,
+    _running: TickingGuard,
 }
 
-fn invalid(what: impl Into<String>) -> Error {
+fn invalid_call_error(what: impl Into<String>) -> Error {
     Error::new(ErrorCode::Invalid, "call", what).backend(NAME)
 }
 
 impl Callee {
     pub(super) async fn make(
-        shared: &Shared,
+        shared: &WasmShared,
         bytes: Vec<u8>,
         limits: Limits,
-        mode: Mode,
+        mode: EngineMode,
     ) -> Result<Self> {
-        let unfit = |error: &dyn std::fmt::Display| invalid(format!("the module {error}"));
-        let binary = check::binary(bytes.into()).map_err(|error| unfit(&error))?;
-        let kind = check::look(&binary).map_err(|error| unfit(&error))?;
+        let unfit = |error: &dyn std::fmt::Display| invalid_call_error(format!("the module {error}"));
+        let binary = check::to_binary(bytes.into()).map_err(|error| unfit(&error))?;
+        let kind = check::validate_binary(&binary).map_err(|error| unfit(&error))?;
         let lacking = || Error::new(ErrorCode::Unavailable, "instantiate", "no virtual machine");
-        let machine = shared.machines.get(mode).ok_or_else(lacking)?;
-        let job = Job {
+        let machine = shared.machines.get_or_create(mode).ok_or_else(lacking)?;
+        let job = ProgramJob {
             argv: Vec::new(),
             env: Vec::new(),
             openings: Openings::default(),
             limits,
-            account: Arc::new(Account::new(&limits)),
-            lane: Lane::own(),
+            account: Arc::new(ResourceAccount::new(&limits)),
+            lane: ThreadLane::own(),
             streams: Box::new(|_| ()),
         };
-        let mut store = run::store(&machine, job);
-        let _running = machine.running();
-        let made = instantiate(&mut store, &machine, kind, &binary).await;
-        let made = made.map_err(|error| ended(Phase::Making, &error, &store))?;
+        let mut store = run::build_store(&machine, job);
+        let _running = machine.keep_ticking();
+        let made = instantiate_program(&mut store, &machine, kind, &binary).await;
+        let made = made.map_err(|error| record_end(RunPhase::Making, &error, &store))?;
         static NEXT_CALLEE_NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NEXT_CALLEE_NUMBER.fetch_add(1, Ordering::Relaxed);
         Ok(Self { store, made, machine, limits, number, _running })
     }
 
     /// The functions there are, each with its type.
-    pub(super) fn functions(&mut self) -> Vec<String> {
+    pub(super) fn list_functions(&mut self) -> Vec<String> {
         match &self.made {
-            Made::Core(instance) => {
+            MadeInstance::Core(instance) => {
                 let all: Vec<_> =
                     instance.exports(&mut self.store).map(|e| e.name().to_owned()).collect();
                 let own = all.into_iter().filter(|name| !exports::is_ours(name));
                 own.filter(|name| instance.get_func(&mut self.store, name).is_some()).collect()
             }
-            Made::Component(_, component) => {
+            MadeInstance::Component(_, component) => {
                 let engine = &self.machine.engine;
                 let kind = component.component_type();
                 kind.exports(engine)
-                    .flat_map(|(name, item)| named(engine, name, &item.ty))
+                    .flat_map(|(name, item)| list_item_functions(engine, name, &item.ty))
                     .collect()
             }
         }
     }
 
-    pub(super) async fn call(&mut self, name: &str, arguments: Arguments) -> Result<Answer> {
-        self.store.data_mut().meter.restart();
-        if self.machine.mode.counts() {
+    pub(super) async fn call_function(&mut self, name: &str, arguments: Arguments) -> Result<Answer> {
+        self.store.data_mut().meter.restart_clock();
+        if self.machine.mode.is_fuel_counted() {
             // The machine counts, so that setting it cannot fail.
             let _ = self.store.set_fuel(self.limits.fuel.unwrap_or(u64::MAX));
         }
         let values = match &self.made {
-            Made::Core(instance) => call_core(&mut self.store, *instance, name, arguments).await,
-            Made::Component(instance, _) => {
+            MadeInstance::Core(instance) => call_core(&mut self.store, *instance, name, arguments).await,
+            MadeInstance::Component(instance, _) => {
                 call_component(&mut self.store, *instance, name, arguments).await
             }
         }?;
-        let left = self.store.get_fuel().ok().filter(|_| self.machine.mode.counts());
+        let left = self.store.get_fuel().ok().filter(|_| self.machine.mode.is_fuel_counted());
         Ok(Answer {
             values,
             cpu_time: Span::from(self.store.data().meter.cpu_time()),
@@ -114,20 +114,20 @@ impl Callee {
         Arc::clone(&self.store.data().ended)
     }
 
-    pub(super) fn capture(&mut self) -> Result<Image> {
-        let instance = self.core("capture")?;
-        Image::take(&mut self.store, instance, self.number)
+    pub(super) fn capture_image(&mut self) -> Result<Image> {
+        let instance = self.core_instance("capture")?;
+        Image::capture_from(&mut self.store, instance, self.number)
     }
 
     pub(super) fn bring_back(&mut self, image: &Image) -> Result<()> {
-        let instance = self.core("restore")?;
+        let instance = self.core_instance("restore")?;
         image.bring_back(&mut self.store, instance, self.number)
     }
 
-    fn core(&self, what: &'static str) -> Result<wasmtime::Instance> {
+    fn core_instance(&self, what: &'static str) -> Result<wasmtime::Instance> {
         match &self.made {
-            Made::Core(instance) => Ok(*instance),
-            Made::Component(..) => {
+            MadeInstance::Core(instance) => Ok(*instance),
+            MadeInstance::Component(..) => {
                 let message = "the memory of a component cannot be reached from outside";
                 Err(Error::new(ErrorCode::Unsupported, what, message)
                     .backend(NAME)
@@ -138,7 +138,7 @@ impl Callee {
 }
 
 /// The functions of an export: itself, or those of an interface.
-fn named(engine: &wasmtime::Engine, name: &str, item: &ComponentItem) -> Vec<String> {
+fn list_item_functions(engine: &wasmtime::Engine, name: &str, item: &ComponentItem) -> Vec<String> {
     match item {
         ComponentItem::ComponentFunc(_) => vec![name.to_owned()],
         ComponentItem::ComponentInstance(interface) => {
@@ -155,46 +155,46 @@ fn named(engine: &wasmtime::Engine, name: &str, item: &ComponentItem) -> Vec<Str
     }
 }
 
-async fn instantiate(
-    store: &mut Store<State>,
-    machine: &Machine,
-    kind: Kind,
+async fn instantiate_program(
+    store: &mut Store<StoreState>,
+    machine: &WasmMachine,
+    kind: ProgramKind,
     binary: &[u8],
-) -> wasmtime::Result<Made> {
+) -> wasmtime::Result<MadeInstance> {
     match kind {
-        Kind::Core => {
-            let shown = exports::reveal(binary)?;
+        ProgramKind::Core => {
+            let shown = exports::export_state(binary)?;
             let module = Module::from_binary(&machine.engine, &shown)?;
             let instance = machine.core.instantiate_async(&mut *store, &module).await?;
             if let Ok(begin) = instance.get_typed_func::<(), ()>(&mut *store, "_initialize") {
                 begin.call_async(store, ()).await?;
             }
-            Ok(Made::Core(instance))
+            Ok(MadeInstance::Core(instance))
         }
-        Kind::Component => {
+        ProgramKind::Component => {
             let component = Component::from_binary(&machine.engine, binary)?;
             let instance = machine.component.instantiate_async(store, &component).await?;
-            Ok(Made::Component(instance, component))
+            Ok(MadeInstance::Component(instance, component))
         }
     }
 }
 
 async fn call_core(
-    store: &mut Store<State>,
+    store: &mut Store<StoreState>,
     instance: wasmtime::Instance,
     name: &str,
     arguments: Arguments,
 ) -> Result<Vec<Val>> {
-    let function = instance.get_func(&mut *store, name).ok_or_else(|| unknown(name))?;
+    let function = instance.get_func(&mut *store, name).ok_or_else(|| unknown_function_error(name))?;
     let kind = function.ty(&*store);
     let expected = kind.params().len();
     let arguments: Vec<CoreVal> = match arguments {
-        Arguments::Values(values) => values.iter().map(to_core).collect::<Result<_>>()?,
+        Arguments::Values(values) => values.iter().map(to_core_value).collect::<Result<_>>()?,
         Arguments::Text(texts) => {
             check_argument_count(expected, texts.len())?;
             kind.params()
                 .zip(&texts)
-                .map(|(kind, text)| read(&kind, text))
+                .map(|(kind, text)| parse_core_value(&kind, text))
                 .collect::<Result<_>>()?
         }
     };
@@ -202,17 +202,17 @@ async fn call_core(
     for (given, wanted) in arguments.iter().zip(kind.params()) {
         let fits = given.ty(&*store).is_ok_and(|given| ValType::eq(&given, &wanted));
         if !fits {
-            return Err(invalid(format!("`{name}` takes {wanted} there, not {given:?}")));
+            return Err(invalid_call_error(format!("`{name}` takes {wanted} there, not {given:?}")));
         }
     }
     let mut results = vec![CoreVal::I32(0); kind.results().len()];
     let called = function.call_async(&mut *store, &arguments, &mut results).await;
-    called.map_err(|error| ended(Phase::Running, &error, store))?;
-    results.iter().map(from_core).collect()
+    called.map_err(|error| record_end(RunPhase::Running, &error, store))?;
+    results.iter().map(from_core_value).collect()
 }
 
 async fn call_component(
-    store: &mut Store<State>,
+    store: &mut Store<StoreState>,
     instance: wasmtime::component::Instance,
     name: &str,
     arguments: Arguments,
@@ -224,13 +224,13 @@ async fn call_component(
     let outer = match interface {
         Some(interface) => {
             let found = instance.get_export_index(&mut *store, None, interface);
-            Some(found.ok_or_else(|| unknown(name))?)
+            Some(found.ok_or_else(|| unknown_function_error(name))?)
         }
         None => None,
     };
     let index = instance.get_export_index(&mut *store, outer.as_ref(), function);
-    let index = index.ok_or_else(|| unknown(name))?;
-    let function = instance.get_func(&mut *store, index).ok_or_else(|| unknown(name))?;
+    let index = index.ok_or_else(|| unknown_function_error(name))?;
+    let function = instance.get_func(&mut *store, index).ok_or_else(|| unknown_function_error(name))?;
     let kind = function.ty(&*store);
     let types: Vec<Type> = kind.params().map(|(_, kind)| kind).collect();
     let arguments: Vec<Val> = match arguments {
@@ -238,7 +238,7 @@ async fn call_component(
         Arguments::Text(texts) => {
             check_argument_count(types.len(), texts.len())?;
             let read = |(kind, text): (&Type, &String)| {
-                Val::from_wave(kind, text).map_err(|error| invalid(format!("`{text}`: {error}")))
+                Val::from_wave(kind, text).map_err(|error| invalid_call_error(format!("`{text}`: {error}")))
             };
             types.iter().zip(&texts).map(read).collect::<Result<_>>()?
         }
@@ -246,24 +246,24 @@ async fn call_component(
     check_argument_count(types.len(), arguments.len())?;
     let mut results = vec![Val::Bool(false); kind.results().len()];
     let called = function.call_async(&mut *store, &arguments, &mut results).await;
-    called.map_err(|error| ended(Phase::Running, &error, store))?;
+    called.map_err(|error| record_end(RunPhase::Running, &error, store))?;
     Ok(results)
 }
 
-fn unknown(name: &str) -> Error {
-    invalid(format!("there is no function `{name}`")).remedy("list them without naming one")
+fn unknown_function_error(name: &str) -> Error {
+    invalid_call_error(format!("there is no function `{name}`")).remedy("list them without naming one")
 }
 
 fn check_argument_count(expected: usize, given: usize) -> Result<()> {
     if expected == given {
         return Ok(());
     }
-    Err(invalid(format!("it takes {expected} arguments, not {given}")))
+    Err(invalid_call_error(format!("it takes {expected} arguments, not {given}")))
 }
 
 /// What ended a call that did not return: a limit by its name, or the signal the same mistake brings.
-fn ended(phase: Phase, error: &wasmtime::Error, store: &Store<State>) -> Error {
-    let status = run::judge(phase, error, &store.data().meter);
+fn record_end(phase: RunPhase, error: &wasmtime::Error, store: &Store<StoreState>) -> Error {
+    let status = run::judge_error(phase, error, &store.data().meter);
     // The first end is the end.
     let _ = store.data().ended.set(status.clone());
     let (code, message) = match status {
@@ -280,8 +280,8 @@ fn ended(phase: Phase, error: &wasmtime::Error, store: &Store<State>) -> Error {
     Error::new(code, "call", message).backend(NAME)
 }
 
-fn read(kind: &ValType, text: &str) -> Result<CoreVal> {
-    let wrong = || invalid(format!("`{}` is no {kind}", text.escape_debug()));
+fn parse_core_value(kind: &ValType, text: &str) -> Result<CoreVal> {
+    let wrong = || invalid_call_error(format!("`{}` is no {kind}", text.escape_debug()));
     match kind {
         ValType::I32 => {
             let unsigned = || text.parse::<u32>().map(u32::cast_signed);
@@ -293,12 +293,12 @@ fn read(kind: &ValType, text: &str) -> Result<CoreVal> {
         }
         ValType::F32 => text.parse::<f32>().map(CoreVal::from).map_err(|_| wrong()),
         ValType::F64 => text.parse::<f64>().map(CoreVal::from).map_err(|_| wrong()),
-        ValType::V128 | ValType::Ref(_) => Err(invalid(format!("{kind} cannot be given as text"))),
+        ValType::V128 | ValType::Ref(_) => Err(invalid_call_error(format!("{kind} cannot be given as text"))),
     }
 }
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "whatever else there comes to be is refused")]
-fn to_core(value: &Val) -> Result<CoreVal> {
+fn to_core_value(value: &Val) -> Result<CoreVal> {
     match value {
         Val::S32(value) => Ok(CoreVal::I32(*value)),
         Val::U32(value) => Ok(CoreVal::I32(value.cast_signed())),
@@ -306,17 +306,17 @@ fn to_core(value: &Val) -> Result<CoreVal> {
         Val::U64(value) => Ok(CoreVal::I64(value.cast_signed())),
         Val::Float32(value) => Ok((*value).into()),
         Val::Float64(value) => Ok((*value).into()),
-        other => Err(invalid(format!("a core module takes no {other:?}"))),
+        other => Err(invalid_call_error(format!("a core module takes no {other:?}"))),
     }
 }
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "whatever else there comes to be is refused")]
-fn from_core(value: &CoreVal) -> Result<Val> {
+fn from_core_value(value: &CoreVal) -> Result<Val> {
     match value {
         CoreVal::I32(value) => Ok(Val::S32(*value)),
         CoreVal::I64(value) => Ok(Val::S64(*value)),
         CoreVal::F32(bits) => Ok(Val::Float32(f32::from_bits(*bits))),
         CoreVal::F64(bits) => Ok(Val::Float64(f64::from_bits(*bits))),
-        other => Err(invalid(format!("{other:?} cannot be given back"))),
+        other => Err(invalid_call_error(format!("{other:?} cannot be given back"))),
     }
 }

@@ -14,7 +14,7 @@ pub(super) fn is_ours(name: &str) -> bool {
 
 /// How many of each there are, imported ones first.
 #[derive(Default)]
-struct Counts {
+struct PartCounts {
     memories: u32,
     tables: u32,
     globals: u32,
@@ -23,9 +23,9 @@ struct Counts {
 }
 
 /// The same module with its state exported.
-pub(super) fn reveal(binary: &[u8]) -> wasmtime::Result<Vec<u8>> {
+pub(super) fn export_state(binary: &[u8]) -> wasmtime::Result<Vec<u8>> {
     let mut exports = ExportSection::new();
-    let counts = count(binary, &mut exports)?;
+    let counts = count_parts(binary, &mut exports)?;
     let (memories, tables) = counts.imported;
     let mut number = 0;
     let mut add = |kind, index| {
@@ -35,12 +35,12 @@ pub(super) fn reveal(binary: &[u8]) -> wasmtime::Result<Vec<u8>> {
     (memories..counts.memories).for_each(|index| add(ExportKind::Memory, index));
     (tables..counts.tables).for_each(|index| add(ExportKind::Table, index));
     counts.changeable.iter().for_each(|index| add(ExportKind::Global, *index));
-    rebuild(binary, &exports)
+    rebuild_module(binary, &exports)
 }
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "other sections hold no state")]
-fn count(binary: &[u8], exports: &mut ExportSection) -> wasmtime::Result<Counts> {
-    let mut counts = Counts::default();
+fn count_parts(binary: &[u8], exports: &mut ExportSection) -> wasmtime::Result<PartCounts> {
+    let mut counts = PartCounts::default();
     for payload in Parser::new(0).parse_all(binary) {
         match payload? {
             Payload::ImportSection(imports) => {
@@ -67,7 +67,7 @@ fn count(binary: &[u8], exports: &mut ExportSection) -> wasmtime::Result<Counts>
             Payload::ExportSection(own) => {
                 for export in own {
                     let export = export?;
-                    exports.export(export.name, kind(export.kind), export.index);
+                    exports.export(export.name, export_kind(export.kind), export.index);
                 }
             }
             _ => {}
@@ -76,7 +76,7 @@ fn count(binary: &[u8], exports: &mut ExportSection) -> wasmtime::Result<Counts>
     Ok(counts)
 }
 
-fn kind(kind: ExternalKind) -> ExportKind {
+fn export_kind(kind: ExternalKind) -> ExportKind {
     match kind {
         ExternalKind::Func | ExternalKind::FuncExact => ExportKind::Func,
         ExternalKind::Table => ExportKind::Table,
@@ -90,7 +90,7 @@ fn kind(kind: ExternalKind) -> ExportKind {
 const EXPORT_SECTION_ID: u8 = 7;
 
 /// Copies every section as it is, with other exports in their place.
-fn rebuild(binary: &[u8], exports: &ExportSection) -> wasmtime::Result<Vec<u8>> {
+fn rebuild_module(binary: &[u8], exports: &ExportSection) -> wasmtime::Result<Vec<u8>> {
     let mut module = Module::new();
     let mut added = false;
     for payload in Parser::new(0).parse_all(binary) {

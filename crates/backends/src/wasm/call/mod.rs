@@ -14,8 +14,8 @@ pub use wasmtime::component::Val;
 use callee::Callee;
 pub use image::Image;
 
-use super::engine::Mode;
-use super::{NAME, Shared, Wasm};
+use super::engine::EngineMode;
+use super::{NAME, WasmShared, Wasm};
 
 /// Request queue length of an instance.
 const REQUEST_QUEUE_LENGTH: usize = 16;
@@ -37,7 +37,7 @@ enum Arguments {
     Text(Vec<String>),
 }
 
-enum Request {
+enum CallRequest {
     Call(String, Arguments, oneshot::Sender<Result<Answer>>),
     Functions(oneshot::Sender<Vec<String>>),
     Capture(oneshot::Sender<Result<Image>>),
@@ -50,7 +50,7 @@ enum Request {
 ///   them, or traps, ends the instance: what state it left is nobody's to say.
 /// - It has no files and no environment; WASI calls find nothing.
 pub struct Instance {
-    requests: mpsc::Sender<Request>,
+    requests: mpsc::Sender<CallRequest>,
     killed: watch::Sender<bool>,
     ended: Arc<OnceLock<ExitStatus>>,
 }
@@ -69,7 +69,7 @@ impl Wasm {
         let (shared, limits) = (Arc::clone(&self.shared), *limits);
         let wall_time = limits.wall_time;
         let task = move |runtime: &tokio::runtime::Runtime| {
-            let serving = serve(shared, bytes, limits, deterministic, queue, ready);
+            let serving = serve_requests(shared, bytes, limits, deterministic, queue, ready);
             runtime.block_on(async move {
                 let mut killing = killing;
                 tokio::select! {
@@ -79,7 +79,7 @@ impl Wasm {
                 }
             });
         };
-        self.shared.threads.run(task).map_err(|error| {
+        self.shared.threads.run_task(task).map_err(|error| {
             Error::new(ErrorCode::System, "instantiate", "no thread for it").source(error)
         })?;
         // Compiling cannot be interrupted, so that this is the one thing that is timed from outside.
@@ -90,15 +90,15 @@ impl Wasm {
     }
 }
 
-async fn serve(
-    shared: Arc<Shared>,
+async fn serve_requests(
+    shared: Arc<WasmShared>,
     bytes: Vec<u8>,
     limits: Limits,
     deterministic: bool,
-    mut queue: mpsc::Receiver<Request>,
+    mut queue: mpsc::Receiver<CallRequest>,
     ready: oneshot::Sender<Result<Arc<OnceLock<ExitStatus>>>>,
 ) {
-    let mode = Mode::of(deterministic, limits.fuel);
+    let mode = EngineMode::of(deterministic, limits.fuel);
     let mut callee = match Callee::make(&shared, bytes, limits, mode).await {
         Ok(callee) => callee,
         // Whoever asked may be gone.
@@ -107,24 +107,24 @@ async fn serve(
     let _ = ready.send(Ok(callee.ended()));
     while let Some(request) = queue.recv().await {
         let ended = match request {
-            Request::Call(name, arguments, reply) => {
+            CallRequest::Call(name, arguments, reply) => {
                 // From here, where it begins: waiting for others is not its time, and it is held to
                 // its time though nobody waits for it any more.
-                let call = callee.call(&name, arguments);
+                let call = callee.call_function(&name, arguments);
                 let answer = with_timeout(limits.wall_time, "call", call).await.flatten();
                 let ended = answer.as_ref().is_err_and(|error| error.code() != ErrorCode::Invalid);
                 let _ = reply.send(answer);
                 ended
             }
-            Request::Functions(reply) => {
-                let _ = reply.send(callee.functions());
+            CallRequest::Functions(reply) => {
+                let _ = reply.send(callee.list_functions());
                 false
             }
-            Request::Capture(reply) => {
-                let _ = reply.send(callee.capture());
+            CallRequest::Capture(reply) => {
+                let _ = reply.send(callee.capture_image());
                 false
             }
-            Request::BringBack(image, reply) => {
+            CallRequest::BringBack(image, reply) => {
                 let _ = reply.send(callee.bring_back(&image));
                 false
             }
@@ -139,18 +139,18 @@ impl Instance {
     /// Calls an exported function with typed values. A component's function in an interface is named
     /// `interface#function`.
     pub async fn call(&self, function: &str, arguments: &[Val]) -> Result<Answer> {
-        self.ask(function, Arguments::Values(arguments.to_vec())).await
+        self.send_call(function, Arguments::Values(arguments.to_vec())).await
     }
 
     /// Calls an exported function with arguments in text form, read by its own types.
     pub async fn call_text(&self, function: &str, arguments: &[String]) -> Result<Answer> {
-        self.ask(function, Arguments::Text(arguments.to_vec())).await
+        self.send_call(function, Arguments::Text(arguments.to_vec())).await
     }
 
     /// The functions there are, each with its type.
     pub async fn functions(&self) -> Result<Vec<String>> {
         let (reply, answer) = oneshot::channel();
-        self.send(Request::Functions(reply)).await?;
+        self.send_request(CallRequest::Functions(reply)).await?;
         answer.await.map_err(|_| instance_gone("list"))
     }
 
@@ -158,14 +158,14 @@ impl Instance {
     /// component is refused by name.
     pub async fn capture(&self) -> Result<Image> {
         let (reply, answer) = oneshot::channel();
-        self.send(Request::Capture(reply)).await?;
+        self.send_request(CallRequest::Capture(reply)).await?;
         answer.await.map_err(|_| instance_gone("capture"))?
     }
 
     /// Brings a captured state of this very instance back.
     pub async fn bring_back(&self, image: &Image) -> Result<()> {
         let (reply, answer) = oneshot::channel();
-        self.send(Request::BringBack(image.clone(), reply)).await?;
+        self.send_request(CallRequest::BringBack(image.clone(), reply)).await?;
         answer.await.map_err(|_| instance_gone("restore"))?
     }
 
@@ -174,13 +174,13 @@ impl Instance {
         self.ended.get().cloned()
     }
 
-    async fn ask(&self, function: &str, arguments: Arguments) -> Result<Answer> {
+    async fn send_call(&self, function: &str, arguments: Arguments) -> Result<Answer> {
         let (reply, answer) = oneshot::channel();
-        self.send(Request::Call(function.to_owned(), arguments, reply)).await?;
+        self.send_request(CallRequest::Call(function.to_owned(), arguments, reply)).await?;
         answer.await.map_err(|_| instance_gone("call"))?
     }
 
-    async fn send(&self, request: Request) -> Result<()> {
+    async fn send_request(&self, request: CallRequest) -> Result<()> {
         self.requests.send(request).await.map_err(|_| instance_gone("call"))
     }
 }

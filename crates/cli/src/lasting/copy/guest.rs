@@ -3,24 +3,24 @@
 use bytes::Bytes;
 use stockade_core::{Entry, EntryKind, ErrorCode, Result};
 
-use super::path;
-use crate::lasting::client::Connection;
+use super::parse_sandbox_path;
+use crate::lasting::client::SupervisorConnection;
 use crate::lasting::fault::out_of_turn;
-use crate::lasting::message::{CHUNK_BYTES, Reply, Request};
+use crate::lasting::message::{CHUNK_BYTES, SupervisorReply, SupervisorRequest};
 
 /// A sandbox's files.
-pub struct Guest(Connection);
+pub struct GuestFiles(SupervisorConnection);
 
-impl Guest {
+impl GuestFiles {
     /// Over this connection.
-    pub fn new(connection: Connection) -> Self {
+    pub fn new(connection: SupervisorConnection) -> Self {
         Self(connection)
     }
 
     /// What is at a path; nothing if there is nothing.
     pub async fn stat(&mut self, at: &str) -> Result<Option<Entry>> {
-        match self.0.ask(&Request::Stat { path: path(at)? }).await {
-            Ok((Reply::Entry(entry), _)) => Ok(Some(entry)),
+        match self.0.ask(&SupervisorRequest::Stat { path: parse_sandbox_path(at)? }).await {
+            Ok((SupervisorReply::Entry(entry), _)) => Ok(Some(entry)),
             Ok(_) => Err(out_of_turn(self.0.operation)),
             Err(error) if error.code() == ErrorCode::NotFound => Ok(None),
             Err(error) => Err(error),
@@ -39,9 +39,9 @@ impl Guest {
     /// What is in a directory.
     pub async fn list(&mut self, at: &str) -> Result<Vec<Entry>> {
         let mut all = Vec::new();
-        let mut reply = self.0.ask(&Request::List { path: path(at)? }).await?.0;
+        let mut reply = self.0.ask(&SupervisorRequest::List { path: parse_sandbox_path(at)? }).await?.0;
         loop {
-            let Reply::Entries { entries, more } = reply else {
+            let SupervisorReply::Entries { entries, more } = reply else {
                 return Err(out_of_turn(self.0.operation));
             };
             all.extend(entries);
@@ -54,26 +54,26 @@ impl Guest {
 
     /// A piece of a file; the last one is short.
     pub async fn read(&mut self, at: &str, offset: u64) -> Result<Bytes> {
-        let request = Request::Read { path: path(at)?, offset, most: CHUNK_BYTES };
+        let request = SupervisorRequest::Read { path: parse_sandbox_path(at)?, offset, most: CHUNK_BYTES };
         match self.0.ask(&request).await? {
-            (Reply::Data, data) => Ok(data),
+            (SupervisorReply::Data, data) => Ok(data),
             _ => Err(out_of_turn(self.0.operation)),
         }
     }
 
     /// Writes a piece of a file: from its start, or at its end.
     pub async fn write(&mut self, at: &str, data: &[u8], append: bool) -> Result<()> {
-        let reply = self.0.ask_with(&Request::Write { path: path(at)?, append }, data).await?.0;
-        self.done(&reply)
+        let reply = self.0.ask_with(&SupervisorRequest::Write { path: parse_sandbox_path(at)?, append }, data).await?.0;
+        self.expect_done(&reply)
     }
 
     /// Makes a directory and those above it.
     pub async fn make_dir(&mut self, at: &str) -> Result<()> {
-        let reply = self.0.ask(&Request::MakeDir { path: path(at)? }).await?.0;
-        self.done(&reply)
+        let reply = self.0.ask(&SupervisorRequest::MakeDir { path: parse_sandbox_path(at)? }).await?.0;
+        self.expect_done(&reply)
     }
 
-    fn done(&self, reply: &Reply) -> Result<()> {
-        if matches!(reply, Reply::Done) { Ok(()) } else { Err(out_of_turn(self.0.operation)) }
+    fn expect_done(&self, reply: &SupervisorReply) -> Result<()> {
+        if matches!(reply, SupervisorReply::Done) { Ok(()) } else { Err(out_of_turn(self.0.operation)) }
     }
 }

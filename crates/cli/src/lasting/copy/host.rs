@@ -24,12 +24,12 @@ pub fn open_named(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// Opens a file or directory for reading.
-pub fn open(dir: impl AsFd, name: &OsStr) -> io::Result<OwnedFd> {
+pub fn open_entry(dir: impl AsFd, name: &OsStr) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(dir, name, OFlags::RDONLY | NOFOLLOW_FLAGS, Mode::empty())?)
 }
 
 /// What kind of thing a handle or a name is, and whether it can be executed.
-pub fn kind(of: &rustix::fs::Stat) -> (EntryKind, bool) {
+pub fn classify_stat(of: &rustix::fs::Stat) -> (EntryKind, bool) {
     let kind = match FileType::from_raw_mode(of.st_mode) {
         FileType::RegularFile => EntryKind::File,
         FileType::Directory => EntryKind::Directory,
@@ -44,8 +44,8 @@ pub fn kind(of: &rustix::fs::Stat) -> (EntryKind, bool) {
 }
 
 /// What is at a name, itself and not what it points to.
-pub fn look(dir: impl AsFd, name: &OsStr) -> io::Result<EntryKind> {
-    Ok(kind(&rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?).0)
+pub fn classify_name(dir: impl AsFd, name: &OsStr) -> io::Result<EntryKind> {
+    Ok(classify_stat(&rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?).0)
 }
 
 /// Where a symbolic link leads; nothing if that is not text.
@@ -56,7 +56,7 @@ pub fn read_link(dir: impl AsFd, name: &OsStr) -> io::Result<Option<String>> {
 /// Makes a symbolic link, in the place of another one if there is one.
 pub fn make_link(dir: impl AsFd, name: &OsStr, target: &str) -> io::Result<()> {
     match rustix::fs::symlinkat(target, &dir, name) {
-        Err(Errno::EXIST) if look(&dir, name)? == EntryKind::Symlink => {
+        Err(Errno::EXIST) if classify_name(&dir, name)? == EntryKind::Symlink => {
             rustix::fs::unlinkat(&dir, name, AtFlags::empty())?;
             Ok(rustix::fs::symlinkat(target, &dir, name)?)
         }
@@ -65,7 +65,7 @@ pub fn make_link(dir: impl AsFd, name: &OsStr, target: &str) -> io::Result<()> {
 }
 
 /// The names in a directory, in order.
-pub fn names(dir: impl AsFd) -> io::Result<Vec<OsString>> {
+pub fn list_names(dir: impl AsFd) -> io::Result<Vec<OsString>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(dir)? {
         let name = entry?.file_name().to_bytes().to_vec();
@@ -94,7 +94,7 @@ pub fn make_dir(dir: impl AsFd, name: &OsStr) -> io::Result<OwnedFd> {
 }
 
 /// Makes a regular file, or empties the one that is there.
-pub fn create(dir: impl AsFd, name: &OsStr, executable: bool) -> io::Result<File> {
+pub fn create_file(dir: impl AsFd, name: &OsStr, executable: bool) -> io::Result<File> {
     let mode = Mode::from_raw_mode(if executable { 0o777 } else { 0o666 });
     let flags = OFlags::WRONLY | NOFOLLOW_FLAGS;
     let new = rustix::fs::openat(&dir, name, flags | OFlags::CREATE | OFlags::EXCL, mode);
@@ -115,7 +115,7 @@ pub fn create(dir: impl AsFd, name: &OsStr, executable: bool) -> io::Result<File
 }
 
 /// A failure at a path of the host.
-pub fn failed(what: &'static str, path: &str, error: io::Error) -> Error {
+pub fn host_path_error(what: &'static str, path: &str, error: io::Error) -> Error {
     let code = match Errno::from_io_error(&error) {
         Some(Errno::NOENT) => ErrorCode::NotFound,
         Some(Errno::ACCESS | Errno::PERM | Errno::ROFS) => ErrorCode::Denied,

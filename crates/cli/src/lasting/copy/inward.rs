@@ -9,15 +9,15 @@ use std::rc::Rc;
 
 use stockade_core::{EntryKind, Error, ErrorCode, Result};
 
-use super::guest::Guest;
+use super::guest::GuestFiles;
 use super::{
-    CP_OPERATION, ESCAPING_LINK_SKIPPED, SPECIAL_FILE_SKIPPED, Summary, host, join, name_of,
+    CP_OPERATION, ESCAPING_LINK_SKIPPED, SPECIAL_FILE_SKIPPED, CopySummary, host, join_path, name_of,
     stays_inside,
 };
 use crate::lasting::message::CHUNK_BYTES;
 
 /// Something that is still to be copied.
-struct Due {
+struct InwardEntry {
     dir: Rc<OwnedFd>,
     name: OsString,
     /// Where it is, for messages.
@@ -28,55 +28,55 @@ struct Due {
 }
 
 /// Copies what is at `source` to `target`, or into it if that is a directory.
-pub async fn copy(source: &Path, guest: &mut Guest, target: &str) -> Result<Summary> {
+pub async fn copy_inward(source: &Path, guest: &mut GuestFiles, target: &str) -> Result<CopySummary> {
     let shown = source.display().to_string();
-    let opened = host::open_named(source).map_err(|error| host::failed("read", &shown, error))?;
+    let opened = host::open_named(source).map_err(|error| host::host_path_error("read", &shown, error))?;
     let target = resolve_target(source, guest, target).await?;
-    let mut job = Job { guest, summary: Summary::default(), due: Vec::new() };
-    job.take(opened, shown, target, 0).await?;
+    let mut job = InwardCopy { guest, summary: CopySummary::default(), due: Vec::new() };
+    job.copy_opened(opened, shown, target, 0).await?;
     while let Some(due) = job.due.pop() {
         job.summary.within_bounds()?;
-        job.step(due).await?;
+        job.copy_due(due).await?;
     }
     Ok(job.summary)
 }
 
 /// Where it will be in the sandbox.
-async fn resolve_target(source: &Path, guest: &mut Guest, target: &str) -> Result<String> {
+async fn resolve_target(source: &Path, guest: &mut GuestFiles, target: &str) -> Result<String> {
     if !guest.is_dir(target).await? {
         if !target.ends_with('/') {
             return Ok(target.to_owned());
         }
         guest.make_dir(target).await?;
     }
-    let source = text(source.as_os_str())?;
-    Ok(name_of(&source).map_or_else(|| target.to_owned(), |name| join(target, name)))
+    let source = name_to_text(source.as_os_str())?;
+    Ok(name_of(&source).map_or_else(|| target.to_owned(), |name| join_path(target, name)))
 }
 
-struct Job<'a> {
-    guest: &'a mut Guest,
-    summary: Summary,
-    due: Vec<Due>,
+struct InwardCopy<'a> {
+    guest: &'a mut GuestFiles,
+    summary: CopySummary,
+    due: Vec<InwardEntry>,
 }
 
-impl Job<'_> {
-    async fn step(&mut self, due: Due) -> Result<()> {
-        let failed = |error| host::failed("read", &due.source, error);
-        match host::look(&due.dir, &due.name).map_err(failed)? {
-            EntryKind::Symlink => self.link(due)?,
+impl InwardCopy<'_> {
+    async fn copy_due(&mut self, due: InwardEntry) -> Result<()> {
+        let failed = |error| host::host_path_error("read", &due.source, error);
+        match host::classify_name(&due.dir, &due.name).map_err(failed)? {
+            EntryKind::Symlink => self.note_link(due)?,
             EntryKind::Other => self.summary.skip(&due.source, SPECIAL_FILE_SKIPPED),
             EntryKind::File | EntryKind::Directory => {
-                let opened = host::open(&due.dir, &due.name).map_err(failed)?;
-                self.take(opened, due.source, due.target, due.depth + 1).await?;
+                let opened = host::open_entry(&due.dir, &due.name).map_err(failed)?;
+                self.copy_opened(opened, due.source, due.target, due.depth + 1).await?;
             }
         }
         Ok(())
     }
 
     /// Notes a link that can be made when all it may lead to is there.
-    fn link(&mut self, due: Due) -> Result<()> {
+    fn note_link(&mut self, due: InwardEntry) -> Result<()> {
         let leads = host::read_link(&due.dir, &due.name)
-            .map_err(|error| host::failed("read", &due.source, error))?;
+            .map_err(|error| host::host_path_error("read", &due.source, error))?;
         match leads.filter(|leads| stays_inside(leads, due.depth)) {
             Some(leads) => {
                 self.summary.links += 1;
@@ -89,7 +89,7 @@ impl Job<'_> {
 
     /// Copies what was opened, whose content lies this deep. It is judged by its handle: its name may mean
     /// something else by now.
-    async fn take(
+    async fn copy_opened(
         &mut self,
         opened: OwnedFd,
         source: String,
@@ -97,15 +97,15 @@ impl Job<'_> {
         depth: usize,
     ) -> Result<()> {
         let stat = rustix::fs::fstat(&opened)
-            .map_err(|errno| host::failed("read", &source, errno.into()))?;
-        match host::kind(&stat) {
+            .map_err(|errno| host::host_path_error("read", &source, errno.into()))?;
+        match host::classify_stat(&stat) {
             (EntryKind::File, executable) => {
                 if executable {
                     self.summary.executables.push(target.clone());
                 }
-                self.file(opened.into(), &source, &target).await
+                self.copy_file(opened.into(), &source, &target).await
             }
-            (EntryKind::Directory, _) => self.directory(opened, &source, &target, depth).await,
+            (EntryKind::Directory, _) => self.copy_directory(opened, &source, &target, depth).await,
             (EntryKind::Symlink | EntryKind::Other, _) => {
                 self.summary.skip(&source, SPECIAL_FILE_SKIPPED);
                 Ok(())
@@ -113,12 +113,12 @@ impl Job<'_> {
         }
     }
 
-    async fn file(&mut self, mut file: File, source: &str, target: &str) -> Result<()> {
+    async fn copy_file(&mut self, mut file: File, source: &str, target: &str) -> Result<()> {
         let mut piece = vec![0; CHUNK_BYTES as usize];
         let mut append = false;
         loop {
             let read =
-                file.read(&mut piece).map_err(|error| host::failed("read", source, error))?;
+                file.read(&mut piece).map_err(|error| host::host_path_error("read", source, error))?;
             if read == 0 && append {
                 break;
             }
@@ -130,7 +130,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    async fn directory(
+    async fn copy_directory(
         &mut self,
         dir: OwnedFd,
         source: &str,
@@ -139,19 +139,19 @@ impl Job<'_> {
     ) -> Result<()> {
         self.guest.make_dir(target).await?;
         self.summary.directories += 1;
-        let names = host::names(&dir).map_err(|error| host::failed("read", source, error))?;
+        let names = host::list_names(&dir).map_err(|error| host::host_path_error("read", source, error))?;
         let dir = Rc::new(dir);
         for name in names.into_iter().rev() {
-            let shown = text(&name)?;
-            let (source, target) = (join(source, &shown), join(target, &shown));
-            self.due.push(Due { dir: Rc::clone(&dir), name, source, target, depth });
+            let shown = name_to_text(&name)?;
+            let (source, target) = (join_path(source, &shown), join_path(target, &shown));
+            self.due.push(InwardEntry { dir: Rc::clone(&dir), name, source, target, depth });
         }
         Ok(())
     }
 }
 
 /// Paths in a sandbox are text.
-fn text(name: &std::ffi::OsStr) -> Result<String> {
+fn name_to_text(name: &std::ffi::OsStr) -> Result<String> {
     name.to_str().map(str::to_owned).ok_or_else(|| {
         let message = format!("`{}` is not valid UTF-8", name.to_string_lossy());
         Error::new(ErrorCode::Invalid, CP_OPERATION, message)

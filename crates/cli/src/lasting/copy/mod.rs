@@ -15,8 +15,8 @@ use std::path::{Component, Path};
 use serde::Serialize;
 use stockade_core::{Error, ErrorCode, Result, SandboxPath};
 
-pub use guest::Guest;
-pub use programs::Programs;
+pub use guest::GuestFiles;
+pub use programs::CopyPrograms;
 
 const CP_OPERATION: &str = "cp";
 /// Most files and directories of one copy.
@@ -26,7 +26,7 @@ const SPECIAL_FILE_SKIPPED: &str = "left out: neither a file nor a directory";
 
 /// What was copied.
 #[derive(Debug, Default)]
-pub struct Summary {
+pub struct CopySummary {
     /// Files.
     pub files: u64,
     /// Directories.
@@ -36,7 +36,7 @@ pub struct Summary {
     /// Bytes of all files.
     pub bytes: u64,
     /// What was left out, and why.
-    pub skipped: Vec<Skipped>,
+    pub skipped: Vec<SkippedFile>,
     /// Files that can be executed, and should be on the other side.
     pub executables: Vec<String>,
     /// Links that are still to be made in the sandbox: target and path.
@@ -45,17 +45,17 @@ pub struct Summary {
 
 /// Something that was left out.
 #[derive(Debug, Serialize)]
-pub struct Skipped {
+pub struct SkippedFile {
     /// Where it is.
     pub path: String,
     /// Why it was left out.
     pub why: &'static str,
 }
 
-impl Summary {
+impl CopySummary {
     /// Notes what was left out.
     pub fn skip(&mut self, path: &str, why: &'static str) {
-        self.skipped.push(Skipped { path: path.to_owned(), why });
+        self.skipped.push(SkippedFile { path: path.to_owned(), why });
     }
 
     /// Refuses trees without end.
@@ -92,11 +92,11 @@ fn name_of(path: &str) -> Option<&str> {
     Some(last).filter(|name| !["", ".", ".."].contains(name))
 }
 
-fn join(base: &str, name: &str) -> String {
+fn join_path(base: &str, name: &str) -> String {
     format!("{}/{name}", base.strip_suffix('/').unwrap_or(base))
 }
 
-fn path(text: &str) -> Result<SandboxPath> {
+fn parse_sandbox_path(text: &str) -> Result<SandboxPath> {
     text.parse().map_err(|error: stockade_core::PathError| {
         Error::new(ErrorCode::PathEscapes, CP_OPERATION, error.to_string())
             .remedy("name a path inside the sandbox")

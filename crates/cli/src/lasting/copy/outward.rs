@@ -10,15 +10,15 @@ use std::rc::Rc;
 
 use stockade_core::{Bytes, Entry, EntryKind, Error, ErrorCode, Result};
 
-use super::guest::Guest;
+use super::guest::GuestFiles;
 use super::{
-    CP_OPERATION, ESCAPING_LINK_SKIPPED, Programs, SPECIAL_FILE_SKIPPED, Summary, host, join,
+    CP_OPERATION, ESCAPING_LINK_SKIPPED, CopyPrograms, SPECIAL_FILE_SKIPPED, CopySummary, host, join_path,
     name_of, stays_inside,
 };
 use crate::lasting::message::CHUNK_BYTES;
 
 /// Something that is still to be copied.
-struct Due {
+struct OutwardEntry {
     /// Where it will be.
     dir: Rc<OwnedFd>,
     /// Its name there; checked.
@@ -30,26 +30,26 @@ struct Due {
 }
 
 /// Copies what is at `source` to `target`, or into it if that is a directory.
-pub async fn copy(
-    guest: &mut Guest,
-    programs: Programs<'_>,
+pub async fn copy_outward(
+    guest: &mut GuestFiles,
+    programs: CopyPrograms<'_>,
     source: &str,
     target: &Path,
     most: Bytes,
-) -> Result<Summary> {
+) -> Result<CopySummary> {
     let Some(entry) = guest.stat(source).await? else {
         let message = format!("the sandbox has no `{}`", source.escape_debug());
         return Err(Error::new(ErrorCode::NotFound, CP_OPERATION, message));
     };
-    let (summary, due) = (Summary::default(), Vec::new());
-    let mut job = Job { guest, programs, summary, due, most: most.0 };
+    let (summary, due) = (CopySummary::default(), Vec::new());
+    let mut job = OutwardCopy { guest, programs, summary, due, most: most.0 };
     match entry.kind {
-        EntryKind::File | EntryKind::Directory => job.first(source, target, entry).await?,
+        EntryKind::File | EntryKind::Directory => job.queue_first(source, target, entry).await?,
         EntryKind::Symlink | EntryKind::Other => return Err(not_copied(source, entry.kind)),
     }
     while let Some(due) = job.due.pop() {
         job.summary.within_bounds()?;
-        job.step(due).await?;
+        job.copy_due(due).await?;
     }
     Ok(job.summary)
 }
@@ -60,28 +60,28 @@ fn not_copied(source: &str, kind: EntryKind) -> Error {
     Error::new(ErrorCode::Invalid, CP_OPERATION, message).remedy("name a file or a directory")
 }
 
-struct Job<'a> {
-    guest: &'a mut Guest,
-    programs: Programs<'a>,
-    summary: Summary,
-    due: Vec<Due>,
+struct OutwardCopy<'a> {
+    guest: &'a mut GuestFiles,
+    programs: CopyPrograms<'a>,
+    summary: CopySummary,
+    due: Vec<OutwardEntry>,
     /// Bytes that may still come.
     most: u64,
 }
 
-impl Job<'_> {
+impl OutwardCopy<'_> {
     /// Settles where the whole will be, and takes it up.
-    async fn first(&mut self, source: &str, target: &Path, entry: Entry) -> Result<()> {
-        let failed = |error| host::failed("written", &target.display().to_string(), error);
+    async fn queue_first(&mut self, source: &str, target: &Path, entry: Entry) -> Result<()> {
+        let failed = |error| host::host_path_error("written", &target.display().to_string(), error);
         if target.is_dir() {
             let dir = Rc::new(host::open_named(target).map_err(failed)?);
             return match name_of(source) {
                 Some(name) => {
                     let (name, source) = (name.into(), source.into());
-                    self.due.push(Due { dir, name, source, entry, depth: 0 });
+                    self.due.push(OutwardEntry { dir, name, source, entry, depth: 0 });
                     Ok(())
                 }
-                None => self.contents(dir, source, 0).await,
+                None => self.queue_contents(dir, source, 0).await,
             };
         }
         let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -91,12 +91,12 @@ impl Job<'_> {
             .and_then(OsStr::to_str)
             .ok_or_else(|| failed(std::io::Error::from(std::io::ErrorKind::InvalidFilename)))?;
         let (dir, name, source) = (Rc::new(dir), name.into(), source.into());
-        self.due.push(Due { dir, name, source, entry, depth: 0 });
+        self.due.push(OutwardEntry { dir, name, source, entry, depth: 0 });
         Ok(())
     }
 
-    async fn step(&mut self, due: Due) -> Result<()> {
-        let failed = |error| host::failed("written", &due.name, error);
+    async fn copy_due(&mut self, due: OutwardEntry) -> Result<()> {
+        let failed = |error| host::host_path_error("written", &due.name, error);
         match due.entry.kind {
             EntryKind::Symlink | EntryKind::Other => {
                 self.summary.skip(&due.source, SPECIAL_FILE_SKIPPED)
@@ -104,49 +104,49 @@ impl Job<'_> {
             EntryKind::Directory => {
                 let dir = host::make_dir(&due.dir, OsStr::new(&due.name)).map_err(failed)?;
                 self.summary.directories += 1;
-                self.contents(Rc::new(dir), &due.source, due.depth).await?;
+                self.queue_contents(Rc::new(dir), &due.source, due.depth).await?;
             }
             EntryKind::File => {
                 let executable = due.entry.mode & 0o111 != 0;
                 let name = OsStr::new(&due.name);
-                let file = host::create(&due.dir, name, executable).map_err(failed)?;
-                self.file(file, &due).await?;
+                let file = host::create_file(&due.dir, name, executable).map_err(failed)?;
+                self.copy_file(file, &due).await?;
             }
         }
         Ok(())
     }
 
     /// Takes up what is in a directory, which lies this deep.
-    async fn contents(&mut self, dir: Rc<OwnedFd>, source: &str, depth: usize) -> Result<()> {
+    async fn queue_contents(&mut self, dir: Rc<OwnedFd>, source: &str, depth: usize) -> Result<()> {
         let mut links = Vec::new();
         for entry in self.guest.list(source).await? {
-            let name = checked(&entry.name)?.to_owned();
+            let name = check_entry_name(&entry.name)?.to_owned();
             if entry.kind == EntryKind::Symlink {
                 links.push(name);
                 continue;
             }
-            let source = join(source, &name);
-            self.due.push(Due { dir: Rc::clone(&dir), name, source, entry, depth: depth + 1 });
+            let source = join_path(source, &name);
+            self.due.push(OutwardEntry { dir: Rc::clone(&dir), name, source, entry, depth: depth + 1 });
         }
-        self.links(&dir, source, &links, depth).await
+        self.make_links(&dir, source, &links, depth).await
     }
 
     /// Makes the links of one directory that stay inside. Nothing that is written later follows one.
-    async fn links(
+    async fn make_links(
         &mut self,
         dir: &OwnedFd,
         source: &str,
         names: &[String],
         depth: usize,
     ) -> Result<()> {
-        let paths: Vec<_> = names.iter().map(|name| join(source, name)).collect();
+        let paths: Vec<_> = names.iter().map(|name| join_path(source, name)).collect();
         let targets = self.programs.read_links(&paths).await?;
         for ((name, path), leads) in names.iter().zip(&paths).zip(targets) {
             self.summary.within_bounds()?;
             match leads.filter(|leads| stays_inside(leads, depth)) {
                 Some(leads) => {
                     host::make_link(dir, OsStr::new(name), &leads)
-                        .map_err(|error| host::failed("written", name, error))?;
+                        .map_err(|error| host::host_path_error("written", name, error))?;
                     self.summary.links += 1;
                 }
                 None => self.summary.skip(path, ESCAPING_LINK_SKIPPED),
@@ -155,12 +155,12 @@ impl Job<'_> {
         Ok(())
     }
 
-    async fn file(&mut self, mut file: File, due: &Due) -> Result<()> {
+    async fn copy_file(&mut self, mut file: File, due: &OutwardEntry) -> Result<()> {
         let mut offset = 0;
         loop {
             let piece = self.guest.read(&due.source, offset).await?;
             self.most = self.most.checked_sub(piece.len() as u64).ok_or_else(too_large)?;
-            file.write_all(&piece).map_err(|error| host::failed("written", &due.name, error))?;
+            file.write_all(&piece).map_err(|error| host::host_path_error("written", &due.name, error))?;
             offset += piece.len() as u64;
             if piece.len() < CHUNK_BYTES as usize {
                 break;
@@ -173,7 +173,7 @@ impl Job<'_> {
 }
 
 /// A name that stays in its directory.
-fn checked(name: &str) -> Result<&str> {
+fn check_entry_name(name: &str) -> Result<&str> {
     let mut parts = Path::new(name).components();
     match (parts.next(), parts.next()) {
         (Some(Component::Normal(only)), None) if only == name && !name.contains('\0') => Ok(name),
@@ -191,15 +191,15 @@ fn too_large() -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::checked;
+    use super::check_entry_name;
 
     #[test]
     fn names_that_would_leave_their_directory_are_refused() {
         for name in ["", ".", "..", "a/b", "/a", "a/", "../a", "./a", "a\0b"] {
-            assert!(checked(name).is_err(), "{name:?}");
+            assert!(check_entry_name(name).is_err(), "{name:?}");
         }
         for name in ["a", "...", "-rf", "a b", "\n"] {
-            assert!(checked(name).is_ok(), "{name:?}");
+            assert!(check_entry_name(name).is_ok(), "{name:?}");
         }
     }
 }

@@ -5,8 +5,8 @@ use stockade_core::{Bytes, Command, Result, SandboxId, Span, StreamId, WORKSPACE
 use stockade_engine::OutputEvent;
 
 use super::CP_OPERATION;
-use crate::attend::Events;
-use crate::lasting::place::Place;
+use crate::attend::ProgramEvents;
+use crate::lasting::place::SandboxDirectory;
 use crate::lasting::remote::Remote;
 
 /// Paths in one command, well below what an argument list may hold.
@@ -24,20 +24,20 @@ done"#;
 const READ_LINK: &str = r#"for link; do readlink -n -- "$link" || exit 1; printf '\0'; done"#;
 
 /// The programs of one sandbox.
-pub struct Programs<'a> {
+pub struct CopyPrograms<'a> {
     /// Where sandboxes are found.
-    pub place: &'a Place,
+    pub place: &'a SandboxDirectory,
     /// Which one.
     pub id: &'a SandboxId,
 }
 
-impl Programs<'_> {
+impl CopyPrograms<'_> {
     /// Makes these executable; answers those for which that did not work.
     pub async fn make_executable<'p>(&self, paths: &'p [String]) -> Result<Vec<&'p String>> {
         let mut failed = Vec::new();
         for some in paths.chunks(MAX_BATCH_PATHS) {
             let argv = ["chmod", "+x", "--"].map(str::to_owned).into_iter();
-            if self.run(argv.chain(some.iter().cloned())).await?.is_none() {
+            if self.run_program(argv.chain(some.iter().cloned())).await?.is_none() {
                 failed.extend(some);
             }
         }
@@ -49,7 +49,7 @@ impl Programs<'_> {
         let mut failed = Vec::new();
         for some in links.chunks(MAX_BATCH_PATHS) {
             let words = some.iter().flat_map(|(target, path)| [target.clone(), path.clone()]);
-            if self.run(shell(MAKE_LINK).chain(words)).await?.is_none() {
+            if self.run_program(build_shell_argv(MAKE_LINK).chain(words)).await?.is_none() {
                 failed.extend(some.iter().map(|(_, path)| path));
             }
         }
@@ -60,7 +60,7 @@ impl Programs<'_> {
     pub async fn read_links(&self, paths: &[String]) -> Result<Vec<Option<String>>> {
         let mut targets = Vec::new();
         for some in paths.chunks(MAX_BATCH_PATHS) {
-            let said = self.run(shell(READ_LINK).chain(some.iter().cloned())).await?;
+            let said = self.run_program(build_shell_argv(READ_LINK).chain(some.iter().cloned())).await?;
             let said = said.and_then(|bytes| String::from_utf8(bytes).ok()).unwrap_or_default();
             let read: Vec<_> = said.split_terminator('\0').map(str::to_owned).collect();
             let whole = read.len() == some.len();
@@ -72,7 +72,7 @@ impl Programs<'_> {
     }
 
     /// Runs a program; answers its output if it succeeded.
-    async fn run(&self, argv: impl Iterator<Item = String>) -> Result<Option<Vec<u8>>> {
+    async fn run_program(&self, argv: impl Iterator<Item = String>) -> Result<Option<Vec<u8>>> {
         let command = Command {
             dir: WORKSPACE_ROOT.parse().ok(),
             wall_time: Some(PROGRAM_TIMEOUT),
@@ -94,6 +94,6 @@ impl Programs<'_> {
 }
 
 /// A line of shell whose arguments follow.
-fn shell(line: &str) -> impl Iterator<Item = String> {
+fn build_shell_argv(line: &str) -> impl Iterator<Item = String> {
     ["sh", "-c", line, "sh"].map(str::to_owned).into_iter()
 }

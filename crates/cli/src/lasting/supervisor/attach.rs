@@ -7,23 +7,23 @@ use stockade_engine::{Execution, OutputEvent, Subscription, Watcher};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 
-use super::session::Session;
-use crate::lasting::frame::{self, FrameError};
-use crate::lasting::message::{Reply, Request};
+use super::session::ClientSession;
+use crate::lasting::frame::{self, SupervisorFrameError};
+use crate::lasting::message::{SupervisorReply, SupervisorRequest};
 
 /// What is to be done to a program's input.
-enum Input {
+enum QueuedInput {
     Data(Bytes),
     End,
 }
 
 /// Starts a program and stays with it to its end.
-pub async fn exec(mut session: Session, command: Command, detach: bool) -> Result<(), FrameError> {
+pub async fn serve_exec(mut session: ClientSession, command: Command, detach: bool) -> Result<(), SupervisorFrameError> {
     let (execution, follower) = match session.host.exec(command).await {
         Ok(started) => started,
         Err(error) => return session.fail(&error).await,
     };
-    let started = started(&execution);
+    let started = started_reply(&execution);
     if detach {
         execution.detach();
         return session.reply(&started).await;
@@ -33,8 +33,8 @@ pub async fn exec(mut session: Session, command: Command, detach: bool) -> Resul
 }
 
 /// What is said about a program before its events.
-pub fn started(program: &Watcher) -> Reply {
-    Reply::Started {
+pub fn started_reply(program: &Watcher) -> SupervisorReply {
+    SupervisorReply::Started {
         job: program.job().clone(),
         backend: program.backend().clone(),
         boundary: program.boundary(),
@@ -42,17 +42,17 @@ pub fn started(program: &Watcher) -> Reply {
 }
 
 async fn serve_client(
-    session: &mut Session,
+    session: &mut ClientSession,
     execution: Execution,
     follower: Subscription,
-) -> Result<(), FrameError> {
+) -> Result<(), SupervisorFrameError> {
     // One piece may be on its way to the program; the next is due when that was taken.
     let (input, pieces) = mpsc::channel(2);
     let (taken, mut acknowledged) = mpsc::channel(2);
     tokio::select! {
         result = receive_requests(&mut session.reader, &execution, input) => result,
         result = send_events(&mut session.writer, follower, &mut acknowledged) => result,
-        () = feed(&execution, pieces, taken) => Ok(()),
+        () = feed_queued_input(&execution, pieces, taken) => Ok(()),
     }
 }
 
@@ -60,51 +60,51 @@ async fn serve_client(
 async fn receive_requests(
     reader: &mut OwnedReadHalf,
     execution: &Watcher,
-    input: mpsc::Sender<Input>,
-) -> Result<(), FrameError> {
-    while let Some((request, payload)) = frame::receive(reader).await? {
+    input: mpsc::Sender<QueuedInput>,
+) -> Result<(), SupervisorFrameError> {
+    while let Some((request, payload)) = frame::receive_frame(reader).await? {
         // What a program does not take any more has no effect, as after any end.
         match request {
-            Request::Stdin => queue(&input, Input::Data(payload))?,
-            Request::StdinEnd => queue(&input, Input::End)?,
-            Request::Signal { number } => drop(execution.signal(Signal(number)).await),
-            Request::Resize { size } => drop(execution.resize(size).await),
-            Request::Cancel => execution.cancel(),
-            Request::Hello { .. }
-            | Request::Info
-            | Request::Exec { .. }
-            | Request::Logs { .. }
-            | Request::Stat { .. }
-            | Request::List { .. }
-            | Request::Read { .. }
-            | Request::Write { .. }
-            | Request::MakeDir { .. }
-            | Request::Snapshot { .. }
-            | Request::Restore { .. }
-            | Request::Pause
-            | Request::Resume
-            | Request::Describe
-            | Request::Destroy => return Err(FrameError::Closed),
+            SupervisorRequest::Stdin => queue_input(&input, QueuedInput::Data(payload))?,
+            SupervisorRequest::StdinEnd => queue_input(&input, QueuedInput::End)?,
+            SupervisorRequest::Signal { number } => drop(execution.signal(Signal(number)).await),
+            SupervisorRequest::Resize { size } => drop(execution.resize(size).await),
+            SupervisorRequest::Cancel => execution.cancel(),
+            SupervisorRequest::Hello { .. }
+            | SupervisorRequest::Info
+            | SupervisorRequest::Exec { .. }
+            | SupervisorRequest::Logs { .. }
+            | SupervisorRequest::Stat { .. }
+            | SupervisorRequest::List { .. }
+            | SupervisorRequest::Read { .. }
+            | SupervisorRequest::Write { .. }
+            | SupervisorRequest::MakeDir { .. }
+            | SupervisorRequest::Snapshot { .. }
+            | SupervisorRequest::Restore { .. }
+            | SupervisorRequest::Pause
+            | SupervisorRequest::Resume
+            | SupervisorRequest::Describe
+            | SupervisorRequest::Destroy => return Err(SupervisorFrameError::Closed),
         }
     }
     Ok(())
 }
 
 /// A client that sends before it is told to is not waited for: its signals would wait with it.
-fn queue(input: &mpsc::Sender<Input>, piece: Input) -> Result<(), FrameError> {
-    input.try_send(piece).map_err(|_| FrameError::Closed)
+fn queue_input(input: &mpsc::Sender<QueuedInput>, piece: QueuedInput) -> Result<(), SupervisorFrameError> {
+    input.try_send(piece).map_err(|_| SupervisorFrameError::Closed)
 }
 
-async fn feed(execution: &Watcher, mut pieces: mpsc::Receiver<Input>, taken: mpsc::Sender<()>) {
+async fn feed_queued_input(execution: &Watcher, mut pieces: mpsc::Receiver<QueuedInput>, taken: mpsc::Sender<()>) {
     while let Some(piece) = pieces.recv().await {
         match piece {
-            Input::Data(data) => {
+            QueuedInput::Data(data) => {
                 let _ = execution.write_stdin(data).await;
                 if taken.send(()).await.is_err() {
                     break;
                 }
             }
-            Input::End => drop(execution.close_stdin().await),
+            QueuedInput::End => drop(execution.close_stdin().await),
         }
     }
     std::future::pending().await
@@ -115,30 +115,30 @@ async fn send_events(
     writer: &mut OwnedWriteHalf,
     mut follower: Subscription,
     taken: &mut mpsc::Receiver<()>,
-) -> Result<(), FrameError> {
+) -> Result<(), SupervisorFrameError> {
     loop {
         tokio::select! {
             event = follower.next() => {
                 let Some(event) = event else { return Ok(()) };
-                pass(writer, event).await?;
+                send_event(writer, event).await?;
             }
-            Some(()) = taken.recv() => frame::send(writer, &Reply::Taken, &[]).await?,
+            Some(()) = taken.recv() => frame::send_frame(writer, &SupervisorReply::Taken, &[]).await?,
         }
     }
 }
 
 /// Sends one event, in pieces that fit a frame.
-pub async fn pass(writer: &mut OwnedWriteHalf, event: OutputEvent) -> Result<(), FrameError> {
+pub async fn send_event(writer: &mut OwnedWriteHalf, event: OutputEvent) -> Result<(), SupervisorFrameError> {
     match event {
         OutputEvent::Output { seq, stream, data } => {
             for piece in data.chunks(frame::MAX_PAYLOAD) {
-                frame::send(writer, &Reply::Output { seq, stream }, piece).await?;
+                frame::send_frame(writer, &SupervisorReply::Output { seq, stream }, piece).await?;
             }
             Ok(())
         }
         OutputEvent::Gap { events, bytes } => {
-            frame::send(writer, &Reply::Gap { events, bytes }, &[]).await
+            frame::send_frame(writer, &SupervisorReply::Gap { events, bytes }, &[]).await
         }
-        OutputEvent::End(outcome) => frame::send(writer, &Reply::End(Box::new(outcome)), &[]).await,
+        OutputEvent::End(outcome) => frame::send_frame(writer, &SupervisorReply::End(Box::new(outcome)), &[]).await,
     }
 }

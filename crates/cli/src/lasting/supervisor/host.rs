@@ -11,15 +11,15 @@ use stockade_engine::{Engine, Execution, Subscription, Watcher};
 use tokio::sync::watch;
 
 use super::activity::{Activity, Busy};
-use super::jobs::Jobs;
+use super::jobs::SupervisedJobs;
 use crate::lasting::fault::WireError;
-use crate::lasting::message::{Info, Order};
+use crate::lasting::message::{Info, SupervisorOrder};
 
 /// How a sandbox ended: nothing is left, or why that is not so.
 pub type Last = std::result::Result<(), WireError>;
 
 /// What the sessions of one sandbox share.
-pub struct Host {
+pub struct SupervisorHost {
     /// Made the sandbox and holds its lease.
     pub engine: Engine,
     /// The sandbox.
@@ -34,15 +34,15 @@ pub struct Host {
     pub lifetime: Option<Span>,
     /// Who uses it.
     pub activity: Arc<Activity>,
-    jobs: Mutex<Jobs>,
+    jobs: Mutex<SupervisedJobs>,
     paused: AtomicBool,
     asked: watch::Sender<bool>,
     ended: watch::Sender<Option<Last>>,
 }
 
-impl Host {
+impl SupervisorHost {
     /// For a sandbox that has just been made.
-    pub fn new(engine: Engine, id: SandboxId, order: &Order) -> Arc<Self> {
+    pub fn new(engine: Engine, id: SandboxId, order: &SupervisorOrder) -> Arc<Self> {
         Arc::new(Self {
             engine,
             id,
@@ -59,7 +59,7 @@ impl Host {
     }
 
     /// Its programs.
-    pub fn jobs(&self) -> MutexGuard<'_, Jobs> {
+    pub fn jobs(&self) -> MutexGuard<'_, SupervisedJobs> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -102,7 +102,7 @@ impl Host {
         let busy = self.activity.begin();
         let started = self.engine.exec_followed(&self.id, command).await;
         let (execution, follower) = started.inspect_err(|error| self.look_after(error))?;
-        let watcher = self.keep(&execution);
+        let watcher = self.keep_job(&execution);
         tokio::spawn(Arc::clone(self).see_through(watcher, busy));
         Ok((execution, follower))
     }
@@ -117,7 +117,7 @@ impl Host {
         Ok(())
     }
 
-    fn keep(&self, execution: &Execution) -> Watcher {
+    fn keep_job(&self, execution: &Execution) -> Watcher {
         let watcher = Watcher::clone(execution);
         self.jobs().add(watcher.clone());
         watcher

@@ -21,23 +21,23 @@ const LONGEST_LINE: usize = 200;
 
 /// The programs of one sandbox, the oldest first.
 #[derive(Debug, Default)]
-pub struct Jobs(VecDeque<Job>);
+pub struct SupervisedJobs(VecDeque<SupervisedJob>);
 
 #[derive(Debug)]
-struct Job {
+struct SupervisedJob {
     watcher: Watcher,
     command: String,
     started: Timestamp,
-    ended: Option<Ended>,
+    ended: Option<EndedJob>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Ended {
+struct EndedJob {
     exit_code: i32,
     bytes: u64,
 }
 
-impl Jobs {
+impl SupervisedJobs {
     /// Whether one more may be started.
     pub fn room(&self) -> Result<()> {
         if self.running() < MOST_RUNNING {
@@ -49,14 +49,14 @@ impl Jobs {
 
     /// Takes in a program that has started.
     pub fn add(&mut self, watcher: Watcher) {
-        let command = line(watcher.command());
-        self.0.push_back(Job { watcher, command, started: Timestamp::now(), ended: None });
+        let command = format_command_line(watcher.command());
+        self.0.push_back(SupervisedJob { watcher, command, started: Timestamp::now(), ended: None });
     }
 
     /// Notes the end of one, and forgets the oldest where there are too many.
     pub fn finish(&mut self, job: &JobId, outcome: &Outcome) {
         let bytes = outcome.stdout.bytes.saturating_add(outcome.stderr.bytes);
-        let ended = Some(Ended { exit_code: outcome.exit_code(), bytes });
+        let ended = Some(EndedJob { exit_code: outcome.exit_code(), bytes });
         self.0.iter_mut().filter(|one| one.watcher.job() == job).for_each(|one| one.ended = ended);
         while self.too_much() {
             match self.0.iter().position(|one| one.ended.is_some()) {
@@ -79,7 +79,7 @@ impl Jobs {
 
     /// All of them, for people.
     pub fn info(&self) -> Vec<JobInfo> {
-        self.0.iter().map(Job::info).collect()
+        self.0.iter().map(SupervisedJob::info).collect()
     }
 
     /// How many run.
@@ -95,7 +95,7 @@ impl Jobs {
     }
 }
 
-impl Job {
+impl SupervisedJob {
     fn info(&self) -> JobInfo {
         JobInfo {
             job: self.watcher.job().clone(),
@@ -107,7 +107,7 @@ impl Job {
     }
 }
 
-fn line(argv: &[String]) -> String {
+fn format_command_line(argv: &[String]) -> String {
     let whole = argv.join(" ");
     let mut shown: String = whole.chars().take(LONGEST_LINE).collect();
     if shown.len() < whole.len() {
@@ -134,7 +134,7 @@ mod tests {
         let engine = Engine::open(config, vec![Arc::new(backend)]).await.unwrap();
         let backend = BackendChoice::Named(mock::NAME);
         let id = engine.create(SandboxSpec { backend, ..SandboxSpec::default() }).await.unwrap();
-        let mut jobs = Jobs::default();
+        let mut jobs = SupervisedJobs::default();
         for _ in 0..MOST_ENDED + 3 {
             let command = Command::program(["true"]);
             let watcher = engine.exec(&id, command).await.unwrap().detach();
@@ -149,8 +149,8 @@ mod tests {
 
     #[test]
     fn a_long_command_line_is_cut() {
-        assert_eq!(line(&["a".into(), "b".into()]), "a b");
-        let shown = line(&["é".repeat(500)]);
+        assert_eq!(format_command_line(&["a".into(), "b".into()]), "a b");
+        let shown = format_command_line(&["é".repeat(500)]);
         assert!(shown.ends_with('…') && shown.chars().count() == LONGEST_LINE + 1);
     }
 }

@@ -9,13 +9,13 @@ use stockade_engine::{Engine, Watcher};
 use tokio::net::UnixListener;
 
 use super::activity::Activity;
-use super::host::Host;
+use super::host::SupervisorHost;
 use super::session;
 use crate::config::Settings;
 use crate::interrupts::Interrupts;
 use crate::lasting::fault::WireError;
-use crate::lasting::message::{Order, Ready};
-use crate::lasting::socket::Sockets;
+use crate::lasting::message::{SupervisorOrder, SandboxReady};
+use crate::lasting::socket::SupervisorSockets;
 use crate::registry;
 use crate::views::Taken;
 
@@ -25,9 +25,9 @@ const MOST_SESSIONS: usize = 256;
 const SESSIONS_CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Looks after one sandbox.
-pub struct Keeper {
-    host: Arc<Host>,
-    sockets: Sockets,
+pub struct SandboxKeeper {
+    host: Arc<SupervisorHost>,
+    sockets: SupervisorSockets,
     sessions: Arc<Activity>,
     accepting: tokio::task::AbortHandle,
     interrupts: tokio::sync::Mutex<Interrupts>,
@@ -37,24 +37,24 @@ pub struct Keeper {
     view: Option<Taken>,
 }
 
-impl Keeper {
+impl SandboxKeeper {
     /// Builds the sandbox. If that fails nothing is left.
-    pub async fn build(order: Order, settings: &Settings) -> Result<Self> {
+    pub async fn build(order: SupervisorOrder, settings: &Settings) -> Result<Self> {
         let interrupts = Interrupts::listen()?;
-        let sockets = Sockets::open(&settings.state_dir()?)?;
+        let sockets = SupervisorSockets::open(&settings.state_dir()?)?;
         let view = order.workspace.as_ref().map(|id| Taken::again(id, settings)).transpose()?;
         let engine = registry::lasting_engine(settings, &order.spec.backend).await?;
-        let built = Self::furnish(&engine, order, sockets, interrupts, view).await;
+        let built = Self::build_sandbox(&engine, order, sockets, interrupts, view).await;
         if built.is_err() {
             engine.close().await?;
         }
         built
     }
 
-    async fn furnish(
+    async fn build_sandbox(
         engine: &Engine,
-        order: Order,
-        sockets: Sockets,
+        order: SupervisorOrder,
+        sockets: SupervisorSockets,
         interrupts: Interrupts,
         view: Option<Taken>,
     ) -> Result<Self> {
@@ -62,7 +62,7 @@ impl Keeper {
             Some(snapshot) => engine.create_from(snapshot, order.spec.clone()).await?,
             None => engine.create(order.spec.clone()).await?,
         };
-        let host = Host::new(engine.clone(), id.clone(), &order);
+        let host = SupervisorHost::new(engine.clone(), id.clone(), &order);
         host.look_after_carried()?;
         let first = match order.command {
             Some(command) => Some(host.exec(command).await?.0.detach()),
@@ -70,18 +70,18 @@ impl Keeper {
         };
         let listener = sockets.bind(&id)?;
         let sessions = Activity::new();
-        let accept = accept(Arc::clone(&host), listener, Arc::clone(&sessions));
+        let accept = accept_sessions(Arc::clone(&host), listener, Arc::clone(&sessions));
         let accepting = tokio::spawn(accept).abort_handle();
         let interrupts = tokio::sync::Mutex::new(interrupts);
         Ok(Self { host, sockets, sessions, accepting, interrupts, first, view })
     }
 
     /// What was made.
-    pub fn ready(&self) -> Ready {
+    pub fn ready(&self) -> SandboxReady {
         let job = self.first.as_ref().map(|first| first.job().clone());
         // A sandbox that has ended already has nothing to be told of.
         let limits = self.host.engine.limits(&self.host.id).unwrap_or_default();
-        Ready { id: self.host.id.clone(), job, limits }
+        SandboxReady { id: self.host.id.clone(), job, limits }
     }
 
     /// Returns when the sandbox has lived long enough.
@@ -89,14 +89,14 @@ impl Keeper {
         let mut interrupts = self.interrupts.lock().await;
         tokio::select! {
             () = self.host.asked_to_end() => {}
-            () = self.unused() => {}
+            () = self.wait_until_unused() => {}
             () = self.too_old() => {}
             () = self.first_is_over() => {}
             _ = interrupts.next() => {}
         }
     }
 
-    async fn unused(&self) {
+    async fn wait_until_unused(&self) {
         match self.host.idle {
             Some(idle) => self.host.activity.none_for(idle.into()).await,
             None => std::future::pending().await,
@@ -132,7 +132,7 @@ impl Keeper {
     }
 }
 
-async fn accept(host: Arc<Host>, listener: UnixListener, sessions: Arc<Activity>) {
+async fn accept_sessions(host: Arc<SupervisorHost>, listener: UnixListener, sessions: Arc<Activity>) {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             // Out of descriptors, most likely: sessions that end give some back.
@@ -144,7 +144,7 @@ async fn accept(host: Arc<Host>, listener: UnixListener, sessions: Arc<Activity>
         }
         let (host, here) = (Arc::clone(&host), sessions.begin());
         tokio::spawn(async move {
-            session::serve(host, stream).await;
+            session::serve_session(host, stream).await;
             drop(here);
         });
     }

@@ -18,10 +18,10 @@ use std::io::{Read, Write};
 use stockade_core::{Error, ErrorCode, Result};
 
 use super::fault::WireError;
-use super::message::{Order, Status};
+use super::message::{SupervisorOrder, LaunchStatus};
 use crate::config::Settings;
 use crate::printer::Printer;
-use keeper::Keeper;
+use keeper::SandboxKeeper;
 
 /// The longest order: room for every argument and variable a program can be given.
 const MAX_ORDER: u64 = 8 << 20;
@@ -32,13 +32,13 @@ pub async fn supervise(printer: &Printer) -> Result<i32> {
     match build_keeper(printer).await {
         Ok(keeper) => {
             // A caller who has gone does not know the id: nobody would ever use the sandbox (C-32).
-            let heard = write_status(&Status::Ready(keeper.ready())).is_ok();
+            let heard = write_status(&LaunchStatus::Ready(keeper.ready())).is_ok();
             if heard && be_silent().is_ok() {
                 keeper.keep().await;
             }
             keeper.end().await;
         }
-        Err(error) => drop(write_status(&Status::Failed(WireError::from(&error)))),
+        Err(error) => drop(write_status(&LaunchStatus::Failed(WireError::from(&error)))),
     }
     Ok(0)
 }
@@ -49,15 +49,15 @@ fn leave_the_caller() {
     let _ = rustix::thread::set_name(c"stockade");
 }
 
-async fn build_keeper(printer: &Printer) -> Result<Keeper> {
+async fn build_keeper(printer: &Printer) -> Result<SandboxKeeper> {
     let order = read_order()?;
     let settings = Settings::load(Some(&order.origin), printer)?;
     // The state directory is absolute by now, and nobody's directory is to be kept busy.
     let _ = rustix::process::chdir("/");
-    Keeper::build(order, &settings).await
+    SandboxKeeper::build(order, &settings).await
 }
 
-fn read_order() -> Result<Order> {
+fn read_order() -> Result<SupervisorOrder> {
     let wrong = |message: &str| Error::new(ErrorCode::Invalid, "supervise", message);
     let remedy = "use `stockade create`: this command is not for people";
     let mut json = Vec::new();
@@ -70,7 +70,7 @@ fn read_order() -> Result<Order> {
         .map_err(|error| wrong("the order cannot be understood").remedy(remedy).source(error))
 }
 
-fn write_status(status: &Status) -> std::io::Result<()> {
+fn write_status(status: &LaunchStatus) -> std::io::Result<()> {
     let mut line = serde_json::to_vec(status)?;
     line.push(b'\n');
     let mut out = std::io::stdout().lock();

@@ -5,40 +5,40 @@ use stockade_engine::{OutputEvent, Subscription};
 use tokio::net::unix::OwnedReadHalf;
 
 use super::attach;
-use super::session::Session;
-use crate::lasting::frame::{self, FrameError};
-use crate::lasting::message::{Reply, Request};
+use super::session::ClientSession;
+use crate::lasting::frame::{self, SupervisorFrameError};
+use crate::lasting::message::{SupervisorReply, SupervisorRequest};
 
 /// Sends the output of a program: what there is, or all there will be.
-pub async fn logs(
-    mut session: Session,
+pub async fn serve_logs(
+    mut session: ClientSession,
     job: Option<JobId>,
     from: u64,
     follow: bool,
-) -> Result<(), FrameError> {
+) -> Result<(), SupervisorFrameError> {
     let found = session.host.jobs().find(job.as_ref());
     let watcher = match found {
         Ok(Some(watcher)) => watcher,
-        Ok(None) => return session.fail(&missing(job.as_ref())).await,
+        Ok(None) => return session.fail(&missing_job_error(job.as_ref())).await,
         Err(error) => return session.fail(&error).await,
     };
-    session.reply(&attach::started(&watcher)).await?;
+    session.reply(&attach::started_reply(&watcher)).await?;
     let mut output = watcher.subscribe();
-    let Session { reader, writer, .. } = &mut session;
+    let ClientSession { reader, writer, .. } = &mut session;
     tokio::select! {
         result = async {
-            while let Some(event) = next(&mut output, follow).await {
+            while let Some(event) = next_event(&mut output, follow).await {
                 if !is_before(&event, from) {
-                    attach::pass(writer, event).await?;
+                    attach::send_event(writer, event).await?;
                 }
             }
-            frame::send(writer, &Reply::SoFar, &[]).await
+            frame::send_frame(writer, &SupervisorReply::SoFar, &[]).await
         } => result,
-        () = gone(reader) => Ok(()),
+        () = wait_for_hangup(reader) => Ok(()),
     }
 }
 
-async fn next(output: &mut Subscription, follow: bool) -> Option<OutputEvent> {
+async fn next_event(output: &mut Subscription, follow: bool) -> Option<OutputEvent> {
     if follow { output.next().await } else { output.try_next() }
 }
 
@@ -50,11 +50,11 @@ fn is_before(event: &OutputEvent, from: u64) -> bool {
 }
 
 /// Returns when the reader of the logs has gone away, or says what a reader does not say.
-async fn gone(reader: &mut OwnedReadHalf) {
-    let _ = frame::receive::<Request>(reader).await;
+async fn wait_for_hangup(reader: &mut OwnedReadHalf) {
+    let _ = frame::receive_frame::<SupervisorRequest>(reader).await;
 }
 
-fn missing(job: Option<&JobId>) -> Error {
+fn missing_job_error(job: Option<&JobId>) -> Error {
     let message = match job {
         Some(job) => format!("no program `{job}` has run here, or its output is gone"),
         None => "no program has run in this sandbox yet".to_owned(),

@@ -10,20 +10,20 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::activity::Busy;
-use super::host::Host;
+use super::host::SupervisorHost;
 use super::{attach, files, replay, states};
 use crate::lasting::fault::WireError;
-use crate::lasting::frame::{self, FrameError};
-use crate::lasting::message::{PROTOCOL_VERSION, Reply, Request};
+use crate::lasting::frame::{self, SupervisorFrameError};
+use crate::lasting::message::{PROTOCOL_VERSION, SupervisorReply, SupervisorRequest};
 use crate::lasting::peer::{self, Stranger};
 
 /// Timeout for the first request of a connection.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One connection.
-pub struct Session {
+pub struct ClientSession {
     /// The sandbox it is about.
-    pub host: Arc<Host>,
+    pub host: Arc<SupervisorHost>,
     /// What the client says.
     pub reader: OwnedReadHalf,
     /// What it is told.
@@ -33,10 +33,10 @@ pub struct Session {
 }
 
 /// Serves a connection to its end. How it ended concerns nobody: the client has heard, or is gone.
-pub async fn serve(host: Arc<Host>, stream: UnixStream) {
-    let trusted = peer::check(&stream);
+pub async fn serve_session(host: Arc<SupervisorHost>, stream: UnixStream) {
+    let trusted = peer::check_peer(&stream);
     let (reader, writer) = stream.into_split();
-    let mut session = Session { host, reader, writer, busy: None };
+    let mut session = ClientSession { host, reader, writer, busy: None };
     match trusted {
         Ok(()) => {}
         Err(Stranger::User) => return,
@@ -45,7 +45,7 @@ pub async fn serve(host: Arc<Host>, stream: UnixStream) {
             return;
         }
     }
-    if let Ok(Ok(true)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, session.greet()).await {
+    if let Ok(Ok(true)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, session.answer_hello()).await {
         let _ = session.answer_all().await;
     }
 }
@@ -56,13 +56,13 @@ fn from_elsewhere() -> Error {
         .remedy("run this where the sandbox was made, outside of any container")
 }
 
-impl Session {
-    async fn greet(&mut self) -> Result<bool, FrameError> {
-        let Some((Request::Hello { version }, _)) = frame::receive(&mut self.reader).await? else {
+impl ClientSession {
+    async fn answer_hello(&mut self) -> Result<bool, SupervisorFrameError> {
+        let Some((SupervisorRequest::Hello { version }, _)) = frame::receive_frame(&mut self.reader).await? else {
             return Ok(false);
         };
         if version == PROTOCOL_VERSION {
-            self.reply(&Reply::Hello { version: PROTOCOL_VERSION }).await?;
+            self.reply(&SupervisorReply::Hello { version: PROTOCOL_VERSION }).await?;
             return Ok(true);
         }
         let message = "the sandbox was made by another version of stockade";
@@ -74,64 +74,64 @@ impl Session {
 
     /// Tells a person in a container why nothing is answered. Their greeting is taken and not looked at,
     /// since a connection that is closed over it could lose the answer.
-    async fn send_away(&mut self) -> Result<(), FrameError> {
-        frame::receive::<Request>(&mut self.reader).await?;
+    async fn send_away(&mut self) -> Result<(), SupervisorFrameError> {
+        frame::receive_frame::<SupervisorRequest>(&mut self.reader).await?;
         self.fail(&from_elsewhere()).await
     }
 
-    async fn answer_all(mut self) -> Result<(), FrameError> {
+    async fn answer_all(mut self) -> Result<(), SupervisorFrameError> {
         while let Some((request, payload)) = self.next_request().await? {
             self.note_use(&request);
             match request {
-                Request::Info => self.reply(&Reply::Info(self.host.info())).await?,
-                Request::Exec { command, detach } => {
-                    return attach::exec(self, *command, detach).await;
+                SupervisorRequest::Info => self.reply(&SupervisorReply::Info(self.host.info())).await?,
+                SupervisorRequest::Exec { command, detach } => {
+                    return attach::serve_exec(self, *command, detach).await;
                 }
-                Request::Logs { job, from, follow } => {
-                    return replay::logs(self, job, from, follow).await;
+                SupervisorRequest::Logs { job, from, follow } => {
+                    return replay::serve_logs(self, job, from, follow).await;
                 }
-                Request::Stat { .. }
-                | Request::List { .. }
-                | Request::Read { .. }
-                | Request::Write { .. }
-                | Request::MakeDir { .. } => self.file(request, payload).await?,
-                Request::Snapshot { .. }
-                | Request::Restore { .. }
-                | Request::Pause
-                | Request::Resume
-                | Request::Describe => self.state(request).await?,
-                Request::Destroy => return self.destroy().await,
-                Request::Hello { .. }
-                | Request::Stdin
-                | Request::StdinEnd
-                | Request::Signal { .. }
-                | Request::Resize { .. }
-                | Request::Cancel => return self.out_of_turn().await,
+                SupervisorRequest::Stat { .. }
+                | SupervisorRequest::List { .. }
+                | SupervisorRequest::Read { .. }
+                | SupervisorRequest::Write { .. }
+                | SupervisorRequest::MakeDir { .. } => self.serve_file_request(request, payload).await?,
+                SupervisorRequest::Snapshot { .. }
+                | SupervisorRequest::Restore { .. }
+                | SupervisorRequest::Pause
+                | SupervisorRequest::Resume
+                | SupervisorRequest::Describe => self.serve_state_request(request).await?,
+                SupervisorRequest::Destroy => return self.destroy_sandbox().await,
+                SupervisorRequest::Hello { .. }
+                | SupervisorRequest::Stdin
+                | SupervisorRequest::StdinEnd
+                | SupervisorRequest::Signal { .. }
+                | SupervisorRequest::Resize { .. }
+                | SupervisorRequest::Cancel => return self.out_of_turn().await,
             }
         }
         Ok(())
     }
 
     /// Nothing when the client has gone, or the sandbox.
-    async fn next_request(&mut self) -> Result<Option<(Request, Bytes)>, FrameError> {
+    async fn next_request(&mut self) -> Result<Option<(SupervisorRequest, Bytes)>, SupervisorFrameError> {
         tokio::select! {
-            request = frame::receive(&mut self.reader) => request,
+            request = frame::receive_frame(&mut self.reader) => request,
             _ = self.host.ended() => Ok(None),
         }
     }
 
     /// Looking does not keep a sandbox alive, and neither does the wish that it ends.
-    fn note_use(&mut self, request: &Request) {
-        if !matches!(request, Request::Info | Request::Destroy) {
+    fn note_use(&mut self, request: &SupervisorRequest) {
+        if !matches!(request, SupervisorRequest::Info | SupervisorRequest::Destroy) {
             self.busy.get_or_insert_with(|| self.host.activity.begin());
         }
     }
 
-    async fn file(&mut self, request: Request, payload: Bytes) -> Result<(), FrameError> {
-        match files::answer(&self.host, request, payload).await {
+    async fn serve_file_request(&mut self, request: SupervisorRequest, payload: Bytes) -> Result<(), SupervisorFrameError> {
+        match files::answer_file_request(&self.host, request, payload).await {
             Ok(answers) => {
                 for (reply, payload) in answers {
-                    frame::send(&mut self.writer, &reply, &payload).await?;
+                    frame::send_frame(&mut self.writer, &reply, &payload).await?;
                 }
                 Ok(())
             }
@@ -139,35 +139,35 @@ impl Session {
         }
     }
 
-    async fn state(&mut self, request: Request) -> Result<(), FrameError> {
-        match states::answer(&self.host, request).await {
+    async fn serve_state_request(&mut self, request: SupervisorRequest) -> Result<(), SupervisorFrameError> {
+        match states::answer_state_request(&self.host, request).await {
             Ok(Some(reply)) => self.reply(&reply).await,
-            Ok(None) => Err(FrameError::Closed),
+            Ok(None) => Err(SupervisorFrameError::Closed),
             Err(error) => self.fail(&error).await,
         }
     }
 
-    async fn destroy(mut self) -> Result<(), FrameError> {
+    async fn destroy_sandbox(mut self) -> Result<(), SupervisorFrameError> {
         self.host.ask_to_end();
         let reply = match self.host.ended().await {
-            Ok(()) => Reply::Done,
-            Err(error) => Reply::Failed(error),
+            Ok(()) => SupervisorReply::Done,
+            Err(error) => SupervisorReply::Failed(error),
         };
         self.reply(&reply).await
     }
 
-    async fn out_of_turn(mut self) -> Result<(), FrameError> {
+    async fn out_of_turn(mut self) -> Result<(), SupervisorFrameError> {
         let message = "the request does not fit here";
         self.fail(&Error::new(ErrorCode::Protocol, "serve", message)).await
     }
 
     /// Sends an answer without payload.
-    pub async fn reply(&mut self, reply: &Reply) -> Result<(), FrameError> {
-        frame::send(&mut self.writer, reply, &[]).await
+    pub async fn reply(&mut self, reply: &SupervisorReply) -> Result<(), SupervisorFrameError> {
+        frame::send_frame(&mut self.writer, reply, &[]).await
     }
 
     /// Sends an error.
-    pub async fn fail(&mut self, error: &Error) -> Result<(), FrameError> {
-        self.reply(&Reply::Failed(WireError::from(error))).await
+    pub async fn fail(&mut self, error: &Error) -> Result<(), SupervisorFrameError> {
+        self.reply(&SupervisorReply::Failed(WireError::from(error))).await
     }
 }

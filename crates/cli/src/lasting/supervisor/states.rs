@@ -2,47 +2,47 @@
 
 use stockade_core::{Feature, Result};
 
-use super::host::Host;
-use crate::lasting::message::{Described, Reply, Request};
+use super::host::SupervisorHost;
+use crate::lasting::message::{Described, SupervisorReply, SupervisorRequest};
 
 /// The answer to a request about its state; nothing if it is not one.
-pub async fn answer(host: &Host, request: Request) -> Result<Option<Reply>> {
+pub async fn answer_state_request(host: &SupervisorHost, request: SupervisorRequest) -> Result<Option<SupervisorReply>> {
     Ok(Some(match request {
-        Request::Snapshot { kind } => {
-            Reply::Snapshot(Box::new(host.engine.snapshot(&host.id, kind).await?))
+        SupervisorRequest::Snapshot { kind } => {
+            SupervisorReply::Snapshot(Box::new(host.engine.snapshot(&host.id, kind).await?))
         }
-        Request::Restore { snapshot } => {
+        SupervisorRequest::Restore { snapshot } => {
             host.engine.restore(&host.id, &snapshot).await?;
-            Reply::Done
+            SupervisorReply::Done
         }
-        Request::Pause => {
+        SupervisorRequest::Pause => {
             host.pause().await?;
-            Reply::Done
+            SupervisorReply::Done
         }
-        Request::Resume => {
+        SupervisorRequest::Resume => {
             host.resume().await?;
-            Reply::Done
+            SupervisorReply::Done
         }
-        Request::Describe => Reply::Described(Box::new(described(host).await?)),
-        Request::Hello { .. }
-        | Request::Info
-        | Request::Exec { .. }
-        | Request::Logs { .. }
-        | Request::Stat { .. }
-        | Request::List { .. }
-        | Request::Read { .. }
-        | Request::Write { .. }
-        | Request::MakeDir { .. }
-        | Request::Destroy
-        | Request::Stdin
-        | Request::StdinEnd
-        | Request::Signal { .. }
-        | Request::Resize { .. }
-        | Request::Cancel => return Ok(None),
+        SupervisorRequest::Describe => SupervisorReply::Described(Box::new(describe_sandbox(host).await?)),
+        SupervisorRequest::Hello { .. }
+        | SupervisorRequest::Info
+        | SupervisorRequest::Exec { .. }
+        | SupervisorRequest::Logs { .. }
+        | SupervisorRequest::Stat { .. }
+        | SupervisorRequest::List { .. }
+        | SupervisorRequest::Read { .. }
+        | SupervisorRequest::Write { .. }
+        | SupervisorRequest::MakeDir { .. }
+        | SupervisorRequest::Destroy
+        | SupervisorRequest::Stdin
+        | SupervisorRequest::StdinEnd
+        | SupervisorRequest::Signal { .. }
+        | SupervisorRequest::Resize { .. }
+        | SupervisorRequest::Cancel => return Ok(None),
     }))
 }
 
-async fn described(host: &Host) -> Result<Described> {
+async fn describe_sandbox(host: &SupervisorHost) -> Result<Described> {
     let (backend, _) = host.engine.walls(&host.id)?;
     let measured = host.engine.detect_one(&backend).await;
     Ok(Described {

@@ -10,15 +10,15 @@ use rustix::fs::OFlags;
 use stockade_core::{Error, ErrorCode, Result, SandboxId, SandboxSpec, Workspace};
 use stockade_engine::{Locked, Passing, Sharing, StateDir};
 
-use super::words::{Answer, HELLO_LINE, KEEP_LINE, MAX_PASSAGE, Passage, TELEPORT_VERSION, Whole};
+use super::words::{ArrivalAnswer, HELLO_LINE, KEEP_LINE, MAX_PASSAGE, Passage, TELEPORT_VERSION, Whole};
 use super::{ARRIVE_COMMAND, MAX_SNAPSHOT_BYTES, ORIGIN_LABEL};
 use crate::config::Settings;
 use crate::interrupts::Interrupts;
-use crate::lasting::end::end;
+use crate::lasting::end::end_sandbox;
 use crate::lasting::fault::WireError;
-use crate::lasting::launch::launch;
-use crate::lasting::message::Order;
-use crate::lasting::place::Place;
+use crate::lasting::launch::launch_supervisor;
+use crate::lasting::message::SupervisorOrder;
+use crate::lasting::place::SandboxDirectory;
 use crate::lasting::snapshot;
 use crate::printer::{OWN_ERROR, Printer};
 
@@ -44,27 +44,27 @@ pub async fn arrive(args: &ArriveArgs, printer: &Printer) -> Result<i32> {
     }
     // A signal undoes what was begun, as the end of the connection does.
     let mut interrupts = Interrupts::listen()?;
-    say(HELLO_LINE)?;
-    let received = receive(&mut interrupts, printer).await;
+    write_reply(HELLO_LINE)?;
+    let received = receive_sandbox(&mut interrupts, printer).await;
     let Err(error) = received else { return Ok(0) };
     // Whoever went away has heard enough.
-    let _ = send_answer(&Answer::Failed(WireError::from(&error)));
+    let _ = send_answer(&ArrivalAnswer::Failed(WireError::from(&error)));
     Ok(OWN_ERROR)
 }
 
-async fn receive(interrupts: &mut Interrupts, printer: &Printer) -> Result<()> {
+async fn receive_sandbox(interrupts: &mut Interrupts, printer: &Printer) -> Result<()> {
     let settings = Settings::load(None, printer)?;
-    let place = Place::open(&settings)?;
+    let place = SandboxDirectory::open(&settings)?;
     let passage = read_passage()?;
     refuse_host_things(&passage.spec)?;
     let of = passage.of.clone();
-    let came = import(&settings)?;
-    let made = launch(order(passage, &came), printer).await?.id;
+    let came = import_snapshot(&settings)?;
+    let made = launch_supervisor(build_order(passage, &came), printer).await?.id;
     // What it was made from is its own by now.
     drop(came);
-    let kept = keep(&place, &settings, &made, of.as_ref(), interrupts).await;
+    let kept = offer_until_kept(&place, &settings, &made, of.as_ref(), interrupts).await;
     if kept.is_err() {
-        end(&place, &settings, &made, ARRIVE_COMMAND).await?;
+        end_sandbox(&place, &settings, &made, ARRIVE_COMMAND).await?;
     }
     kept
 }
@@ -93,8 +93,8 @@ fn refuse_host_things(spec: &SandboxSpec) -> Result<()> {
     }
 }
 
-fn import(settings: &Settings) -> Result<Passing> {
-    let store = Arc::new(snapshot::store(settings)?);
+fn import_snapshot(settings: &Settings) -> Result<Passing> {
+    let store = Arc::new(snapshot::open_snapshot_store(settings)?);
     let mut whole = Whole::of(io::stdin().lock());
     let came = store.import_passing(&mut whole, MAX_SNAPSHOT_BYTES)?;
     // What ends it is left to read.
@@ -104,24 +104,24 @@ fn import(settings: &Settings) -> Result<Passing> {
     Ok(came)
 }
 
-fn order(passage: Passage, came: &Passing) -> Order {
+fn build_order(passage: Passage, came: &Passing) -> SupervisorOrder {
     let Passage { mut spec, idle, lifetime, of } = passage;
     spec.labels.remove(ORIGIN_LABEL);
     spec.labels.extend(of.map(|of| (ORIGIN_LABEL.to_owned(), of.to_string())));
     let from = Some(came.snapshot().id.clone());
     let origin = Workspace::Ephemeral;
-    Order { spec, idle, lifetime, command: None, workspace: None, origin, from }
+    SupervisorOrder { spec, idle, lifetime, command: None, workspace: None, origin, from }
 }
 
 /// Offers what was made, and returns when it is known that it stays.
-async fn keep(
-    place: &Place,
+async fn offer_until_kept(
+    place: &SandboxDirectory,
     settings: &Settings,
     made: &SandboxId,
     of: Option<&SandboxId>,
     interrupts: &mut Interrupts,
 ) -> Result<()> {
-    send_answer(&Answer::Arrived { sandbox: made.clone() })?;
+    send_answer(&ArrivalAnswer::Arrived { sandbox: made.clone() })?;
     let gone = |message| Error::new(ErrorCode::Gone, ARRIVE_COMMAND, message);
     let heard = tokio::task::spawn_blocking(|| {
         let mut line = String::new();
@@ -139,7 +139,7 @@ async fn keep(
     if let Some(of) = of {
         end_others(place, settings, made, of).await?;
     }
-    send_answer(&Answer::Kept)
+    send_answer(&ArrivalAnswer::Kept)
 }
 
 /// Two that arrive in the place of the same one must not end each other.
@@ -156,7 +156,7 @@ fn lock_arrivals(settings: &Settings) -> Result<Locked> {
 
 /// Ends what an earlier attempt left whose last answer was lost.
 async fn end_others(
-    place: &Place,
+    place: &SandboxDirectory,
     settings: &Settings,
     made: &SandboxId,
     of: &SandboxId,
@@ -164,21 +164,21 @@ async fn end_others(
     let of = of.to_string();
     for lease in place.list()?.leases {
         if lease.body.id != *made && lease.body.labels.get(ORIGIN_LABEL) == Some(&of) {
-            end(place, settings, &lease.body.id, ARRIVE_COMMAND).await?;
+            end_sandbox(place, settings, &lease.body.id, ARRIVE_COMMAND).await?;
         }
     }
     Ok(())
 }
 
-fn send_answer(answer: &Answer) -> Result<()> {
+fn send_answer(answer: &ArrivalAnswer) -> Result<()> {
     let mut line = serde_json::to_vec(answer).map_err(|error| {
         Error::new(ErrorCode::System, ARRIVE_COMMAND, "the answer").source(error)
     })?;
     line.push(b'\n');
-    say(&line)
+    write_reply(&line)
 }
 
-fn say(bytes: &[u8]) -> Result<()> {
+fn write_reply(bytes: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(bytes).and_then(|()| out.flush()).map_err(|error| {
         Error::new(ErrorCode::Gone, ARRIVE_COMMAND, "whoever sent it went away").source(error)

@@ -20,14 +20,14 @@ use stockade_engine::{Passing, Snapshot, Snapshots, spec_of_a_copy};
 
 pub use arrive::{ArriveArgs, arrive};
 
-use super::client::Connection;
-use super::end::end;
-use super::message::{Described, Request};
-use super::place::Place;
+use super::client::SupervisorConnection;
+use super::end::end_sandbox;
+use super::message::{Described, SupervisorRequest};
+use super::place::SandboxDirectory;
 use super::{fork, rm, snapshot};
 use crate::config::Settings;
 use crate::printer::Printer;
-use words::{Answer, HELLO_LINE, KEEP_LINE, Passage, Pieces, TELEPORT_VERSION};
+use words::{ArrivalAnswer, HELLO_LINE, KEEP_LINE, Passage, Pieces, TELEPORT_VERSION};
 
 const TELEPORT_OPERATION: &str = "teleport";
 /// Command that the other side is started with.
@@ -51,7 +51,7 @@ pub struct TeleportArgs {
     #[arg(long, value_name = "HOST")]
     to: String,
     /// What moves: `files`, or `full` with memory too. The fullest that its backend has unless told.
-    #[arg(long, value_name = "files|full", value_parser = kind)]
+    #[arg(long, value_name = "files|full", value_parser = parse_snapshot_kind)]
     kind: Option<SnapshotKind>,
     /// Leave the one here alive.
     #[arg(long)]
@@ -68,7 +68,7 @@ pub struct TeleportArgs {
 }
 
 /// What came of sending it.
-struct Sent {
+struct SentSandbox {
     arrived: SandboxId,
     kind: SnapshotKind,
 }
@@ -76,27 +76,27 @@ struct Sent {
 /// Moves it and prints its new id.
 pub async fn teleport(args: &TeleportArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
-    let place = Place::open(&settings)?;
+    let place = SandboxDirectory::open(&settings)?;
     let args = &TeleportArgs {
         sandbox: place.resolve(&args.sandbox, TELEPORT_OPERATION)?,
         ..args.clone()
     };
-    let host = host(&settings, &args.to)?;
+    let host = find_host(&settings, &args.to)?;
     // While this is open it counts as used, however long the way is.
     let mut in_use = place.reach(&args.sandbox, TELEPORT_OPERATION).await?;
-    let described = fork::describe(&mut in_use).await?;
+    let described = fork::request_description(&mut in_use).await?;
     can_travel(&described.spec)?;
-    let kind = args.kind.unwrap_or(fork::fullest(&described));
+    let kind = args.kind.unwrap_or(fork::pick_fullest_kind(&described));
     if kind == SnapshotKind::Files && !(args.keep || args.force) {
         let remedy = "end it, or move without it by --force";
         rm::refuse_busy(&place, &args.sandbox, TELEPORT_OPERATION, remedy).await?;
     }
     tell_given_up(&described.spec, printer);
-    let passage = passage(args, described);
-    let sent = send(args, kind, passage, &mut in_use, &settings, &host, printer).await;
+    let passage = build_passage(args, described);
+    let sent = send_sandbox(args, kind, passage, &mut in_use, &settings, &host, printer).await;
     if sent.is_err() && stands_still(args, kind) {
         // It stays here, and has nothing to wait for.
-        let _ = in_use.ask(&Request::Resume).await;
+        let _ = in_use.ask(&SupervisorRequest::Resume).await;
     }
     let sent = sent?;
     drop(in_use);
@@ -107,7 +107,7 @@ pub async fn teleport(args: &TeleportArgs, printer: &Printer) -> Result<i32> {
     Ok(0)
 }
 
-fn kind(given: &str) -> Result<SnapshotKind, String> {
+fn parse_snapshot_kind(given: &str) -> Result<SnapshotKind, String> {
     match given {
         "files" => Ok(SnapshotKind::Files),
         "full" => Ok(SnapshotKind::Full),
@@ -116,7 +116,7 @@ fn kind(given: &str) -> Result<SnapshotKind, String> {
 }
 
 /// The one of that name in the configuration, or any other.
-fn host(settings: &Settings, name: &str) -> Result<Host> {
+fn find_host(settings: &Settings, name: &str) -> Result<Host> {
     let configured = settings.hosts().into_iter().find(|host| host.name == name);
     let any = || Host { name: name.into(), config: None, options: Vec::new(), capacity: None };
     let host = configured.unwrap_or_else(any);
@@ -172,31 +172,31 @@ fn tell_given_up(spec: &SandboxSpec, printer: &Printer) {
 
 /// Captures it, sends it, and returns when it stays there. If that fails nothing is left there, or the
 /// error says what may be.
-async fn send(
+async fn send_sandbox(
     args: &TeleportArgs,
     kind: SnapshotKind,
     passage: Passage,
-    in_use: &mut Connection,
+    in_use: &mut SupervisorConnection,
     settings: &Settings,
     host: &Host,
     printer: &Printer,
-) -> Result<Sent> {
+) -> Result<SentSandbox> {
     let program = args.program.as_deref().or(settings.program_elsewhere());
     let party =
         Party { program, verb: ARRIVE_COMMAND, version: TELEPORT_VERSION, hello: HELLO_LINE };
     // Before anything is captured: a host that cannot be reached costs nothing.
     let reaching = printer.patiently("reaching the other host", Errand::begin(host, party));
     let mut errand = reaching.await?;
-    let place = Place::open(settings)?;
-    let taken = snapshot::take(&place, &args.sandbox, kind, printer).await?;
+    let place = SandboxDirectory::open(settings)?;
+    let taken = snapshot::take_snapshot(&place, &args.sandbox, kind, printer).await?;
     if stands_still(args, kind) {
-        match in_use.ask(&Request::Pause).await {
+        match in_use.ask(&SupervisorRequest::Pause).await {
             // Nothing runs in it by itself.
             Err(error) if error.code() == ErrorCode::Unsupported => {}
             paused => drop(paused?),
         }
     }
-    let store = Arc::new(snapshot::store(settings)?);
+    let store = Arc::new(snapshot::open_snapshot_store(settings)?);
     let passing = store.passing(taken)?;
     let sending = send_passage(&mut errand, &passage, &store, &passing);
     let arrived = match printer.patiently("carrying it there", sending).await {
@@ -205,9 +205,9 @@ async fn send(
         Err(error) => return Err(error),
     };
     passing.end()?;
-    let stays = stay(&mut errand).await?;
-    stays.ok_or_else(|| unknown(host, &arrived, args.keep))?;
-    Ok(Sent { arrived, kind })
+    let stays = confirm_stay(&mut errand).await?;
+    stays.ok_or_else(|| unknown_result_error(host, &arrived, args.keep))?;
+    Ok(SentSandbox { arrived, kind })
 }
 
 /// What runs goes on there: from its capture on it does not here.
@@ -215,7 +215,7 @@ fn stands_still(args: &TeleportArgs, kind: SnapshotKind) -> bool {
     kind == SnapshotKind::Full && !args.keep
 }
 
-fn passage(args: &TeleportArgs, described: Described) -> Passage {
+fn build_passage(args: &TeleportArgs, described: Described) -> Passage {
     let mut spec = spec_of_a_copy(&described.spec);
     spec.without.clear();
     spec.backend = args.backend.clone().unwrap_or(spec.backend);
@@ -236,23 +236,23 @@ async fn send_passage(
     })?;
     line.push(b'\n');
     let (store, snapshot) = (Arc::clone(store), passing.snapshot().clone());
-    let written = errand.send(move |out| write(out, &line, &store, &snapshot)).await;
+    let written = errand.send(move |out| write_snapshot(out, &line, &store, &snapshot)).await;
     let whole = match written {
         // Whoever does not read to the end says why in its own way.
         Err(error) if snapshot::is_closed(&error) => false,
         written => written?,
     };
     match (receive_answer(errand, ARRIVAL_TIMEOUT).await?, whole) {
-        (Some(Answer::Arrived { sandbox }), true) => Ok(Some(sandbox)),
-        (Some(Answer::Failed(error)), _) => Err(error.into_error(TELEPORT_OPERATION)),
-        (Some(Answer::Arrived { .. } | Answer::Kept), _) => {
+        (Some(ArrivalAnswer::Arrived { sandbox }), true) => Ok(Some(sandbox)),
+        (Some(ArrivalAnswer::Failed(error)), _) => Err(error.into_error(TELEPORT_OPERATION)),
+        (Some(ArrivalAnswer::Arrived { .. } | ArrivalAnswer::Kept), _) => {
             Err(super::fault::out_of_turn(TELEPORT_OPERATION))
         }
         (None, _) => Ok(None),
     }
 }
 
-fn write(out: &mut impl Write, line: &[u8], store: &Snapshots, snapshot: &Snapshot) -> Result<()> {
+fn write_snapshot(out: &mut impl Write, line: &[u8], store: &Snapshots, snapshot: &Snapshot) -> Result<()> {
     out.write_all(line).map_err(went_away)?;
     let mut pieces = Pieces::to(out);
     store.export(snapshot, &mut pieces)?;
@@ -263,7 +263,7 @@ fn went_away(error: io::Error) -> Error {
     Error::new(ErrorCode::Gone, TELEPORT_OPERATION, "the other side went away").source(error)
 }
 
-async fn receive_answer(errand: &mut Errand, patience: Duration) -> Result<Option<Answer>> {
+async fn receive_answer(errand: &mut Errand, patience: Duration) -> Result<Option<ArrivalAnswer>> {
     let Some(line) = errand.line(patience).await? else { return Ok(None) };
     serde_json::from_str(&line).map(Some).map_err(|error| {
         Error::new(ErrorCode::Protocol, TELEPORT_OPERATION, "the answer cannot be understood")
@@ -272,20 +272,20 @@ async fn receive_answer(errand: &mut Errand, patience: Duration) -> Result<Optio
 }
 
 /// Says that it is to stay, and hears whether it does; nothing if nobody knows.
-async fn stay(errand: &mut Errand) -> Result<Option<()>> {
+async fn confirm_stay(errand: &mut Errand) -> Result<Option<()>> {
     let said = errand.send(|out| out.write_all(KEEP_LINE.as_bytes()).map_err(went_away)).await?;
     if !said {
         return Ok(None);
     }
     match receive_answer(errand, KEPT_REPLY_TIMEOUT).await {
-        Ok(Some(Answer::Kept)) => Ok(Some(())),
-        Ok(Some(Answer::Failed(error))) => Err(error.into_error(TELEPORT_OPERATION)),
-        Ok(Some(Answer::Arrived { .. }) | None) | Err(_) => Ok(None),
+        Ok(Some(ArrivalAnswer::Kept)) => Ok(Some(())),
+        Ok(Some(ArrivalAnswer::Failed(error))) => Err(error.into_error(TELEPORT_OPERATION)),
+        Ok(Some(ArrivalAnswer::Arrived { .. }) | None) | Err(_) => Ok(None),
     }
 }
 
 /// The last answer was lost: there may be two now, and the one here is the one that counts.
-fn unknown(host: &Host, arrived: &SandboxId, keep: bool) -> Error {
+fn unknown_result_error(host: &Host, arrived: &SandboxId, keep: bool) -> Error {
     let message = format!(
         "host `{}`: the last answer was lost; the one here lives on, and `{arrived}` may live there",
         host.name
@@ -298,13 +298,13 @@ fn unknown(host: &Host, arrived: &SandboxId, keep: bool) -> Error {
 }
 
 async fn end_here(
-    place: &Place,
+    place: &SandboxDirectory,
     settings: &Settings,
     sandbox: &SandboxId,
     host: &Host,
     arrived: &SandboxId,
 ) -> Result<()> {
-    end(place, settings, sandbox, TELEPORT_OPERATION).await.map(drop).map_err(|error| {
+    end_sandbox(place, settings, sandbox, TELEPORT_OPERATION).await.map(drop).map_err(|error| {
         let message = format!(
             "it lives as `{arrived}` on host `{}`, but the one here could not be ended",
             host.name
@@ -314,7 +314,7 @@ async fn end_here(
     })
 }
 
-fn print_arrival(args: &TeleportArgs, host: &Host, sent: &Sent, printer: &Printer) {
+fn print_arrival(args: &TeleportArgs, host: &Host, sent: &SentSandbox, printer: &Printer) {
     if printer.is_json() {
         printer.json(&json!({
             "sandbox": args.sandbox, "host": host.name, "arrived": sent.arrived,

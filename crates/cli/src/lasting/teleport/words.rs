@@ -39,7 +39,7 @@ pub struct Passage {
 /// What the other side answers.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub enum Answer {
+pub enum ArrivalAnswer {
     /// It stands there.
     Arrived { sandbox: SandboxId },
     /// It stays there.
@@ -62,13 +62,13 @@ impl<W: Write> Pieces<W> {
 
     /// Says that this was all, and gives the stream back.
     pub fn finish(mut self) -> io::Result<W> {
-        self.send()?;
+        self.send_piece()?;
         self.stream.write_all(&0u32.to_le_bytes())?;
         self.stream.flush()?;
         Ok(self.stream)
     }
 
-    fn send(&mut self) -> io::Result<()> {
+    fn send_piece(&mut self) -> io::Result<()> {
         if self.waiting.is_empty() {
             return Ok(());
         }
@@ -86,7 +86,7 @@ impl<W: Write> Write for Pieces<W> {
         let taken = data.len().min(MAX_CHUNK_BYTES - self.waiting.len());
         self.waiting.extend_from_slice(&data[..taken]);
         if self.waiting.len() == MAX_CHUNK_BYTES {
-            self.send()?;
+            self.send_piece()?;
         }
         Ok(taken)
     }
@@ -110,7 +110,7 @@ impl<R: Read> Whole<R> {
         Self { stream, left: 0, over: false }
     }
 
-    fn next(&mut self) -> io::Result<()> {
+    fn read_piece_length(&mut self) -> io::Result<()> {
         let mut length = [0; 4];
         self.stream.read_exact(&mut length)?;
         self.left = u32::from_le_bytes(length) as usize;
@@ -128,7 +128,7 @@ impl<R: Read> Read for Whole<R> {
             return Ok(0);
         }
         if self.left == 0 && !self.over {
-            self.next()?;
+            self.read_piece_length()?;
         }
         let most = data.len().min(self.left);
         if most == 0 {

@@ -10,29 +10,29 @@ use std::fs;
 
 use serde_json::Value;
 
-use super::Place;
+use super::CliPlace;
 
 pub const CHANGES_SCRIPT: &str = "echo two >> a; rm gone; echo new > b";
 
 /// A place with a few files.
-pub fn furnished(place: Place) -> Place {
+pub fn furnished(place: CliPlace) -> CliPlace {
     place.write("a", "one\n");
     place.write("gone", "x\n");
     place.give_files();
     place
 }
 
-pub fn text(place: &Place, name: &str) -> Option<String> {
+pub fn text(place: &CliPlace, name: &str) -> Option<String> {
     fs::read_to_string(place.workspace().join(name)).ok()
 }
 
-pub fn json(place: &Place, args: &[&str]) -> Value {
+pub fn json(place: &CliPlace, args: &[&str]) -> Value {
     let done = place.stockade(&[&["--json"], args].concat());
     serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
 }
 
 /// The ids of all that are kept.
-pub fn ids(place: &Place) -> Vec<String> {
+pub fn ids(place: &CliPlace) -> Vec<String> {
     let done = place.stockade(&["workspace", "ls", "--quiet"]);
     assert_eq!(done.code, 0, "{done:?}");
     done.stdout.lines().map(str::to_owned).collect()
@@ -40,13 +40,13 @@ pub fn ids(place: &Place) -> Vec<String> {
 
 /// Runs a line of shell on a view; answers the id of the workspace that is kept.
 #[track_caller]
-pub fn overlaid(place: &Place, line: &str) -> String {
+pub fn overlaid(place: &CliPlace, line: &str) -> String {
     overlaid_with(place, &[], line)
 }
 
 /// The same with further flags.
 #[track_caller]
-pub fn overlaid_with(place: &Place, flags: &[&str], line: &str) -> String {
+pub fn overlaid_with(place: &CliPlace, flags: &[&str], line: &str) -> String {
     let done = place.stockade(&[&["run", "--overlay"], flags, &["--shell", line]].concat());
     assert_eq!(done.code, 0, "{done:?}");
     let ids = ids(place);
@@ -55,13 +55,13 @@ pub fn overlaid_with(place: &Place, flags: &[&str], line: &str) -> String {
     ids[0].clone()
 }
 
-pub fn assert_untouched(place: &Place) {
+pub fn assert_untouched(place: &CliPlace) {
     assert_eq!(text(place, "a").as_deref(), Some("one\n"));
     assert_eq!(text(place, "gone").as_deref(), Some("x\n"));
     assert_eq!(text(place, "b"), None);
 }
 
-pub fn assert_changed(place: &Place) {
+pub fn assert_changed(place: &CliPlace) {
     assert_eq!(text(place, "a").as_deref(), Some("one\ntwo\n"));
     assert_eq!((text(place, "gone"), text(place, "b").as_deref()), (None, Some("new\n")));
 }

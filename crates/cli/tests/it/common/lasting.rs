@@ -10,18 +10,18 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 
-use super::{Done, Place};
+use super::{CliDone, CliPlace};
 
 /// Timeout for a condition that should hold soon.
 const CONDITION_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A place whose lasting sandboxes end with it.
-pub struct Lasting(pub Place);
+pub struct Lasting(pub CliPlace);
 
 impl Deref for Lasting {
-    type Target = Place;
+    type Target = CliPlace;
 
-    fn deref(&self) -> &Place {
+    fn deref(&self) -> &CliPlace {
         &self.0
     }
 }
@@ -35,7 +35,7 @@ impl Drop for Lasting {
 
 impl Lasting {
     pub fn new() -> Self {
-        Self(Place::new())
+        Self(CliPlace::new())
     }
 
     /// Makes a sandbox; answers its id.
@@ -49,7 +49,7 @@ impl Lasting {
     }
 
     /// Runs a line of shell in it.
-    pub fn shell(&self, id: &str, line: &str) -> Done {
+    pub fn shell(&self, id: &str, line: &str) -> CliDone {
         self.stockade(&["exec", id, "--shell", line])
     }
 

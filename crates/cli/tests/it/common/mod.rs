@@ -29,20 +29,20 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 const NOBODY_IN_PARTICULAR: u32 = 61234;
 
 /// A place of its own for one test.
-pub struct Place {
+pub struct CliPlace {
     dir: TempDir,
     user: Option<u32>,
 }
 
 /// What a command left.
 #[derive(Debug)]
-pub struct Done {
+pub struct CliDone {
     pub code: i32,
     pub stdout: String,
     pub stderr: String,
 }
 
-impl Place {
+impl CliPlace {
     pub fn new() -> Self {
         let place = Self { dir: tempfile::tempdir().unwrap(), user: None };
         fs::create_dir(place.workspace()).unwrap();
@@ -101,7 +101,7 @@ impl Place {
     }
 
     /// Runs it to its end.
-    pub fn stockade(&self, args: &[&str]) -> Done {
+    pub fn stockade(&self, args: &[&str]) -> CliDone {
         finish(self.command(args))
     }
 
@@ -145,13 +145,13 @@ pub fn command_lines() -> Vec<String> {
 }
 
 /// Runs a command to its end, reading both streams.
-pub fn finish(mut command: Command) -> Done {
+pub fn finish(mut command: Command) -> CliDone {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     wait(child)
 }
 
 /// Waits for a process that was started, reading what it says; kills it if it takes too long.
-pub fn wait(mut child: Child) -> Done {
+pub fn wait(mut child: Child) -> CliDone {
     let stdout = child.stdout.take().map(reader);
     let stderr = child.stderr.take().map(reader);
     let text = |reader: Option<std::thread::JoinHandle<Vec<u8>>>| {
@@ -167,7 +167,7 @@ pub fn wait(mut child: Child) -> Done {
     let (stdout, stderr) = (text(stdout), text(stderr));
     assert!(ended, "it did not end in time: {stdout}{stderr}");
     let code = status.code().unwrap_or_else(|| -status.signal().unwrap_or(0));
-    Done { code, stdout, stderr }
+    CliDone { code, stdout, stderr }
 }
 
 fn ends_within(pid: Pid, limit: Duration) -> bool {
@@ -201,7 +201,7 @@ pub fn start(mut command: Command) -> (Child, String) {
     (child, String::from_utf8(line).unwrap())
 }
 
-impl Done {
+impl CliDone {
     /// Fails unless this is how it ended, on both streams.
     #[track_caller]
     pub fn is(&self, code: i32, stdout: &str, stderr: &str) {

@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
-use super::Place;
+use super::CliPlace;
 
 const SCREEN_TIMEOUT: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 
@@ -43,7 +43,7 @@ impl Screen {
         tcsetwinsize(&self.near, size).unwrap();
     }
 
-    pub fn start(&self, place: &Place, args: &[&str]) -> Child {
+    pub fn start(&self, place: &CliPlace, args: &[&str]) -> Child {
         self.start_with(place.command(args))
     }
 
@@ -54,12 +54,12 @@ impl Screen {
     }
 
     /// Starts it in front, so that keys such as Ctrl-C become signals for it.
-    pub fn start_in_front(&self, place: &Place, args: &[&str]) -> Child {
+    pub fn start_in_front(&self, place: &CliPlace, args: &[&str]) -> Child {
         self.start_line(place, "exec \"$@\"", args)
     }
 
     /// Starts a line of shell in front, with the command as its arguments.
-    pub fn start_line(&self, place: &Place, line: &str, args: &[&str]) -> Child {
+    pub fn start_line(&self, place: &CliPlace, line: &str, args: &[&str]) -> Child {
         let inner = place.command(args);
         let mut command = Command::new("setsid");
         command.args(["--ctty", "--wait", "sh", "-c", line, "sh"]);

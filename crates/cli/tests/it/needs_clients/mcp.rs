@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::common;
-use crate::common::{Done, Place, finish};
+use crate::common::{CliDone, CliPlace, finish};
 use serde_json::Value;
 
 /// Modes of the client: with a handshake (the revisions until 2025-11-25) or without (since 2026-07-28).
@@ -21,7 +21,7 @@ fn clients() -> PathBuf {
 }
 
 /// A command in the place's surroundings that runs another program.
-fn in_place(place: &Place, program: PathBuf) -> Command {
+fn in_place(place: &CliPlace, program: PathBuf) -> Command {
     let like = place.command(&[]);
     let mut command = Command::new(program);
     command.current_dir(like.get_current_dir().unwrap()).env_clear();
@@ -29,7 +29,7 @@ fn in_place(place: &Place, program: PathBuf) -> Command {
     command
 }
 
-fn python(place: &Place, scenario: &str, transport: &str, life: &str) -> Done {
+fn python(place: &CliPlace, scenario: &str, transport: &str, life: &str) -> CliDone {
     let mut command = in_place(place, clients().join("python/bin/python"));
     // Bytecode would be written beside the sources.
     command.arg("-B").arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/mcp/client.py"));
@@ -39,7 +39,7 @@ fn python(place: &Place, scenario: &str, transport: &str, life: &str) -> Done {
 
 /// Runs a scenario, after which nothing may be left.
 #[track_caller]
-fn plays(place: &Place, scenario: &str, transport: &str, life: &str) {
+fn plays(place: &CliPlace, scenario: &str, transport: &str, life: &str) {
     let done = python(place, scenario, transport, life);
     assert_eq!(
         done.code, 0,
@@ -53,7 +53,7 @@ fn plays(place: &Place, scenario: &str, transport: &str, life: &str) {
 fn plays_everywhere(scenario: &str) {
     for transport in ["stdio", "http"] {
         for life in HANDSHAKE_MODES {
-            plays(&Place::new(), scenario, transport, life);
+            plays(&CliPlace::new(), scenario, transport, life);
         }
     }
 }
@@ -75,7 +75,7 @@ fn a_person_is_asked_and_only_a_yes_is_a_yes() {
 
 #[test]
 fn a_rule_of_the_users_spares_the_question() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let config = place.path("home/.config/stockade");
     std::fs::create_dir_all(&config).unwrap();
     let rule = "[[approval.rules]]\nverdict = \"allow\"\nmatch = { programs = [\"echo\"] }\n";
@@ -85,44 +85,44 @@ fn a_rule_of_the_users_spares_the_question() {
 
 #[test]
 fn who_wants_to_know_is_told_how_a_command_goes() {
-    plays(&Place::new(), "told", "stdio", "legacy");
-    plays(&Place::new(), "told", "http", "auto");
+    plays(&CliPlace::new(), "told", "stdio", "legacy");
+    plays(&CliPlace::new(), "told", "http", "auto");
 }
 
 #[test]
 fn sessions_share_nothing() {
     for life in HANDSHAKE_MODES {
-        plays(&Place::new(), "apart", "http", life);
+        plays(&CliPlace::new(), "apart", "http", life);
     }
 }
 
 #[test]
 fn nobody_gets_in_without_the_token_or_from_elsewhere() {
-    plays(&Place::new(), "guarded", "http", "legacy");
+    plays(&CliPlace::new(), "guarded", "http", "legacy");
 }
 
 #[test]
 fn an_idle_session_ends_with_its_sandboxes() {
     for life in HANDSHAKE_MODES {
-        plays(&Place::new(), "idle", "http", life);
+        plays(&CliPlace::new(), "idle", "http", life);
     }
 }
 
 #[test]
 fn changes_reach_the_users_files_when_they_are_applied() {
     for transport in ["stdio", "http"] {
-        plays(&Place::new(), "transaction", transport, "auto");
+        plays(&CliPlace::new(), "transaction", transport, "auto");
     }
 }
 
 #[test]
 fn five_sandboxes_at_once_have_changes_of_their_own() {
-    plays(&Place::new(), "five", "stdio", "legacy");
-    plays(&Place::new(), "five", "http", "auto");
+    plays(&CliPlace::new(), "five", "stdio", "legacy");
+    plays(&CliPlace::new(), "five", "http", "auto");
 }
 
 /// The tools that the inspector lists.
-fn inspected(place: &Place, target: &[&str]) -> BTreeSet<String> {
+fn inspected(place: &CliPlace, target: &[&str]) -> BTreeSet<String> {
     let modules = clients().join("node_modules");
     let runtime =
         format!("node-linux-{}", if cfg!(target_arch = "x86_64") { "x64" } else { "arm64" });
@@ -138,7 +138,7 @@ fn inspected(place: &Place, target: &[&str]) -> BTreeSet<String> {
 
 #[test]
 fn the_inspector_lists_the_same_tools_over_both_transports() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let here = inspected(&place, &[env!("CARGO_BIN_EXE_stockade"), "mcp"]);
     assert!(here.contains("bash") && here.len() > 10, "{here:?}");
     let (server, door) = common::start(place.command(&["--json", "mcp", "--http"]));
@@ -157,7 +157,7 @@ mod needs_browser {
     #[test]
     fn a_page_of_the_sandbox_is_seen() {
         for transport in ["stdio", "http"] {
-            plays(&Place::new(), "picture", transport, "auto");
+            plays(&CliPlace::new(), "picture", transport, "auto");
         }
     }
 }

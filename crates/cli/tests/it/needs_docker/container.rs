@@ -3,13 +3,13 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
-use crate::engines::{Engine, Kind};
+use crate::engines::{ContainerEngine, EngineKind};
 
 const STOCKADE_PROGRAM: &str = env!("CARGO_BIN_EXE_stockade");
 const TEST_IMAGE: &str = "localhost/stockade-test/bare:1";
 
 /// An engine with an image that holds nothing: programs are the host's.
-fn engine() -> Engine {
+fn engine() -> ContainerEngine {
     let root = tempfile::tempdir().unwrap();
     for link in ["bin", "sbin", "lib", "lib64"] {
         symlink(format!("usr/{link}"), root.path().join(link)).unwrap();
@@ -18,8 +18,8 @@ fn engine() -> Engine {
         fs::create_dir(root.path().join(dir)).unwrap();
     }
     fs::set_permissions(root.path().join("tmp"), fs::Permissions::from_mode(0o1777)).unwrap();
-    let engine = Engine::start(Kind::Docker);
-    engine.import(root.path(), TEST_IMAGE);
+    let engine = ContainerEngine::start(EngineKind::Docker);
+    engine.import_image(root.path(), TEST_IMAGE);
     engine
 }
 

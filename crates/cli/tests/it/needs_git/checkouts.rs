@@ -5,10 +5,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::common::changes::{CHANGES_SCRIPT, furnished, ids, text};
-use crate::common::{Done, Place, finish, wait};
+use crate::common::{CliDone, CliPlace, finish, wait};
 use serde_json::Value;
 
-fn git(dir: &Path, args: &[&str]) -> Done {
+fn git(dir: &Path, args: &[&str]) -> CliDone {
     let mut command = Command::new("git");
     command.args(["-c", "user.name=a", "-c", "user.email=a@example.org", "-c"]);
     command.args(["init.defaultBranch=main", "-C"]).arg(dir).args(args);
@@ -20,7 +20,7 @@ fn git(dir: &Path, args: &[&str]) -> Done {
 
 #[test]
 fn a_checkout_is_worked_on_apart_from_its_repository() {
-    let place = furnished(Place::new());
+    let place = furnished(CliPlace::new());
     let repository = place.workspace();
     git(&repository, &["init", "--quiet"]);
     git(&repository, &["add", "."]);
@@ -48,7 +48,7 @@ fn a_checkout_is_worked_on_apart_from_its_repository() {
 
 #[test]
 fn five_checkouts_are_worked_on_at_once_and_each_has_its_own_changes() {
-    let place = furnished(Place::new());
+    let place = furnished(CliPlace::new());
     let repository = place.workspace();
     git(&repository, &["init", "--quiet"]);
     git(&repository, &["add", "."]);

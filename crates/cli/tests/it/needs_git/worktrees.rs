@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::common::{Done, Place, finish};
+use crate::common::{CliDone, CliPlace, finish};
 
-fn git(dir: &Path, args: &[&str]) -> Done {
+fn git(dir: &Path, args: &[&str]) -> CliDone {
     let mut command = Command::new("git");
     command.args(["-c", "user.name=a", "-c", "user.email=a@example.org", "-c"]);
     command.args(["init.defaultBranch=main", "-C"]).arg(dir).args(args);
@@ -17,8 +17,8 @@ fn git(dir: &Path, args: &[&str]) -> Done {
 }
 
 /// A repository in `main`, and the workspace as a worktree of it.
-fn worktree() -> Place {
-    let place = Place::new();
+fn worktree() -> CliPlace {
+    let place = CliPlace::new();
     let main = place.path("main");
     fs::create_dir(&main).unwrap();
     git(&main, &["init", "--quiet"]);

@@ -7,22 +7,22 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
 use crate::common;
-use crate::common::Done;
+use crate::common::CliDone;
 use crate::common::lasting::{Lasting, eventually};
 use crate::machines;
-use crate::sshd::proxy::Wire;
-use crate::sshd::{Sshd, key};
+use crate::sshd::proxy::CuttableWire;
+use crate::sshd::{Sshd, generate_key};
 
 const STOCKADE_PROGRAM: &str = env!("CARGO_BIN_EXE_stockade");
 
 /// Two hosts, one of which knows the way to the other.
-struct Way {
+struct TeleportRoute {
     here: Lasting,
     there: Lasting,
     sshd: Sshd,
 }
 
-impl Way {
+impl TeleportRoute {
     fn new() -> Self {
         let (here, there) = (Lasting::new(), Lasting::new());
         let sshd = Sshd::with_env(&format!("STOCKADE_STATE_DIR={}", there.state().display()));
@@ -49,7 +49,7 @@ impl Way {
         path
     }
 
-    fn teleport(&self, id: &str, program: &Path, flags: &[&str]) -> Done {
+    fn teleport(&self, id: &str, program: &Path, flags: &[&str]) -> CliDone {
         let program = program.to_str().unwrap();
         let args = ["teleport", id, "--to", "far", "--program", program];
         self.here.stockade(&[&args, flags].concat())
@@ -105,7 +105,7 @@ fn stockade() -> &'static Path {
 
 #[test]
 fn a_sandbox_moves_with_its_files_and_its_environment() {
-    let way = Way::new();
+    let way = TeleportRoute::new();
     let id = way.sandbox();
     let moved = way.teleport(&id, stockade(), &[]);
     assert_eq!((moved.code, &*moved.stderr), (0, ""), "{moved:?}");
@@ -136,7 +136,7 @@ fn count(place: &Lasting, id: &str) -> u64 {
 
 #[test]
 fn one_that_is_kept_lives_on_and_each_copy_is_another() {
-    let way = Way::new();
+    let way = TeleportRoute::new();
     let id = way.sandbox();
     let program = STOCKADE_PROGRAM;
     let told = way.here.json(&["teleport", &id, "--to", "far", "--program", program, "--keep"]);
@@ -149,7 +149,7 @@ fn one_that_is_kept_lives_on_and_each_copy_is_another() {
 
 #[test]
 fn a_host_without_the_program_is_given_this_one() {
-    let way = Way::new();
+    let way = TeleportRoute::new();
     let id = way.sandbox();
     let moved = way.here.stockade(&["teleport", &id, "--to", "far"]);
     moved.code_is(0);
@@ -169,7 +169,7 @@ fn a_host_without_the_program_is_given_this_one() {
 
 #[test]
 fn what_does_not_belong_to_the_sandbox_alone_does_not_move() {
-    let way = Way::new();
+    let way = TeleportRoute::new();
     let mount = format!("{}:/data", way.here.workspace().display());
     for (flags, what) in [
         (&["--no-workspace", "--mount", &mount][..], "mount `/data`"),
@@ -222,7 +222,7 @@ fn what_arrives_names_nothing_of_the_host_it_arrives_on() {
 
 #[test]
 fn a_local_workspace_stays_and_its_content_moves() {
-    let way = Way::new();
+    let way = TeleportRoute::new();
     way.here.write("file", "kept\n");
     let id = way.here.create(&[]);
     let moved = way.teleport(&id, stockade(), &[]);
@@ -233,12 +233,12 @@ fn a_local_workspace_stays_and_its_content_moves() {
 
 #[test]
 fn a_host_that_is_not_the_known_one_gets_nothing() {
-    let way = Way::new();
+    let way = TeleportRoute::new();
     let id = way.sandbox();
     let other = way.sshd.cache().join("other");
-    key(&other);
-    way.sshd.know("wrong", &other.with_extension("pub"));
-    way.by(&way.sshd.configure("wrong_key", way.sshd.port, "wrong"));
+    generate_key(&other);
+    way.sshd.write_known_host("wrong", &other.with_extension("pub"));
+    way.by(&way.sshd.write_client_config("wrong_key", way.sshd.port, "wrong"));
     way.teleport(&id, stockade(), &[]).is_refused(&["far", "not the one that is known"]);
     way.only_here(&id);
     assert!(!way.sshd.cache().join("stockade").exists(), "something was carried there");
@@ -246,7 +246,7 @@ fn a_host_that_is_not_the_known_one_gets_nothing() {
 
 #[test]
 fn what_is_refused_changed_or_cut_off_on_the_way_leaves_nothing_there() {
-    let way = Way::new();
+    let way = TeleportRoute::new();
     let id = way.sandbox();
     let refused = way.teleport(&id, stockade(), &["--backend", "nowhere"]);
     refused.is_refused(&["there is no backend `nowhere`"]);
@@ -269,10 +269,10 @@ fn what_is_refused_changed_or_cut_off_on_the_way_leaves_nothing_there() {
 
 #[test]
 fn a_connection_that_is_cut_half_way_leaves_nothing_there() {
-    let way = Way::new();
+    let way = TeleportRoute::new();
     let id = way.sandbox();
-    let wire = Wire::to(way.sshd.port);
-    way.by(&way.sshd.configure("wired", wire.port, "known_hosts"));
+    let wire = CuttableWire::to(way.sshd.port);
+    way.by(&way.sshd.write_client_config("wired", wire.port, "known_hosts"));
     wire.cut_after(300_000);
     let cut = way.teleport(&id, stockade(), &[]);
     cut.is_refused(&["far"]);
@@ -283,7 +283,7 @@ fn a_connection_that_is_cut_half_way_leaves_nothing_there() {
 
 #[test]
 fn one_that_is_killed_here_at_any_step_leaves_nothing_there() {
-    let way = Way::new();
+    let way = TeleportRoute::new();
     let id = way.sandbox();
     let reached = way.there.path("reached");
     let mark = reached.display();
@@ -306,7 +306,7 @@ fn one_that_is_killed_here_at_any_step_leaves_nothing_there() {
 
 #[test]
 fn a_lost_last_answer_leaves_both_and_a_second_try_replaces_the_one_there() {
-    let way = Way::new();
+    let way = TeleportRoute::new();
     let id = way.sandbox();
     let losing = "STOCKADE arrive | while read -r line; do case $line in *kept*) exit 1 ;; \
                   *) printf '%s\\n' \"$line\" ;; esac; done";
@@ -334,7 +334,7 @@ fn a_lost_last_answer_leaves_both_and_a_second_try_replaces_the_one_there() {
 fn a_host_may_be_this_one() {
     let here = Lasting::new();
     let sshd = Sshd::with_env(&format!("STOCKADE_STATE_DIR={}", here.state().display()));
-    let way = Way { there: Lasting::new(), here, sshd };
+    let way = TeleportRoute { there: Lasting::new(), here, sshd };
     way.by(&way.sshd.config());
     let id = way.sandbox();
     let moved = way.teleport(&id, stockade(), &[]);
@@ -350,7 +350,7 @@ mod needs_root {
 
     #[test]
     fn a_host_that_can_run_no_program_is_refused_by_name() {
-        let way = Way { sshd: Sshd::with_disk("2g,noexec"), ..Way::new() };
+        let way = TeleportRoute { sshd: Sshd::with_disk("2g,noexec"), ..TeleportRoute::new() };
         way.by(&way.sshd.config());
         let id = way.sandbox();
         let refused = way.here.stockade(&["teleport", &id, "--to", "far"]);
@@ -360,7 +360,7 @@ mod needs_root {
 
     #[test]
     fn a_full_disk_there_is_told_and_leaves_nothing() {
-        let way = Way { sshd: Sshd::with_disk("1m"), ..Way::new() };
+        let way = TeleportRoute { sshd: Sshd::with_disk("1m"), ..TeleportRoute::new() };
         way.by(&way.sshd.config());
         let id = way.sandbox();
         way.here.shell(&id, "head -c 4000000 /dev/urandom > more").is(0, "", "");
@@ -376,8 +376,8 @@ mod needs_vm {
 
     #[test]
     fn a_machine_moves_with_what_runs_in_it() {
-        let way = Way::new();
-        let (root, store) = (machines::root(), machines::store());
+        let way = TeleportRoute::new();
+        let (root, store) = (machines::prepare_root(), machines::store_directory());
         let settings = format!("[microvm]\nroot = {root:?}\ncache = {store:?}\n");
         for place in [&way.here, &way.there] {
             let config = place.path("home/.config/stockade/config.toml");

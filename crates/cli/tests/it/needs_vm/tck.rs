@@ -4,7 +4,7 @@
 use std::fs;
 use std::process::Command;
 
-use crate::common::Place;
+use crate::common::CliPlace;
 use crate::machines;
 
 /// Cases that depend on the root of a machine: its files, its private places, what is captured of them. Not
@@ -20,16 +20,16 @@ const ROOT_CASES: [&str; 7] = [
 ];
 
 /// The command, with prepared machines kept where those of other tests are.
-fn command(place: &Place, args: &[&str]) -> Command {
+fn command(place: &CliPlace, args: &[&str]) -> Command {
     let config = place.path("home/.config/stockade/config.toml");
     fs::create_dir_all(config.parent().unwrap()).unwrap();
-    fs::write(&config, format!("[microvm]\ncache = {:?}\n", machines::store())).unwrap();
+    fs::write(&config, format!("[microvm]\ncache = {:?}\n", machines::store_directory())).unwrap();
     let mut command = place.command(args);
     command.env_remove("STOCKADE_BACKEND");
     command
 }
 
-fn run(place: &Place, args: &[&str]) -> String {
+fn run(place: &CliPlace, args: &[&str]) -> String {
     let done = command(place, args).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
     assert!(done.status.success(), "{args:?}: {}\n{out}\n{err}", done.status);
@@ -38,7 +38,7 @@ fn run(place: &Place, args: &[&str]) -> String {
 
 #[test]
 fn machines_with_this_hosts_own_tree_pass_the_cases_that_depend_on_it() {
-    let place = Place::new();
+    let place = CliPlace::new();
     // The first machine is prepared: no case has the time for it.
     run(&place, &["run", "--backend", "microvm", "--no-workspace", "--", "true"]);
     let mut args = vec!["tck", "--backend", "microvm", "--jobs", "2", "--json"];

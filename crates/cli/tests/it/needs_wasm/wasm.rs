@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::common::{Done, Place, finish};
+use crate::common::{CliDone, CliPlace, finish};
 
 const PRINTING_MODULE: &str = r#"(module
     (import "wasi_snapshot_preview1" "fd_write"
@@ -24,19 +24,19 @@ const ADDING_MODULE: &str = r#"(module (func (export "add") (param i32 i32) (res
     (i32.add (local.get 0) (local.get 1))))"#;
 
 /// The command, which is free to choose its backend.
-fn command(place: &Place, args: &[&str]) -> Command {
+fn command(place: &CliPlace, args: &[&str]) -> Command {
     let mut command = place.command(args);
     command.env_remove("STOCKADE_BACKEND");
     command
 }
 
-fn stockade(place: &Place, args: &[&str]) -> Done {
+fn stockade(place: &CliPlace, args: &[&str]) -> CliDone {
     finish(command(place, args))
 }
 
 #[test]
 fn a_module_needs_no_flag_and_its_exit_code_is_its_own() {
-    let place = Place::new();
+    let place = CliPlace::new();
     place.write("prog.wat", PRINTING_MODULE);
     for flags in [&[][..], &["--isolate"], &["--no-isolate"], &["--backend", "wasm"]] {
         let args = [&["run"], flags, &["--", "prog.wat"]].concat();
@@ -47,7 +47,7 @@ fn a_module_needs_no_flag_and_its_exit_code_is_its_own() {
 
 #[test]
 fn a_module_of_the_workspace_is_named_by_its_path_inside() {
-    let place = Place::new();
+    let place = CliPlace::new();
     place.write("prog.wat", PRINTING_MODULE);
     for program in ["/workspace/prog.wat", "./prog.wat"] {
         for backend in [&[][..], &["--backend", "wasm"]] {
@@ -60,7 +60,7 @@ fn a_module_of_the_workspace_is_named_by_its_path_inside() {
 
 #[test]
 fn what_a_loader_acts_on_is_for_the_program_and_not_for_its_worker() {
-    let place = Place::new();
+    let place = CliPlace::new();
     place.write("prog.wat", PRINTING_MODULE);
     let args = ["run", "--isolate", "--env", "LD_DEBUG=all", "--env", "LD_PRELOAD=/none.so"];
     stockade(&place, &[&args[..], &["--", "prog.wat"]].concat()).is(5, "hi\n", "");
@@ -68,7 +68,7 @@ fn what_a_loader_acts_on_is_for_the_program_and_not_for_its_worker() {
 
 #[test]
 fn an_ordinary_command_never_gets_a_virtual_machine_by_itself() {
-    let place = Place::new();
+    let place = CliPlace::new();
     let done = stockade(&place, &["explain", "--json", "--", "true"]);
     let told: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
     assert_ne!(told["chosen"], "wasm", "{told}");
@@ -83,7 +83,7 @@ fn an_ordinary_command_never_gets_a_virtual_machine_by_itself() {
 
 #[test]
 fn fuel_ends_a_loop_by_name_and_is_told() {
-    let place = Place::new();
+    let place = CliPlace::new();
     place.write("spin.wat", SPINNING_MODULE);
     let done = stockade(&place, &["run", "--fuel", "100000", "--", "spin.wat"]);
     assert_eq!(done.code, 137, "{done:?}");
@@ -102,7 +102,7 @@ fn fuel_ends_a_loop_by_name_and_is_told() {
 
 #[test]
 fn functions_are_listed_and_called() {
-    let place = Place::new();
+    let place = CliPlace::new();
     place.write("adds.wat", ADDING_MODULE);
     let file = place.workspace().join("adds.wat");
     let file = file.to_str().unwrap();
@@ -139,7 +139,7 @@ fn ruby() -> Option<std::path::PathBuf> {
 #[test]
 fn an_interpreter_runs_a_script_of_the_workspace_and_the_second_time_from_the_cache() {
     let Some(ruby) = ruby() else { return };
-    let place = Place::new();
+    let place = CliPlace::new();
     // The driver ends the program without Ruby's own end, which would flush.
     let script = "require 'json'\n\
                   puts JSON.generate([RUBY_ENGINE, (1..20).reduce(:*)])\n\

@@ -26,16 +26,16 @@ fn role(name: &str, state: &Path) -> Command {
 }
 
 /// A child that never outlives its test.
-struct Killed(Child);
+struct KilledRole(Child);
 
-impl Drop for Killed {
+impl Drop for KilledRole {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-impl Killed {
+impl KilledRole {
     fn succeed(mut self) {
         let start = Instant::now();
         loop {
@@ -55,8 +55,8 @@ impl Killed {
     }
 }
 
-fn spawn(command: &mut Command) -> Killed {
-    Killed(command.spawn().unwrap())
+fn spawn(command: &mut Command) -> KilledRole {
+    KilledRole(command.spawn().unwrap())
 }
 
 fn state_of_role() -> PathBuf {
@@ -78,7 +78,7 @@ fn role_write() {
 fn eight_processes_at_once_keep_one_chain() {
     let place = place();
     let journal = journal_at(place.path(), 20_000);
-    let writers: Vec<Killed> = (0..8)
+    let writers: Vec<KilledRole> = (0..8)
         .map(|_| {
             spawn(
                 role("journal::processes::role_write", place.path())
@@ -87,7 +87,7 @@ fn eight_processes_at_once_keep_one_chain() {
             )
         })
         .collect();
-    writers.into_iter().for_each(Killed::succeed);
+    writers.into_iter().for_each(KilledRole::succeed);
     let mine = Filter { tenant: Some("team-b".parse().unwrap()), ..Filter::default() };
     assert_eq!(journal.records(mine).unwrap().count(), 1600);
     assert!(clean_count(&journal) > 1600);
@@ -113,7 +113,7 @@ fn writers_killed_at_any_instant_leave_a_clean_journal() {
     let journal = journal_at(place.path(), 20_000);
     let mut before = 0;
     for round in 0..60u64 {
-        let mut writers: Vec<Killed> = (0..2)
+        let mut writers: Vec<KilledRole> = (0..2)
             .map(|_| {
                 spawn(
                     role("journal::processes::role_write", place.path())
@@ -121,7 +121,7 @@ fn writers_killed_at_any_instant_leave_a_clean_journal() {
                 )
             })
             .collect();
-        writers.iter_mut().for_each(Killed::is_at_work);
+        writers.iter_mut().for_each(KilledRole::is_at_work);
         // Any instant will do: each round picks another.
         std::thread::sleep(Duration::from_micros(round * 7919 % 3000));
         drop(writers);

@@ -14,11 +14,11 @@ use http_body_util::{BodyExt, Full};
 use super::{MCP_PATH, Token};
 
 /// Who gets in.
-pub struct Guard(Token);
+pub struct TokenGuard(Token);
 
 /// Why somebody does not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
+pub enum HttpRefusal {
     /// It does not say in one way only whom it is for, or where it comes from.
     Ambiguous,
     /// There is nothing at that path.
@@ -27,22 +27,22 @@ pub enum Refusal {
     NoToken,
 }
 
-impl Guard {
+impl TokenGuard {
     pub const fn new(token: Token) -> Self {
         Self(token)
     }
 
-    pub fn check<B>(&self, request: &Request<B>) -> Result<(), Refusal> {
+    pub fn check<B>(&self, request: &Request<B>) -> Result<(), HttpRefusal> {
         if !is_plain(request) {
-            return Err(Refusal::Ambiguous);
+            return Err(HttpRefusal::Ambiguous);
         }
         if request.uri().path() != MCP_PATH {
-            return Err(Refusal::NoSuchPath);
+            return Err(HttpRefusal::NoSuchPath);
         }
         let mut given = request.headers().get_all(AUTHORIZATION).iter();
-        match (given.next().and_then(bearer), given.next()) {
+        match (given.next().and_then(parse_bearer_token), given.next()) {
             (Some(token), None) if self.0.is(token) => Ok(()),
-            (Some(_) | None, Some(_) | None) => Err(Refusal::NoToken),
+            (Some(_) | None, Some(_) | None) => Err(HttpRefusal::NoToken),
         }
     }
 }
@@ -62,20 +62,20 @@ fn is_host(host: &[u8]) -> bool {
     !host.is_empty() && host.iter().all(part)
 }
 
-fn bearer(value: &HeaderValue) -> Option<&str> {
+fn parse_bearer_token(value: &HeaderValue) -> Option<&str> {
     let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-impl From<Refusal> for Response<BoxBody<Bytes, Infallible>> {
-    fn from(refusal: Refusal) -> Self {
+impl From<HttpRefusal> for Response<BoxBody<Bytes, Infallible>> {
+    fn from(refusal: HttpRefusal) -> Self {
         let (status, text) = match refusal {
-            Refusal::Ambiguous => (
+            HttpRefusal::Ambiguous => (
                 StatusCode::BAD_REQUEST,
                 "name the host once, in one `Host` header, and only the path in the request line\n",
             ),
-            Refusal::NoSuchPath => (StatusCode::NOT_FOUND, "there is nothing here but /mcp\n"),
-            Refusal::NoToken => {
+            HttpRefusal::NoSuchPath => (StatusCode::NOT_FOUND, "there is nothing here but /mcp\n"),
+            HttpRefusal::NoToken => {
                 (StatusCode::UNAUTHORIZED, "send the token: `Authorization: Bearer TOKEN`\n")
             }
         };
@@ -85,7 +85,7 @@ impl From<Refusal> for Response<BoxBody<Bytes, Infallible>> {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
         // Who was not let in does not stay.
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
-        if refusal == Refusal::NoToken {
+        if refusal == HttpRefusal::NoToken {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
@@ -96,13 +96,13 @@ impl From<Refusal> for Response<BoxBody<Bytes, Infallible>> {
 mod tests {
     use super::*;
 
-    fn asked(path: &str, given: &[&str]) -> Result<(), Refusal> {
+    fn asked(path: &str, given: &[&str]) -> Result<(), HttpRefusal> {
         let token = Token::try_from("0123456789abcdef".to_owned()).unwrap();
         let mut request = Request::builder().uri(path).header(HOST, "127.0.0.1:80");
         for value in given {
             request = request.header(AUTHORIZATION, *value);
         }
-        Guard::new(token).check(&request.body(()).unwrap())
+        TokenGuard::new(token).check(&request.body(()).unwrap())
     }
 
     #[test]
@@ -120,7 +120,7 @@ mod tests {
             for (name, value) in headers {
                 request = request.header(*name, *value);
             }
-            Guard::new(token).check(&request.body(()).unwrap())
+            TokenGuard::new(token).check(&request.body(()).unwrap())
         };
         for host in ["localhost", "127.0.0.1:8080", "[::1]:80", "my-host.example"] {
             assert_eq!(asked("/mcp", &[("host", host)]), Ok(()), "{host}");
@@ -135,10 +135,10 @@ mod tests {
             &[("host", "127.0.0.1"), ("host", "evil")],
             &[("host", "127.0.0.1"), ("origin", "http://127.0.0.1"), ("origin", "http://evil")],
         ] {
-            assert_eq!(asked("/mcp", headers), Err(Refusal::Ambiguous), "{headers:?}");
+            assert_eq!(asked("/mcp", headers), Err(HttpRefusal::Ambiguous), "{headers:?}");
         }
         let absolute = asked("http://evil/mcp", &[("host", "127.0.0.1")]);
-        assert_eq!(absolute, Err(Refusal::Ambiguous));
+        assert_eq!(absolute, Err(HttpRefusal::Ambiguous));
     }
 
     #[test]
@@ -155,10 +155,10 @@ mod tests {
             &["Bearer wrong", "Bearer 0123456789abcdef"],
             &["Bearer 0123456789abcdef", "Bearer 0123456789abcdef"],
         ] {
-            assert_eq!(asked("/mcp", given), Err(Refusal::NoToken), "{given:?}");
+            assert_eq!(asked("/mcp", given), Err(HttpRefusal::NoToken), "{given:?}");
         }
         for path in ["/", "/mcp/", "/mcp/x", "/.well-known/oauth-protected-resource"] {
-            assert_eq!(asked(path, &["Bearer 0123456789abcdef"]), Err(Refusal::NoSuchPath));
+            assert_eq!(asked(path, &["Bearer 0123456789abcdef"]), Err(HttpRefusal::NoSuchPath));
         }
     }
 }

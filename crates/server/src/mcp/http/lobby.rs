@@ -14,17 +14,17 @@ const MAX_UNPROVEN_PER_PEER: usize = 128;
 
 /// Connections that have not shown the token yet.
 #[derive(Debug, Default)]
-pub(super) struct Lobby(Mutex<State>);
+pub(super) struct Lobby(Mutex<LobbyState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct LobbyState {
     next: u64,
     /// Oldest first.
-    waiting: Vec<Waiting>,
+    waiting: Vec<WaitingConnection>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingConnection {
     number: u64,
     peer: IpAddr,
     turned_out: CancellationToken,
@@ -38,24 +38,24 @@ pub(super) struct Visit {
 }
 
 impl Lobby {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, LobbyState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets a connection in, and turns another out where there is no room.
     pub(super) fn enter(self: Arc<Self>, peer: IpAddr) -> Visit {
         let turned_out = CancellationToken::new();
-        let mut state = self.state();
+        let mut state = self.lock_state();
         state.make_room(peer);
         let number = state.next;
         state.next += 1;
-        state.waiting.push(Waiting { number, peer, turned_out: turned_out.clone() });
+        state.waiting.push(WaitingConnection { number, peer, turned_out: turned_out.clone() });
         drop(state);
         Visit { lobby: self, number, turned_out }
     }
 }
 
-impl State {
+impl LobbyState {
     fn make_room(&mut self, peer: IpAddr) {
         let mut counts: HashMap<IpAddr, usize> = HashMap::new();
         self.waiting.iter().for_each(|one| *counts.entry(one.peer).or_default() += 1);
@@ -78,7 +78,7 @@ impl Visit {
 
     /// The token was shown. Idempotent.
     pub(super) fn leave(&self) {
-        self.lobby.state().waiting.retain(|one| one.number != self.number);
+        self.lobby.lock_state().waiting.retain(|one| one.number != self.number);
     }
 }
 
@@ -107,7 +107,7 @@ mod tests {
         assert!(!one_more.turned_out.is_cancelled());
         crowd.remove(1).leave();
         drop(Arc::clone(&lobby).enter(peer(1)));
-        assert_eq!(lobby.state().waiting.len(), MAX_UNPROVEN_PER_PEER - 1);
+        assert_eq!(lobby.lock_state().waiting.len(), MAX_UNPROVEN_PER_PEER - 1);
     }
 
     #[test]
@@ -118,7 +118,7 @@ mod tests {
             .map(|at| Arc::clone(&lobby).enter(peer((at % 3) as u8)))
             .collect();
         assert!(!quiet.turned_out.is_cancelled());
-        assert!(lobby.state().waiting.len() <= MAX_UNPROVEN);
+        assert!(lobby.lock_state().waiting.len() <= MAX_UNPROVEN);
     }
 
     #[test]

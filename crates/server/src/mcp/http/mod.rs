@@ -22,7 +22,7 @@ use tokio::sync::{OnceCell, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::guard::Guard;
+use self::guard::TokenGuard;
 use self::lobby::{Lobby, Visit};
 pub use self::token::{Token, TokenError};
 use super::desk::Desk;
@@ -87,9 +87,9 @@ pub async fn serve(
     options: HttpOptions,
     end: CancellationToken,
 ) {
-    let service = service(&desk, &options, end.child_token());
-    let door = Door {
-        guard: Arc::new(Guard::new(options.token.clone())),
+    let service = build_service(&desk, &options, end.child_token());
+    let door = GuardedService {
+        guard: Arc::new(TokenGuard::new(options.token.clone())),
         slots: Arc::new(Semaphore::new(options.connections)),
         service,
     };
@@ -98,9 +98,9 @@ pub async fn serve(
     let accepting = async {
         loop {
             // Without a slot: a slot is for who has shown the token.
-            let Some((stream, peer)) = accept(&listener).await else { continue };
+            let Some((stream, peer)) = accept_connection(&listener).await else { continue };
             let visit = Arc::clone(&lobby).enter(peer);
-            connections.spawn(connection(stream, visit, door.clone(), end.clone()));
+            connections.spawn(serve_connection(stream, visit, door.clone(), end.clone()));
         }
     };
     tokio::select! {
@@ -112,7 +112,7 @@ pub async fn serve(
     connections.wait().await;
 }
 
-fn service(desk: &Arc<Desk>, options: &HttpOptions, end: CancellationToken) -> Service {
+fn build_service(desk: &Arc<Desk>, options: &HttpOptions, end: CancellationToken) -> Service {
     let loopback = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
     let hosts = loopback.into_iter().chain(options.hosts.iter().cloned());
     // A page of this machine may ask; without the token it gets as far as any other.
@@ -132,7 +132,7 @@ fn service(desk: &Arc<Desk>, options: &HttpOptions, end: CancellationToken) -> S
     StreamableHttpService::new(open, Arc::new(manager), config)
 }
 
-async fn accept(listener: &TcpListener) -> Option<(TcpStream, IpAddr)> {
+async fn accept_connection(listener: &TcpListener) -> Option<(TcpStream, IpAddr)> {
     match listener.accept().await {
         Ok((stream, peer)) => Some((stream, peer.ip())),
         Err(_) => {
@@ -144,13 +144,13 @@ async fn accept(listener: &TcpListener) -> Option<(TcpStream, IpAddr)> {
 
 /// What every connection is let in by.
 #[derive(Clone)]
-struct Door {
-    guard: Arc<Guard>,
+struct GuardedService {
+    guard: Arc<TokenGuard>,
     slots: Arc<Semaphore>,
     service: Service,
 }
 
-async fn connection(stream: TcpStream, visit: Visit, door: Door, end: CancellationToken) {
+async fn serve_connection(stream: TcpStream, visit: Visit, door: GuardedService, end: CancellationToken) {
     let turned_out = visit.turned_out();
     let visit = Arc::new(visit);
     // Held for as long as the connection lasts, from its first request with the token on.

@@ -12,27 +12,27 @@ use tempfile::TempDir;
 
 /// Which engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum EngineKind {
     Docker,
     Podman,
 }
 
 /// An engine that runs.
-pub struct Engine {
+pub struct ContainerEngine {
     pub socket: PathBuf,
-    kind: Kind,
+    kind: EngineKind,
     child: Child,
     home: TempDir,
 }
 
-impl Engine {
-    pub fn start(kind: Kind) -> Self {
-        Self::start_in(kind, home())
+impl ContainerEngine {
+    pub fn start(kind: EngineKind) -> Self {
+        Self::start_in(kind, create_home())
     }
 
     /// One whose images and containers have no more room than this.
-    pub fn start_with_room(kind: Kind, bytes: u64) -> Self {
-        let home = home();
+    pub fn start_with_room(kind: EngineKind, bytes: u64) -> Self {
+        let home = create_home();
         let data = home.path().join("data");
         std::fs::create_dir(&data).unwrap();
         let size = std::ffi::CString::new(format!("size={bytes}")).unwrap();
@@ -41,9 +41,9 @@ impl Engine {
         Self::start_in(kind, home)
     }
 
-    fn start_in(kind: Kind, home: TempDir) -> Self {
+    fn start_in(kind: EngineKind, home: TempDir) -> Self {
         let socket = home.path().join("socket");
-        let child = launch(kind, home.path(), &socket);
+        let child = spawn_engine(kind, home.path(), &socket);
         let engine = Self { socket, kind, child, home };
         engine.wait_until_it_answers();
         engine
@@ -56,13 +56,13 @@ impl Engine {
         for stale in ["pid", "exec/containerd/containerd.pid"] {
             let _ = std::fs::remove_file(home.join(stale));
         }
-        self.child = launch(self.kind, home, &self.socket);
+        self.child = spawn_engine(self.kind, home, &self.socket);
         self.wait_until_it_answers();
     }
 
     fn wait_until_it_answers(&self) {
         let patience = Instant::now() + Duration::from_secs(60);
-        while !self.ask(&["version"]).success() {
+        while !self.run_client(&["version"]).success() {
             assert!(Instant::now() < patience, "{:?} does not answer: {}", self.kind, self.log());
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -76,19 +76,19 @@ impl Engine {
     pub fn client(&self, args: &[&str]) -> Command {
         let url = format!("unix://{}", self.socket.display());
         let mut command = match self.kind {
-            Kind::Docker => Command::new("docker"),
-            Kind::Podman => Command::new("podman"),
+            EngineKind::Docker => Command::new("docker"),
+            EngineKind::Podman => Command::new("podman"),
         };
         match self.kind {
-            Kind::Docker => command.args(["--host", &url]),
-            Kind::Podman => command.args(["--remote", "--url", &url]),
+            EngineKind::Docker => command.args(["--host", &url]),
+            EngineKind::Podman => command.args(["--remote", "--url", &url]),
         };
         command.args(args).current_dir(self.home.path());
         command
     }
 
     /// The engine's own helpers for containers: one each, and none without.
-    pub fn helpers(&self) -> Vec<String> {
+    pub fn list_helpers(&self) -> Vec<String> {
         let named = self.home.path().to_string_lossy().into_owned();
         let entries = std::fs::read_dir("/proc").unwrap().flatten();
         let lines = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
@@ -101,20 +101,20 @@ impl Engine {
         lines.filter(helps).collect()
     }
 
-    fn ask(&self, args: &[&str]) -> std::process::ExitStatus {
+    fn run_client(&self, args: &[&str]) -> std::process::ExitStatus {
         let mut client = self.client(args);
         client.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap()
     }
 
     /// What the client prints.
-    pub fn said(&self, args: &[&str]) -> String {
+    pub fn read_client_output(&self, args: &[&str]) -> String {
         let output = self.client(args).output().unwrap();
         assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
     /// Makes an image of a directory.
-    pub fn import(&self, root: &Path, name: &str) {
+    pub fn import_image(&self, root: &Path, name: &str) {
         let tar = self.home.path().join("root.tar");
         // Root's: an engine of an ordinary user has nobody else.
         let packed = Command::new("tar")
@@ -125,13 +125,13 @@ impl Engine {
             .arg(".")
             .status();
         assert!(packed.unwrap().success());
-        self.said(&["import", tar.to_str().unwrap(), name]);
+        self.read_client_output(&["import", tar.to_str().unwrap(), name]);
         std::fs::remove_file(tar).unwrap();
     }
 
     /// Every container there is, running or not.
-    pub fn containers(&self) -> Vec<String> {
-        let listed = self.said(&["ps", "--all", "--format", "{{.Names}}"]);
+    pub fn list_containers(&self) -> Vec<String> {
+        let listed = self.read_client_output(&["ps", "--all", "--format", "{{.Names}}"]);
         listed.lines().map(str::to_owned).collect()
     }
 
@@ -142,17 +142,17 @@ impl Engine {
     }
 }
 
-fn home() -> TempDir {
+fn create_home() -> TempDir {
     // Short: a socket's path has a hundred characters at the most.
     tempfile::Builder::new().prefix("engine").tempdir_in("/tmp").unwrap()
 }
 
 /// Starts it where whatever it drops lies in its own directory.
-fn launch(kind: Kind, home: &Path, socket: &Path) -> Child {
+fn spawn_engine(kind: EngineKind, home: &Path, socket: &Path) -> Child {
     let log = std::fs::File::create(home.join("log")).unwrap();
     let mut command = match kind {
-        Kind::Docker => docker(home, socket),
-        Kind::Podman => podman(home, socket),
+        EngineKind::Docker => dockerd_command(home, socket),
+        EngineKind::Podman => podman_command(home, socket),
     };
     command.current_dir(home).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
     command.spawn().unwrap_or_else(|error| panic!("{kind:?}: {error}"))
@@ -162,7 +162,7 @@ fn launch(kind: Kind, home: &Path, socket: &Path) -> Child {
 const DOCKERD_CONFIG_JSON: &str =
     r#"{"runtimes": {"runsc": {"path": "/usr/bin/runsc", "runtimeArgs": ["--network=none"]}}}"#;
 
-fn docker(home: &Path, socket: &Path) -> Command {
+fn dockerd_command(home: &Path, socket: &Path) -> Command {
     let mut command = Command::new("dockerd");
     command.arg("--data-root").arg(home.join("data")).arg("--exec-root").arg(home.join("exec"));
     command.arg("--pidfile").arg(home.join("pid"));
@@ -173,7 +173,7 @@ fn docker(home: &Path, socket: &Path) -> Command {
     command
 }
 
-fn podman(home: &Path, socket: &Path) -> Command {
+fn podman_command(home: &Path, socket: &Path) -> Command {
     let mut command = Command::new("podman");
     command.arg("--root").arg(home.join("root")).arg("--runroot").arg(home.join("run"));
     command.arg("--tmpdir").arg(home.join("tmp")).args(["--cgroup-manager", "cgroupfs"]);
@@ -187,7 +187,7 @@ fn podman(home: &Path, socket: &Path) -> Command {
     command
 }
 
-impl Drop for Engine {
+impl Drop for ContainerEngine {
     fn drop(&mut self) {
         // Asked to, it ends what it started and unmounts what it mounted.
         let pid = rustix::process::Pid::from_child(&self.child);

@@ -16,34 +16,34 @@ const ROOT_VARIABLE: &str = "STOCKADE_TCK_MICROVM_ROOT";
 const CACHE_VARIABLE: &str = "STOCKADE_TCK_MICROVM_CACHE";
 
 /// How machines are made.
-pub fn options() -> Options {
+pub fn make_options() -> Options {
     Options {
-        root: Some(place::root()),
-        cache: Some(place::store()),
+        root: Some(place::prepare_root()),
+        cache: Some(place::store_directory()),
         prepare: true,
         ..Options::default()
     }
 }
 
 /// The backend.
-pub fn backend() -> Arc<Microvm> {
-    Arc::new(Microvm::new(options()))
+pub fn make_backend() -> Arc<Microvm> {
+    Arc::new(Microvm::new(make_options()))
 }
 
 /// The backend to be judged.
-pub fn subject() -> OnHost {
-    OnHost::new(backend()).with_engine_process("/usr/bin/env".into(), arguments())
+pub fn make_subject() -> OnHost {
+    OnHost::new(make_backend()).with_engine_process("/usr/bin/env".into(), make_engine_arguments())
 }
 
 /// An engine of its own.
 pub fn engine_process() -> Command {
     let mut command = Command::new("/usr/bin/env");
-    command.args(arguments());
+    command.args(make_engine_arguments());
     command
 }
 
-fn arguments() -> Vec<String> {
-    let Options { root, cache, .. } = options();
+fn make_engine_arguments() -> Vec<String> {
+    let Options { root, cache, .. } = make_options();
     vec![
         format!("{ROOT_VARIABLE}={}", root.unwrap().display()),
         format!("{CACHE_VARIABLE}={}", cache.unwrap().display()),

@@ -33,12 +33,12 @@ fn shared_directory() -> PathBuf {
 }
 
 /// Where what was prepared is kept.
-pub fn store() -> PathBuf {
+pub fn store_directory() -> PathBuf {
     shared_directory().join("store")
 }
 
 /// A root of one static program under many names. It is put in its place whole, by whoever comes first.
-pub fn root() -> PathBuf {
+pub fn prepare_root() -> PathBuf {
     let root = shared_directory().join("root-3");
     if root.exists() {
         return root;

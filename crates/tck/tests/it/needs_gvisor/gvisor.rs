@@ -21,12 +21,12 @@ use stockade_tck::{
     hostile, probe_bytes, run,
 };
 
-fn subject() -> OnHost {
+fn make_subject() -> OnHost {
     let engine = env!("CARGO_BIN_EXE_stockade-tck-engine").into();
     OnHost::new(Arc::new(Gvisor::new())).with_engine_process(engine, vec!["gvisor".into()])
 }
 
-fn judge(report: &Report, least: usize) {
+fn assert_report(report: &Report, least: usize) {
     println!("{}", report.table());
     for case in &report.cases {
         if let Status::Failed(reason) | Status::Skipped(reason) = &case.status {
@@ -42,18 +42,18 @@ fn judge(report: &Report, least: usize) {
 async fn the_gvisor_backend_passes_every_case_it_declares_the_features_for() {
     let only = std::env::var("STOCKADE_TCK_ONLY").map_or(Vec::new(), |only| vec![only]);
     let least = if only.is_empty() { 100 } else { 1 };
-    judge(&run(Arc::new(subject()), &Options { only, ..Options::default() }).await, least);
+    assert_report(&run(Arc::new(make_subject()), &Options { only, ..Options::default() }).await, least);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn hostile_programs_end_in_the_right_outcome_on_gvisor_too() {
     let only = std::env::var("STOCKADE_TCK_ONLY").map_or(Vec::new(), |only| vec![only]);
-    judge(&hostile::run(Arc::new(subject()), only).await, 1);
+    assert_report(&hostile::run(Arc::new(make_subject()), only).await, 1);
 }
 
 #[test]
 fn the_gvisor_backend_passes_for_an_ordinary_user_too() {
-    ordinary::repeat(
+    ordinary::run_as_ordinary_user(
         module_path!(),
         "the_gvisor_backend_passes_every_case_it_declares_the_features_for",
     );
@@ -64,7 +64,7 @@ const KILL_ROUNDS: [u64; 2] = [10, 50];
 /// Cleanup timeout after a kill. C-31 says five seconds or the next start; here a busy machine gets more.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(60);
 
-fn furnished() -> tempfile::TempDir {
+fn create_probe_workspace() -> tempfile::TempDir {
     let base = tempfile::Builder::new().prefix("stockade-gvisor-test-").tempdir().unwrap();
     fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let workspace = base.path().join("workspace");
@@ -83,7 +83,7 @@ fn engine_process(base: &Path, way: &str) -> Program {
 }
 
 /// What would carry traces: throw-away sandboxes, and those that were recorded.
-fn needles(base: &Path, engine: u32) -> Vec<String> {
+fn collect_needles(base: &Path, engine: u32) -> Vec<String> {
     let journal = fs::read_to_string(base.join("state/journal.jsonl")).unwrap_or_default();
     let recorded = journal.lines().rev().take(12);
     let ids = recorded.filter_map(|line| line.split("\"sandbox\":\"").nth(1)?.split('"').next());
@@ -106,9 +106,9 @@ fn until_none(what: &str, look: impl Fn() -> Vec<String>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_left_of_gvisor_engines_killed_at_any_instant() {
-    let base = furnished();
+    let base = create_probe_workspace();
     let mut reaped = 0;
-    let (kills, whole) = (sample::rounds(KILL_ROUNDS), KILL_ROUNDS[1]);
+    let (kills, whole) = (sample::pick_rounds(KILL_ROUNDS), KILL_ROUNDS[1]);
     // A short run takes every so many of the instants that a long one takes all of.
     for round in (0..kills).map(|round| round * whole / kills) {
         let mut process = engine_process(base.path(), "churn");
@@ -130,7 +130,7 @@ async fn nothing_is_left_of_gvisor_engines_killed_at_any_instant() {
         reaped += engine.reap().await.unwrap().len();
         // Its looking alone removes what was made only to measure.
         let listed = backend.list().await.unwrap();
-        let needles = needles(base.path(), child.id());
+        let needles = collect_needles(base.path(), child.id());
         let left = listed.iter().find(|id| needles.iter().any(|needle| needle == id.as_str()));
         assert_eq!(left, None, "a sandbox is listed after kill {round}");
         let needles: Vec<&str> = needles.iter().map(String::as_str).collect();
@@ -140,7 +140,7 @@ async fn nothing_is_left_of_gvisor_engines_killed_at_any_instant() {
     println!("{kills} kills: nothing left; {reaped} were reaped by the next engine");
 }
 
-fn runtime(script: &str) -> (tempfile::TempDir, Gvisor) {
+fn write_fake_runtime(script: &str) -> (tempfile::TempDir, Gvisor) {
     let place = tempfile::tempdir().unwrap();
     let program = place.path().join("runsc");
     fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -164,7 +164,7 @@ async fn a_runtime_that_is_not_there_is_told_with_the_remedy() {
 
 #[tokio::test]
 async fn a_runtime_that_fails_is_told_in_its_own_words_and_leaves_nothing() {
-    let (_place, backend) = runtime("echo 'no luck today' >&2; exit 1");
+    let (_place, backend) = write_fake_runtime("echo 'no luck today' >&2; exit 1");
     let (reason, _) = backend.probe().await.unavailable.unwrap();
     assert!(reason.contains("no luck today"), "{reason}");
     nothing_of_this_process();
@@ -173,7 +173,7 @@ async fn a_runtime_that_fails_is_told_in_its_own_words_and_leaves_nothing() {
 #[tokio::test]
 async fn a_runtime_that_hangs_is_given_up_in_time_with_all_that_it_started() {
     let sleep = format!("7{}", std::process::id());
-    let (_place, backend) = runtime(&format!("sleep {sleep} & sleep {sleep}"));
+    let (_place, backend) = write_fake_runtime(&format!("sleep {sleep} & sleep {sleep}"));
     let measured = tokio::time::timeout(Duration::from_secs(40), backend.probe()).await.unwrap();
     let (reason, _) = measured.unavailable.unwrap();
     assert!(reason.contains("said nothing"), "{reason}");
@@ -183,7 +183,7 @@ async fn a_runtime_that_hangs_is_given_up_in_time_with_all_that_it_started() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sandbox_whose_runtime_is_killed_is_lost_and_leaves_nothing() {
-    let base = furnished();
+    let base = create_probe_workspace();
     let backend: Arc<dyn Backend> = Arc::new(Gvisor::new());
     let config = EngineConfig::at(base.path().join("state"));
     let engine = Engine::open(config, vec![backend]).await.unwrap();
@@ -217,7 +217,7 @@ fn runtime_of(id: &str) -> Option<rustix::process::Pid> {
 
 #[test]
 fn a_full_disk_is_told_with_the_remedy_and_nothing_is_left() {
-    let base = furnished();
+    let base = create_probe_workspace();
     let engine = engine_process(base.path(), "churn");
     let script = "mount -t tmpfs -o size=256k,mode=1777 none /var/tmp && \"$@\"; code=$?; \
                   find /var/tmp -mindepth 2 -type d >&2; exit $code";
@@ -249,7 +249,7 @@ fn start_and_kill(mut engine: Program) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_strict_mask_of_the_engines_process_changes_nothing() {
-    let base = furnished();
+    let base = create_probe_workspace();
     let engine = engine_process(base.path(), "serve");
     let mut masked = Program::new("sh");
     masked.args(["-c", "umask 077; exec \"$@\"", "sh"]).arg(engine.get_program()).arg("gvisor");
@@ -282,7 +282,7 @@ async fn a_measurement_that_nobody_waits_for_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_snapshot_that_would_hang_or_reach_the_hosts_files_is_refused() {
-    let base = furnished();
+    let base = create_probe_workspace();
     let config = EngineConfig::at(base.path().join("state"));
     let engine = Engine::open(config, vec![Arc::new(Gvisor::new())]).await.unwrap();
     let given = base.path().join("given");

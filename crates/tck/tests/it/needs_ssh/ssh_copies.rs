@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use crate::sshd::Sshd;
-use crate::sshd::bench::{Bench, nothing_left};
+use crate::sshd::bench::{SshBench, nothing_left};
 use stockade_backends::ssh::{Host, Ssh};
 use stockade_core::{
     Backend, BackendChoice, Bytes, Command, Ending, Feature, LimitKind, SandboxId, SandboxSpec,
@@ -25,7 +25,7 @@ fn allocated_bytes(dir: &Path) -> u64 {
 }
 
 /// A command that goes on after it has said something.
-async fn start_command(bench: &Bench, id: &SandboxId, script: &str) -> (Execution, Subscription) {
+async fn start_command(bench: &SshBench, id: &SandboxId, script: &str) -> (Execution, Subscription) {
     let command = Command::shell(format!("{script}; exec sleep 600"));
     let (execution, mut follower) = bench.engine.exec_followed(id, command).await.unwrap();
     assert!(matches!(follower.next().await, Some(OutputEvent::Output { .. })));
@@ -35,7 +35,7 @@ async fn start_command(bench: &Bench, id: &SandboxId, script: &str) -> (Executio
 #[tokio::test(flavor = "multi_thread")]
 async fn what_changed_here_meanwhile_is_kept_and_named() {
     let sshd = Sshd::start();
-    let bench = Bench::new(vec![sshd.host()]).await;
+    let bench = SshBench::new(vec![sshd.host()]).await;
     fs::write(bench.workspace().join("both"), "at first").unwrap();
     let id = bench.engine.create(bench.spec()).await.unwrap();
     let command = Command::shell("echo there > both; echo there > new; echo ready; sleep 600");
@@ -55,7 +55,7 @@ async fn what_changed_here_meanwhile_is_kept_and_named() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_changed_here_between_two_commands_is_there_for_the_second() {
     let sshd = Sshd::start();
-    let bench = Bench::new(vec![sshd.host()]).await;
+    let bench = SshBench::new(vec![sshd.host()]).await;
     let id = bench.engine.create(bench.spec()).await.unwrap();
     fs::write(bench.workspace().join("given"), "later").unwrap();
     let command =
@@ -72,7 +72,7 @@ async fn what_changed_here_between_two_commands_is_there_for_the_second() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_changed_here_is_kept_when_it_had_changed_there_before_it_was_sent() {
     let sshd = Sshd::start();
-    let bench = Bench::new(vec![sshd.host()]).await;
+    let bench = SshBench::new(vec![sshd.host()]).await;
     fs::write(bench.workspace().join("both"), "at first").unwrap();
     let id = bench.engine.create(bench.spec()).await.unwrap();
     let (_running, _follower) = start_command(&bench, &id, "echo there > both; echo ready").await;
@@ -92,7 +92,7 @@ async fn what_changed_here_is_kept_when_it_had_changed_there_before_it_was_sent(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tree_too_deep_to_be_copied_is_told_and_is_in_nobodys_way() {
     let sshd = Sshd::start();
-    let bench = Bench::new(vec![sshd.host()]).await;
+    let bench = SshBench::new(vec![sshd.host()]).await;
     let ran = bench.engine.run(bench.spec(), Command::shell(DEEP_TREE_SCRIPT)).await.unwrap();
     let outcome = ran.outcome().await;
     let Ending::Lost(why) = &outcome.ending else { panic!("{outcome:?}") };
@@ -105,7 +105,7 @@ async fn a_tree_too_deep_to_be_copied_is_told_and_is_in_nobodys_way() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_dead_process_left_there_is_removed_however_deep_it_is() {
     let sshd = Sshd::start();
-    let bench = Bench::new(vec![sshd.host()]).await;
+    let bench = SshBench::new(vec![sshd.host()]).await;
     let id = bench.engine.create(bench.spec()).await.unwrap();
     let (_running, _follower) = start_command(&bench, &id, DEEP_TREE_SCRIPT).await;
     sshd.kill_carried();
@@ -117,7 +117,7 @@ async fn what_a_dead_process_left_there_is_removed_however_deep_it_is() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_could_not_be_brought_back_at_the_end_is_an_error() {
     let sshd = Sshd::start();
-    let bench = Bench::new(vec![sshd.host()]).await;
+    let bench = SshBench::new(vec![sshd.host()]).await;
     let id = bench.engine.create(bench.spec()).await.unwrap();
     let (running, _follower) = start_command(&bench, &id, DEEP_TREE_SCRIPT).await;
     // Its end cannot be told without its changes, so that it takes the sandbox along.
@@ -131,7 +131,7 @@ async fn what_could_not_be_brought_back_at_the_end_is_an_error() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_takes_no_room_there_takes_none_here_and_what_takes_too_much_does_not_arrive() {
     let sshd = Sshd::start();
-    let bench = Bench::new(vec![sshd.host()]).await;
+    let bench = SshBench::new(vec![sshd.host()]).await;
     let mut spec = bench.spec();
     spec.limits.disk = Some(Bytes::mib(8));
     // What is enforced is enough here: nothing goes on growing between two looks.
@@ -167,7 +167,7 @@ async fn nobody_is_connected_to_unless_it_was_asked_for() {
     listener.set_nonblocking(true).unwrap();
     let options = vec![format!("Port={}", listener.local_addr().unwrap().port())];
     let host = Host { name: "127.0.0.1".into(), config: None, options, capacity: None };
-    let bench = Bench::new(vec![host]).await;
+    let bench = SshBench::new(vec![host]).await;
     let spec = SandboxSpec { backend: BackendChoice::Auto, ..bench.spec() };
     let why = bench.engine.explain(&spec).await.choices.remove(0).why;
     assert!(why.contains("only by its name") && why.contains("another host"), "{why}");

@@ -4,15 +4,15 @@
 use std::fs;
 use std::sync::Arc;
 
-use crate::sshd::bench::{Bench, nothing_left};
-use crate::sshd::proxy::Wire;
-use crate::sshd::{Sshd, key};
+use crate::sshd::bench::{SshBench, nothing_left};
+use crate::sshd::proxy::CuttableWire;
+use crate::sshd::{Sshd, generate_key};
 use stockade_backends::ssh::{Host, Ssh};
 use stockade_core::{Backend, Command, Ending};
 use stockade_engine::{Engine, EngineConfig, OutputEvent};
 
 /// What is unavailable about the only host, and the remedy.
-async fn unavailable(host: Host) -> (String, String) {
+async fn probe_unavailable(host: Host) -> (String, String) {
     Ssh::new(vec![host]).probe().await.unavailable.expect("this host cannot be used")
 }
 
@@ -26,13 +26,13 @@ async fn without_a_host_it_says_how_to_name_one() {
 async fn a_host_whose_key_is_another_one_is_not_connected_to() {
     let sshd = Sshd::start();
     let other = sshd.cache().join("other");
-    key(&other);
-    sshd.know("wrong", &other.with_extension("pub"));
-    let host = sshd.host_by(&sshd.configure("wrong_key", sshd.port, "wrong"));
-    let (reason, remedy) = unavailable(host.clone()).await;
+    generate_key(&other);
+    sshd.write_known_host("wrong", &other.with_extension("pub"));
+    let host = sshd.host_by(&sshd.write_client_config("wrong_key", sshd.port, "wrong"));
+    let (reason, remedy) = probe_unavailable(host.clone()).await;
     assert!(reason.contains("not the one that is known"), "{reason}");
     assert!(remedy.contains("ssh-keygen -R"), "{remedy}");
-    let error = Bench::new(vec![host]).await.refused().await;
+    let error = SshBench::new(vec![host]).await.expect_create_error().await;
     assert!(error.to_string().contains("not the one that is known"), "{error}");
     assert!(!sshd.cache().join("stockade").exists(), "something was carried there");
 }
@@ -40,8 +40,8 @@ async fn a_host_whose_key_is_another_one_is_not_connected_to() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_whose_key_is_not_known_is_not_accepted_silently() {
     let sshd = Sshd::start();
-    let config = sshd.configure("unknown_key", sshd.port, "nothing-known");
-    let (reason, remedy) = unavailable(sshd.host_by(&config)).await;
+    let config = sshd.write_client_config("unknown_key", sshd.port, "nothing-known");
+    let (reason, remedy) = probe_unavailable(sshd.host_by(&config)).await;
     assert!(reason.contains("host key is not known") && remedy.contains("by hand"), "{reason}");
     assert!(!config.with_file_name("nothing-known").exists(), "it was written down as known");
 }
@@ -50,22 +50,22 @@ async fn a_host_whose_key_is_not_known_is_not_accepted_silently() {
 async fn a_login_that_is_refused_a_port_nobody_listens_on_and_no_such_host_are_told_apart() {
     let mut sshd = Sshd::start();
     let stranger = sshd.cache().join("stranger");
-    key(&stranger);
+    generate_key(&stranger);
     let text = fs::read_to_string(sshd.config()).unwrap();
     let mine = format!("{}/user_key", sshd.cache().parent().unwrap().display());
     let config = sshd.config().with_file_name("stranger_config");
     fs::write(&config, text.replace(&mine, stranger.to_str().unwrap())).unwrap();
-    let (reason, _) = unavailable(sshd.host_by(&config)).await;
+    let (reason, _) = probe_unavailable(sshd.host_by(&config)).await;
     assert!(reason.contains("refuses the login"), "{reason}");
     fs::write(&config, text.replace("127.0.0.1", "no..such..host")).unwrap();
-    let (reason, _) = unavailable(sshd.host_by(&config)).await;
+    let (reason, _) = probe_unavailable(sshd.host_by(&config)).await;
     assert!(reason.contains("no host of that name"), "{reason}");
     sshd.stop();
-    let (reason, _) = unavailable(sshd.host()).await;
+    let (reason, _) = probe_unavailable(sshd.host()).await;
     assert!(reason.contains("nobody listens"), "{reason}");
 }
 
-async fn flood(bench: &Bench) -> (stockade_engine::Execution, stockade_engine::Subscription) {
+async fn start_flood(bench: &SshBench) -> (stockade_engine::Execution, stockade_engine::Subscription) {
     let mut spec = bench.spec();
     spec.limits.output = Some(stockade_core::Bytes(u64::MAX));
     let command = Command::shell("echo made > made; while :; do echo flood; done");
@@ -78,11 +78,11 @@ async fn flood(bench: &Bench) -> (stockade_engine::Execution, stockade_engine::S
 async fn a_connection_that_is_cut_in_the_middle_of_output_is_a_lost_execution_and_nothing_is_left()
 {
     let sshd = Sshd::start();
-    let wire = Wire::to(sshd.port);
-    let host = sshd.host_by(&sshd.configure("wired", wire.port, "known_hosts"));
-    let bench = Bench::new(vec![host]).await;
-    let (execution, follower) = flood(&bench).await;
-    wire.cut();
+    let wire = CuttableWire::to(sshd.port);
+    let host = sshd.host_by(&sshd.write_client_config("wired", wire.port, "known_hosts"));
+    let bench = SshBench::new(vec![host]).await;
+    let (execution, follower) = start_flood(&bench).await;
+    wire.cut_connections();
     drop(follower);
     let outcome = execution.outcome().await;
     let Ending::Lost(why) = &outcome.ending else { panic!("{outcome:?}") };
@@ -94,14 +94,14 @@ async fn a_connection_that_is_cut_in_the_middle_of_output_is_a_lost_execution_an
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wire_that_swallows_everything_is_noticed_on_both_sides() {
     let sshd = Sshd::start();
-    let wire = Wire::to(sshd.port);
-    let host = sshd.host_by(&sshd.configure("wired", wire.port, "known_hosts"));
-    let bench = Bench::new(vec![host]).await;
+    let wire = CuttableWire::to(sshd.port);
+    let host = sshd.host_by(&sshd.write_client_config("wired", wire.port, "known_hosts"));
+    let bench = SshBench::new(vec![host]).await;
     let mut spec = bench.spec();
     spec.limits.wall_time = Some(stockade_core::Span::secs(50));
     let id = bench.engine.create(spec).await.unwrap();
     let execution = bench.engine.exec(&id, Command::shell("sleep 40")).await.unwrap();
-    wire.swallow();
+    wire.stall_forwarding();
     nothing_left(&sshd, &sshd.cache()).await;
     let outcome = execution.outcome().await;
     assert!(matches!(outcome.ending, Ending::Lost(_)), "{outcome:?}");
@@ -110,15 +110,15 @@ async fn a_wire_that_swallows_everything_is_noticed_on_both_sides() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_is_cut_in_the_middle_of_an_upload_is_an_error_and_nothing_is_left() {
     let sshd = Sshd::start();
-    let wire = Wire::to(sshd.port);
-    let host = sshd.host_by(&sshd.configure("wired", wire.port, "known_hosts"));
-    let bench = Bench::new(vec![host]).await;
+    let wire = CuttableWire::to(sshd.port);
+    let host = sshd.host_by(&sshd.write_client_config("wired", wire.port, "known_hosts"));
+    let bench = SshBench::new(vec![host]).await;
     // The program first, so that it is the workspace that is cut.
     let id = bench.engine.create(bench.spec()).await.unwrap();
     bench.engine.destroy(&id).await.unwrap();
     fs::write(bench.workspace().join("large"), vec![7; 32 << 20]).unwrap();
     wire.cut_after(8 << 20);
-    let error = bench.refused().await;
+    let error = bench.expect_create_error().await;
     assert!(error.to_string().contains("connection to host `far` was lost"), "{error}");
     nothing_left(&sshd, &sshd.cache()).await;
     assert_eq!(bench.engine.list().await.unwrap().leases, [], "a lease is left");
@@ -128,10 +128,10 @@ async fn a_connection_that_is_cut_in_the_middle_of_an_upload_is_an_error_and_not
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_that_was_cut_while_it_was_carried_is_never_run_and_is_carried_again() {
     let sshd = Sshd::start();
-    let wire = Wire::to(sshd.port);
-    let host = sshd.host_by(&sshd.configure("wired", wire.port, "known_hosts"));
+    let wire = CuttableWire::to(sshd.port);
+    let host = sshd.host_by(&sshd.write_client_config("wired", wire.port, "known_hosts"));
     wire.cut_after(2 << 20);
-    let (reason, _) = unavailable(host.clone()).await;
+    let (reason, _) = probe_unavailable(host.clone()).await;
     assert!(reason.contains("host `far`"), "{reason}");
     let measured = Ssh::new(vec![host]).probe().await;
     assert_eq!(measured.unavailable, None);
@@ -143,9 +143,9 @@ async fn a_program_that_was_cut_while_it_was_carried_is_never_run_and_is_carried
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_gone_for_good_leaves_its_lease_and_nothing_there() {
     let mut sshd = Sshd::start();
-    let wire = Wire::to(sshd.port);
-    let host = sshd.host_by(&sshd.configure("wired", wire.port, "known_hosts"));
-    let bench = Bench::new(vec![host.clone()]).await;
+    let wire = CuttableWire::to(sshd.port);
+    let host = sshd.host_by(&sshd.write_client_config("wired", wire.port, "known_hosts"));
+    let bench = SshBench::new(vec![host.clone()]).await;
     let id = bench.engine.create(bench.spec()).await.unwrap();
     let execution = bench.engine.exec(&id, Command::shell("sleep 600")).await.unwrap();
     sshd.stop();
@@ -166,17 +166,17 @@ async fn a_server_that_is_gone_for_good_leaves_its_lease_and_nothing_there() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_spreads_by_what_is_free_passes_over_who_is_gone_and_says_when_it_is_full() {
     let (one, two) = (Sshd::start(), Sshd::start());
-    let wire = Wire::to(two.port);
-    let far = two.host_by(&two.configure("wired", wire.port, "known_hosts"));
+    let wire = CuttableWire::to(two.port);
+    let far = two.host_by(&two.write_client_config("wired", wire.port, "known_hosts"));
     let hosts = [one.host(), far].map(|host| Host { capacity: Some(2), ..host });
-    let bench = Bench::new(hosts.to_vec()).await;
+    let bench = SshBench::new(hosts.to_vec()).await;
     let on = |sshd: &Sshd| fs::read_dir(sshd.cache().join("stockade/sandboxes")).unwrap().count();
     let mut ids = Vec::new();
     for _ in 0..4 {
         ids.push(bench.engine.create(bench.spec()).await.unwrap());
         assert!(on(&one).abs_diff(on(&two)) <= 1, "{} and {}", on(&one), on(&two));
     }
-    let error = bench.refused().await;
+    let error = bench.expect_create_error().await;
     assert!(error.to_string().contains("as many sandboxes as it may"), "{error}");
     for id in &ids {
         bench.engine.destroy(id).await.unwrap();
@@ -201,9 +201,9 @@ mod needs_root {
     async fn a_full_disk_there_is_told_and_nothing_is_left() {
         let sshd = Sshd::with_disk("16m");
         let cache = sshd.seen_there(&sshd.cache());
-        let bench = Bench::new(vec![sshd.host()]).await;
+        let bench = SshBench::new(vec![sshd.host()]).await;
         fs::write(bench.workspace().join("large"), vec![7; 32 << 20]).unwrap();
-        let error = bench.refused().await;
+        let error = bench.expect_create_error().await;
         assert!(error.to_string().contains("No space left"), "{error}");
         assert!(error.to_string().contains("make room"), "{error}");
         nothing_left(&sshd, &cache).await;
@@ -213,7 +213,7 @@ mod needs_root {
         assert_eq!(ran.outcome().await.ending, Ending::Exited(0));
         nothing_left(&sshd, &cache).await;
         let small = Sshd::with_disk("2m");
-        let (reason, remedy) = unavailable(small.host()).await;
+        let (reason, remedy) = probe_unavailable(small.host()).await;
         assert!(reason.contains("No space left") && remedy.contains("room"), "{reason}: {remedy}");
     }
 }

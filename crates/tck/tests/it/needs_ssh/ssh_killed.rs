@@ -18,10 +18,10 @@ const KILL_ROUNDS: [usize; 2] = [10, 50];
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Numbers without luck: the same ones each time.
-struct Dice(u64);
+struct SshKillTimingRng(u64);
 
-impl Dice {
-    fn below(&mut self, most: u64) -> u64 {
+impl SshKillTimingRng {
+    fn next_below(&mut self, most: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -29,7 +29,7 @@ impl Dice {
     }
 }
 
-fn engine(sshd: &Sshd, base: &std::path::Path, mark: &str) -> Child {
+fn spawn_engine(sshd: &Sshd, base: &std::path::Path, mark: &str) -> Child {
     Command::new(env!("CARGO_BIN_EXE_stockade-tck-engine"))
         .args(["ssh", "churn"])
         .env("STOCKADE_TCK_SSH_CONFIG", sshd.config())
@@ -48,7 +48,7 @@ fn engine(sshd: &Sshd, base: &std::path::Path, mark: &str) -> Child {
 /// and of directories.
 fn find_leftovers(sshd: &Sshd, needles: &[&str]) -> Vec<String> {
     let mut found = HostObserver::default().search(needles);
-    found.extend(sshd.carried().iter().map(|pid| format!("process {pid} that was carried there")));
+    found.extend(sshd.list_carried().iter().map(|pid| format!("process {pid} that was carried there")));
     let dirs = fs::read_dir(sshd.cache().join("stockade/sandboxes")).into_iter().flatten();
     found.extend(dirs.flatten().map(|entry| entry.path().display().to_string()));
     found
@@ -69,15 +69,15 @@ fn nothing_is_left_of_engines_killed_at_any_instant() {
     fs::create_dir(&run).unwrap();
     fs::set_permissions(&run, fs::Permissions::from_mode(0o700)).unwrap();
     let connection = run.to_str().unwrap();
-    let (mut dice, mut slowest) = (Dice(0x5eed), Duration::ZERO);
-    let kills = sample::rounds(KILL_ROUNDS);
+    let (mut dice, mut slowest) = (SshKillTimingRng(0x5eed), Duration::ZERO);
+    let kills = sample::pick_rounds(KILL_ROUNDS);
     for round in 0..kills {
-        let mut child = engine(&sshd, base.path(), &mark);
-        if dice.below(4) > 0 {
+        let mut child = spawn_engine(&sshd, base.path(), &mark);
+        if dice.next_below(4) > 0 {
             child.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
-            sleep(Duration::from_micros(dice.below(400_000)));
+            sleep(Duration::from_micros(dice.next_below(400_000)));
         } else {
-            sleep(Duration::from_micros(dice.below(100_000)));
+            sleep(Duration::from_micros(dice.next_below(100_000)));
         }
         child.kill().unwrap();
         child.wait().unwrap();

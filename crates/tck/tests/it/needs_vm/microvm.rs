@@ -20,7 +20,7 @@ use stockade_tck::{
     probe_bytes, run,
 };
 
-fn judge(report: &Report, least: usize) {
+fn assert_report(report: &Report, least: usize) {
     println!("{}", report.table());
     for case in &report.cases {
         if let Status::Failed(reason) | Status::Skipped(reason) = &case.status {
@@ -32,21 +32,21 @@ fn judge(report: &Report, least: usize) {
     assert!(passed >= least, "only {passed} cases ran");
 }
 
-fn only() -> Vec<String> {
+fn read_case_filter() -> Vec<String> {
     std::env::var("STOCKADE_TCK_ONLY").map_or(Vec::new(), |only| vec![only])
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_microvm_backend_passes_every_case_it_declares_the_features_for() {
-    let least = if only().is_empty() { 80 } else { 1 };
+    let least = if read_case_filter().is_empty() { 80 } else { 1 };
     // An emulated machine keeps a processor busy: more at once would only wait for each other.
-    let options = Options { only: only(), jobs: 2 };
-    judge(&run(Arc::new(machines::subject()), &options).await, least);
+    let options = Options { only: read_case_filter(), jobs: 2 };
+    assert_report(&run(Arc::new(machines::make_subject()), &options).await, least);
 }
 
 #[test]
 fn copies_of_a_machine_are_different_machines_for_an_ordinary_user_too() {
-    ordinary::repeat(module_path!(), "copies_of_a_machine_are_different_machines");
+    ordinary::run_as_ordinary_user(module_path!(), "copies_of_a_machine_are_different_machines");
 }
 
 /// Shell script that prints what no two machines may share: name, ids, and the kernel's random numbers.
@@ -58,7 +58,7 @@ const MACHINE_COUNT: usize = 20;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn copies_of_a_machine_are_different_machines() {
     let state = tempfile::tempdir().unwrap();
-    let backend: Arc<dyn Backend> = machines::backend();
+    let backend: Arc<dyn Backend> = machines::make_backend();
     let engine = Engine::open(EngineConfig::at(state.path()), vec![backend]).await.unwrap();
     let mut ids = Vec::new();
     for _ in 0..MACHINE_COUNT {
@@ -91,7 +91,7 @@ const KILL_ROUNDS: [u64; 2] = [10, 50];
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What would carry traces: throw-away sandboxes, and those that were recorded.
-fn needles(base: &Path, engine: u32) -> Vec<String> {
+fn collect_needles(base: &Path, engine: u32) -> Vec<String> {
     let journal = fs::read_to_string(base.join("state/journal.jsonl")).unwrap_or_default();
     let recorded = journal.lines().rev().take(12);
     let ids = recorded.filter_map(|line| line.split("\"sandbox\":\"").nth(1)?.split('"').next());
@@ -115,7 +115,7 @@ fn until_none(what: &str, look: impl Fn() -> Vec<String>) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_left_of_microvm_engines_killed_at_any_instant() {
     // So that what is killed is making sandboxes, and not the machine that they are copies of.
-    let measured = machines::backend().probe().await;
+    let measured = machines::make_backend().probe().await;
     assert_eq!(measured.unavailable, None);
     let base = tempfile::Builder::new().prefix("stockade-microvm-test-").tempdir().unwrap();
     let workspace = base.path().join("workspace");
@@ -123,7 +123,7 @@ async fn nothing_is_left_of_microvm_engines_killed_at_any_instant() {
     fs::write(workspace.join("probe"), probe_bytes()).unwrap();
     fs::set_permissions(workspace.join("probe"), fs::Permissions::from_mode(0o755)).unwrap();
     let mut reaped = 0;
-    let (kills, whole) = (sample::rounds(KILL_ROUNDS), KILL_ROUNDS[1]);
+    let (kills, whole) = (sample::pick_rounds(KILL_ROUNDS), KILL_ROUNDS[1]);
     // A short run takes every so many of the instants that a long one takes all of.
     for round in (0..kills).map(|round| round * whole / kills) {
         let mut process = machines::engine_process();
@@ -137,13 +137,13 @@ async fn nothing_is_left_of_microvm_engines_killed_at_any_instant() {
         std::thread::sleep(Duration::from_millis(round * 37 % 900));
         child.kill().unwrap();
         child.wait().unwrap();
-        let backend: Arc<dyn Backend> = machines::backend();
+        let backend: Arc<dyn Backend> = machines::make_backend();
         let config = EngineConfig::at(base.path().join("state"));
         let config = EngineConfig { reap_on_open: false, ..config };
         let engine = Engine::open(config, vec![Arc::clone(&backend)]).await.unwrap();
         reaped += engine.reap().await.unwrap().len();
         let listed = backend.list().await.unwrap();
-        let needles = needles(base.path(), child.id());
+        let needles = collect_needles(base.path(), child.id());
         let left = listed.iter().find(|id| needles.iter().any(|needle| needle == id.as_str()));
         assert_eq!(left, None, "a sandbox is listed after kill {round}");
         let needles: Vec<&str> = needles.iter().map(String::as_str).collect();

@@ -41,24 +41,24 @@ const READ_KNOWN_SCRIPT: &str = r#"[ -p /tmp/said ] || mkfifo /tmp/said
 const IDENTITY_SCRIPT: &str = "hostname; cat /etc/machine-id; cat /proc/sys/kernel/random/boot_id; \
                    cat /proc/sys/kernel/random/uuid; dd if=/dev/urandom bs=16 count=1 2>/dev/null | sha256sum";
 
-struct Place {
+struct MachineBench {
     engine: Engine,
 }
 
-impl Place {
+impl MachineBench {
     async fn open(state: &Path) -> Self {
-        let backend: Arc<dyn Backend> = machines::backend();
+        let backend: Arc<dyn Backend> = machines::make_backend();
         Self { engine: Engine::open(EngineConfig::at(state), vec![backend]).await.unwrap() }
     }
 
     /// A sandbox in which both programs run.
-    async fn begun(&self) -> SandboxId {
-        let id = self.engine.create(spec()).await.unwrap();
-        self.sh(&id, GUEST_PROGRAMS_SCRIPT).await;
+    async fn create_with_programs(&self) -> SandboxId {
+        let id = self.engine.create(microvm_spec()).await.unwrap();
+        self.run_shell(&id, GUEST_PROGRAMS_SCRIPT).await;
         id
     }
 
-    async fn sh(&self, id: &SandboxId, script: &str) -> String {
+    async fn run_shell(&self, id: &SandboxId, script: &str) -> String {
         let command = Command::program(["sh", "-c", script]);
         let execution = self.engine.exec(id, command).await.unwrap();
         let mut reader = execution.subscribe();
@@ -71,8 +71,8 @@ impl Place {
         text.trim().to_owned()
     }
 
-    async fn count(&self, id: &SandboxId) -> u64 {
-        self.sh(id, READ_COUNT_SCRIPT).await.parse().unwrap()
+    async fn read_count(&self, id: &SandboxId) -> u64 {
+        self.run_shell(id, READ_COUNT_SCRIPT).await.parse().unwrap()
     }
 
     /// Waits until it has come further.
@@ -80,28 +80,28 @@ impl Place {
         let waiting = format!(
             "{READ_COUNT_SCRIPT}; while [ $n -le {from} ]; do sleep 0.2; {READ_COUNT_SCRIPT}; done"
         );
-        let counted = tokio::time::timeout(OUTPUT_TIMEOUT, self.sh(id, &waiting)).await;
+        let counted = tokio::time::timeout(OUTPUT_TIMEOUT, self.run_shell(id, &waiting)).await;
         counted.unwrap().lines().last().unwrap().parse().unwrap()
     }
 
-    async fn known(&self, id: &SandboxId) -> String {
-        self.sh(id, READ_KNOWN_SCRIPT).await
+    async fn read_known(&self, id: &SandboxId) -> String {
+        self.run_shell(id, READ_KNOWN_SCRIPT).await
     }
 
-    async fn teach(&self, id: &SandboxId, known: &str) {
-        self.sh(id, &format!("echo 'known={known}' > /tmp/told")).await;
+    async fn set_known(&self, id: &SandboxId, known: &str) {
+        self.run_shell(id, &format!("echo 'known={known}' > /tmp/told")).await;
     }
 }
 
-fn spec() -> SandboxSpec {
+fn microvm_spec() -> SandboxSpec {
     SandboxSpec { backend: "microvm".parse().unwrap(), ..SandboxSpec::default() }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn copies_go_on_with_their_memory_and_share_none() {
     let state = tempfile::tempdir().unwrap();
-    let place = Place::open(state.path()).await;
-    let parent = place.begun().await;
+    let place = MachineBench::open(state.path()).await;
+    let parent = place.create_with_programs().await;
     let before = place.counts_on(&parent, 2).await;
     let begun = Instant::now();
     let copies = place.engine.fork(&parent, FORK_COUNT).await.unwrap();
@@ -110,7 +110,7 @@ async fn copies_go_on_with_their_memory_and_share_none() {
     for (number, copy) in copies.iter().enumerate() {
         let own = format!("echo 'known=own{number}' > /tmp/told; echo {number} > /tmp/own");
         let told = place
-            .sh(
+            .run_shell(
                 copy,
                 &format!("{READ_COUNT_SCRIPT}\n{READ_KNOWN_SCRIPT}\n{own}\n{IDENTITY_SCRIPT}"),
             )
@@ -123,13 +123,13 @@ async fn copies_go_on_with_their_memory_and_share_none() {
     }
     for (number, copy) in copies.iter().enumerate() {
         place.counts_on(copy, before).await;
-        let told = place.sh(copy, &format!("{READ_KNOWN_SCRIPT}\ncat /tmp/own")).await;
+        let told = place.run_shell(copy, &format!("{READ_KNOWN_SCRIPT}\ncat /tmp/own")).await;
         assert_eq!(told, format!("own{number}\n{number}"));
     }
-    assert_eq!(place.known(&parent).await, "secret");
-    assert_eq!(place.sh(&parent, "ls /tmp/own 2> /dev/null || echo none").await, "none");
+    assert_eq!(place.read_known(&parent).await, "secret");
+    assert_eq!(place.run_shell(&parent, "ls /tmp/own 2> /dev/null || echo none").await, "none");
     place.counts_on(&parent, before).await;
-    seen.extend(place.sh(&parent, IDENTITY_SCRIPT).await.lines().map(str::to_owned).enumerate());
+    seen.extend(place.run_shell(&parent, IDENTITY_SCRIPT).await.lines().map(str::to_owned).enumerate());
     assert_eq!(seen.len(), 5 * (FORK_COUNT + 1), "{seen:?}");
     for id in copies.into_iter().chain([parent]) {
         place.engine.destroy(&id).await.unwrap();
@@ -150,8 +150,8 @@ async fn read_until(execution: &Watcher, expected: &str) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_program_that_goes_on_in_a_copy_is_an_execution_of_the_copys_own() {
     let state = tempfile::tempdir().unwrap();
-    let place = Place::open(state.path()).await;
-    let id = place.engine.create(spec()).await.unwrap();
+    let place = MachineBench::open(state.path()).await;
+    let id = place.engine.create(microvm_spec()).await.unwrap();
     let line = "echo begun; until [ -e /tmp/go ]; do sleep 0.1; done; echo ended; exit 7";
     let mut command = Command::program(["sh", "-c", line]);
     command.wall_time = Some(Span::secs(600));
@@ -161,7 +161,7 @@ async fn a_program_that_goes_on_in_a_copy_is_an_execution_of_the_copys_own() {
     let carried = place.engine.executions(&copy).unwrap().remove(0);
     assert_eq!(carried.command(), ["sh", "-c", line]);
     assert_ne!(carried.job(), first.job());
-    place.sh(&copy, ": > /tmp/go").await;
+    place.run_shell(&copy, ": > /tmp/go").await;
     let outcome = tokio::time::timeout(OUTPUT_TIMEOUT, carried.outcome()).await.unwrap();
     assert_eq!(outcome.ending, Ending::Exited(7));
     assert_eq!(read_until(&carried, "ended\n").await, "ended\n");
@@ -176,29 +176,29 @@ async fn a_program_that_goes_on_in_a_copy_is_an_execution_of_the_copys_own() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_machine_is_taken_back_to_what_it_was() {
     let state = tempfile::tempdir().unwrap();
-    let place = Place::open(state.path()).await;
-    let id = place.begun().await;
+    let place = MachineBench::open(state.path()).await;
+    let id = place.create_with_programs().await;
     place.counts_on(&id, 2).await;
-    let who = place.sh(&id, "cat /proc/sys/kernel/random/boot_id").await;
+    let who = place.run_shell(&id, "cat /proc/sys/kernel/random/boot_id").await;
     let snapshot = place.engine.snapshot(&id, SnapshotKind::Full).await.unwrap();
-    place.teach(&id, "later").await;
-    assert_eq!(place.known(&id).await, "later");
+    place.set_known(&id, "later").await;
+    assert_eq!(place.read_known(&id).await, "later");
     for _ in 0..2 {
         place.engine.restore(&id, &snapshot.id).await.unwrap();
-        assert_eq!(place.known(&id).await, "secret");
-        let now = place.count(&id).await;
+        assert_eq!(place.read_known(&id).await, "secret");
+        let now = place.read_count(&id).await;
         place.counts_on(&id, now).await;
-        assert_ne!(place.sh(&id, "cat /proc/sys/kernel/random/boot_id").await, who);
-        place.teach(&id, "later").await;
+        assert_ne!(place.run_shell(&id, "cat /proc/sys/kernel/random/boot_id").await, who);
+        place.set_known(&id, "later").await;
     }
     // One of a copy: what was touched before it is in it.
-    let copy = place.engine.create_from(&snapshot.id, spec()).await.unwrap();
-    place.teach(&copy, "copied").await;
+    let copy = place.engine.create_from(&snapshot.id, microvm_spec()).await.unwrap();
+    place.set_known(&copy, "copied").await;
     let second = place.engine.snapshot(&copy, SnapshotKind::Full).await.unwrap();
-    let copy_of_copy = place.engine.create_from(&second.id, spec()).await.unwrap();
-    assert_eq!(place.known(&copy_of_copy).await, "copied");
+    let copy_of_copy = place.engine.create_from(&second.id, microvm_spec()).await.unwrap();
+    assert_eq!(place.read_known(&copy_of_copy).await, "copied");
     // One that has had commands of its own takes it on as well, and they are gone.
-    let other = place.engine.create(spec()).await.unwrap();
+    let other = place.engine.create(microvm_spec()).await.unwrap();
     let mut own = Vec::new();
     for _ in 0..COMMAND_COUNT {
         let sleeping = Command::program(["sleep", "600"]);
@@ -208,10 +208,10 @@ async fn a_machine_is_taken_back_to_what_it_was() {
     for gone in own {
         assert_eq!(gone.outcome().await.ending, Ending::Signalled(Signal::KILL));
     }
-    assert_eq!(place.known(&other).await, "copied");
+    assert_eq!(place.read_known(&other).await, "copied");
     place.engine.destroy(&other).await.unwrap();
     let other = Limits { memory: Some(Bytes(100 << 20)), ..Limits::default() };
-    let other = SandboxSpec { limits: other, ..spec() };
+    let other = SandboxSpec { limits: other, ..microvm_spec() };
     let refused = place.engine.create_from(&snapshot.id, other).await.unwrap_err();
     assert_eq!(refused.code(), ErrorCode::Unsupported, "{refused}");
     for id in [id, copy, copy_of_copy] {
@@ -222,8 +222,8 @@ async fn a_machine_is_taken_back_to_what_it_was() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_runs_goes_on_under_another_state_directory() {
     let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (here, there) = (Place::open(here.path()).await, Place::open(there.path()).await);
-    let id = here.begun().await;
+    let (here, there) = (MachineBench::open(here.path()).await, MachineBench::open(there.path()).await);
+    let id = here.create_with_programs().await;
     let before = here.counts_on(&id, 2).await;
     let snapshot = here.engine.snapshot(&id, SnapshotKind::Full).await.unwrap();
     here.engine.destroy(&id).await.unwrap();
@@ -232,9 +232,9 @@ async fn what_runs_goes_on_under_another_state_directory() {
     println!("{} bytes", parcel.stream_position().unwrap());
     parcel.rewind().unwrap();
     let snapshot = there.engine.snapshots().import(&mut parcel, Bytes(1 << 40)).unwrap();
-    let id = there.engine.create_from(&snapshot.id, spec()).await.unwrap();
-    assert_eq!(there.known(&id).await, "secret");
-    let now = there.count(&id).await;
+    let id = there.engine.create_from(&snapshot.id, microvm_spec()).await.unwrap();
+    assert_eq!(there.read_known(&id).await, "secret");
+    let now = there.read_count(&id).await;
     assert!(now >= before, "it began anew: {now}, and it was {before}");
     there.counts_on(&id, now).await;
     there.engine.destroy(&id).await.unwrap();
@@ -242,5 +242,5 @@ async fn what_runs_goes_on_under_another_state_directory() {
 
 #[test]
 fn what_runs_goes_on_for_an_ordinary_user_too() {
-    ordinary::repeat(module_path!(), "what_runs_goes_on_under_another_state_directory");
+    ordinary::run_as_ordinary_user(module_path!(), "what_runs_goes_on_under_another_state_directory");
 }

@@ -10,7 +10,7 @@ use stockade_core::{Bytes, Command, Ending, HostPath, Image, Workspace};
 use stockade_engine::{Engine, EngineConfig, OutputEvent};
 use stockade_tck::{OnHost, Options, Report, Status, Subject, hostile, run, wasi_calls_bytes};
 
-fn passed(report: &Report) -> usize {
+fn count_passed(report: &Report) -> usize {
     report.cases.iter().filter(|case| case.status == Status::Passed).count()
 }
 
@@ -33,10 +33,10 @@ async fn the_wasm_backend_passes_every_case_it_declares_the_features_for() {
     let report = run(Arc::new(subject), &Options::default()).await;
     print_report(&report);
     assert_eq!(report.failures(), Vec::<&str>::new());
-    assert!(passed(&report) > 100, "only {} cases ran", passed(&report));
+    assert!(count_passed(&report) > 100, "only {} cases ran", count_passed(&report));
 }
 
-fn isolated() -> OnHost {
+fn isolated_subject() -> OnHost {
     let engine = env!("CARGO_BIN_EXE_stockade-tck-engine");
     let worker = Worker { program: engine.into(), role: vec!["wasm-worker".into()] };
     // A user's own: nobody uses the key of another.
@@ -51,10 +51,10 @@ fn isolated() -> OnHost {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_same_holds_where_each_program_has_a_worker_inside_native_walls() {
-    let report = run(Arc::new(isolated()), &Options::default()).await;
+    let report = run(Arc::new(isolated_subject()), &Options::default()).await;
     print_report(&report);
     assert_eq!(report.failures(), Vec::<&str>::new());
-    assert!(passed(&report) > 100, "only {} cases ran", passed(&report));
+    assert!(count_passed(&report) > 100, "only {} cases ran", count_passed(&report));
 }
 
 fn in_process_subject() -> OnHost {
@@ -63,17 +63,17 @@ fn in_process_subject() -> OnHost {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn webassembly_that_means_harm_ends_in_the_right_outcome_and_leaves_nothing() {
-    for subject in [in_process_subject(), isolated()] {
+    for subject in [in_process_subject(), isolated_subject()] {
         let report = hostile::run_wasm(Arc::new(subject), Vec::new()).await;
         print_report(&report);
         assert_eq!(report.failures(), Vec::<&str>::new());
-        assert!(passed(&report) >= 12, "only {} cases ran", passed(&report));
+        assert!(count_passed(&report) >= 12, "only {} cases ran", count_passed(&report));
     }
 }
 
 /// What a program that uses files says, with so much disk and so many open files, in a workspace where
 /// there is a pipe that nobody else has open.
-async fn files(subject: &OnHost, program: &Path, args: &[&str]) -> String {
+async fn run_files_program(subject: &OnHost, program: &Path, args: &[&str]) -> String {
     let state = tempfile::tempdir().unwrap();
     let work = tempfile::Builder::new().prefix("stockade-work-").tempdir().unwrap();
     rustix::fs::mknodat(
@@ -108,11 +108,11 @@ async fn files(subject: &OnHost, program: &Path, args: &[&str]) -> String {
 }
 
 /// The same program as a module of preview 1 and as a component of preview 2.
-struct Programs {
+struct WasiPrograms {
     component: tempfile::NamedTempFile,
 }
 
-impl Programs {
+impl WasiPrograms {
     /// Puts the module behind the adapter from preview 1 to preview 2.
     fn new() -> Self {
         use wasi_preview1_component_adapter_provider::{
@@ -128,30 +128,30 @@ impl Programs {
         Self { component: file }
     }
 
-    fn both(&self) -> [&Path; 2] {
+    fn list_paths(&self) -> [&Path; 2] {
         [Path::new(env!("STOCKADE_WASI_FILES")), self.component.path()]
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn files_and_their_limits_are_the_same_for_a_module_and_a_component() {
-    let programs = Programs::new();
-    for subject in [in_process_subject(), isolated()] {
-        for program in programs.both() {
-            assert_eq!(files(&subject, program, &["use"]).await, "use 0\n");
-            let (written, room) = numbers(&files(&subject, program, &["fill"]).await, "fill");
+    let programs = WasiPrograms::new();
+    for subject in [in_process_subject(), isolated_subject()] {
+        for program in programs.list_paths() {
+            assert_eq!(run_files_program(&subject, program, &["use"]).await, "use 0\n");
+            let (written, room) = parse_count(&run_files_program(&subject, program, &["fill"]).await, "fill");
             assert!(((1 << 20) - (128 << 10)..=1 << 20).contains(&written), "{written}");
             assert_eq!(room, "No space left on device");
-            let (made, room) = numbers(&files(&subject, program, &["empty"]).await, "empty");
+            let (made, room) = parse_count(&run_files_program(&subject, program, &["empty"]).await, "empty");
             assert_eq!((made, room.as_str()), (256, "No space left on device"));
-            let (held, _) = numbers(&files(&subject, program, &["hold"]).await, "hold");
+            let (held, _) = parse_count(&run_files_program(&subject, program, &["hold"]).await, "hold");
             assert!((30..40).contains(&held), "{held}");
         }
     }
 }
 
 /// The number a line tells, and why it was not more.
-fn numbers(line: &str, verb: &str) -> (u64, String) {
+fn parse_count(line: &str, verb: &str) -> (u64, String) {
     let rest = line.trim_end().strip_prefix(verb).unwrap().trim_start();
     let (number, why) = rest.split_once(' ').unwrap();
     (number.parse().unwrap(), why.to_owned())
@@ -159,11 +159,11 @@ fn numbers(line: &str, verb: &str) -> (u64, String) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_pipe_in_the_workspace_is_refused_and_holds_nobody_up() {
-    let programs = Programs::new();
-    for subject in [in_process_subject(), isolated()] {
-        for program in programs.both() {
+    let programs = WasiPrograms::new();
+    for subject in [in_process_subject(), isolated_subject()] {
+        for program in programs.list_paths() {
             for args in [&["pipe"][..], &["pipe", "to-write"]] {
-                assert_eq!(files(&subject, program, args).await, "pipe 1 Permission denied\n");
+                assert_eq!(run_files_program(&subject, program, args).await, "pipe 1 Permission denied\n");
             }
         }
     }
@@ -171,7 +171,7 @@ async fn a_pipe_in_the_workspace_is_refused_and_holds_nobody_up() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_a_worker_wrote_counts_though_it_was_killed() {
-    let subject = isolated();
+    let subject = isolated_subject();
     let state = tempfile::tempdir().unwrap();
     let module = state.path().join("prog.wasm");
     std::fs::write(&module, FILLS_AND_SPINS).unwrap();
@@ -219,7 +219,7 @@ const FILLS_AND_SPINS: &str = r#"(module
 
 #[test]
 fn an_ordinary_user_has_the_same_in_this_process() {
-    ordinary::repeat(
+    ordinary::run_as_ordinary_user(
         module_path!(),
         "the_wasm_backend_passes_every_case_it_declares_the_features_for",
     );
@@ -227,7 +227,7 @@ fn an_ordinary_user_has_the_same_in_this_process() {
 
 #[test]
 fn an_ordinary_user_has_the_same_with_workers() {
-    ordinary::repeat(
+    ordinary::run_as_ordinary_user(
         module_path!(),
         "the_same_holds_where_each_program_has_a_worker_inside_native_walls",
     );
@@ -235,7 +235,7 @@ fn an_ordinary_user_has_the_same_with_workers() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn every_call_of_wasi_comes_out_as_it_has_to() {
-    for subject in [in_process_subject(), isolated()] {
+    for subject in [in_process_subject(), isolated_subject()] {
         let state = tempfile::tempdir().unwrap();
         let module = state.path().join("calls.wasm");
         std::fs::write(&module, wasi_calls_bytes()).unwrap();

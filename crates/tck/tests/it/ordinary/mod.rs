@@ -22,7 +22,7 @@ fn becoming_nobody() -> Command {
 }
 
 /// Runs this test as an ordinary user; as oneself, where one is an ordinary user already.
-pub fn repeat(module: &str, test: &str) {
+pub fn run_as_ordinary_user(module: &str, test: &str) {
     // A test is named from the crate on, without its name.
     let module = module.split_once("::").map_or("", |(_, below)| below);
     let test = &format!("{module}::{test}");

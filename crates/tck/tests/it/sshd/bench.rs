@@ -15,12 +15,12 @@ use super::Sshd;
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An engine with one backend, and a workspace.
-pub struct Bench {
+pub struct SshBench {
     pub engine: Engine,
     pub base: tempfile::TempDir,
 }
 
-impl Bench {
+impl SshBench {
     pub async fn new(hosts: Vec<Host>) -> Self {
         let base = tempfile::Builder::new().prefix("stockade-ssh-test-").tempdir().unwrap();
         fs::create_dir(base.path().join("workspace")).unwrap();
@@ -43,7 +43,7 @@ impl Bench {
         }
     }
 
-    pub async fn refused(&self) -> Error {
+    pub async fn expect_create_error(&self) -> Error {
         let created = self.engine.create(self.spec()).await;
         created.err().unwrap()
     }
@@ -54,7 +54,7 @@ pub async fn nothing_left(sshd: &Sshd, cache: &Path) {
     let until = Instant::now() + CLEANUP_TIMEOUT;
     loop {
         let dirs = fs::read_dir(cache.join("stockade/sandboxes")).into_iter().flatten().count();
-        let running = sshd.carried();
+        let running = sshd.list_carried();
         if dirs == 0 && running.is_empty() {
             return;
         }

@@ -59,16 +59,16 @@ impl Sshd {
             "no {SSHD_PROGRAM} (remedy: install openssh-server)"
         );
         fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
-        key(&dir.path().join("host_key"));
-        key(&dir.path().join("user_key"));
+        generate_key(&dir.path().join("host_key"));
+        generate_key(&dir.path().join("user_key"));
         fs::copy(dir.path().join("user_key.pub"), dir.path().join("authorized_keys")).unwrap();
         if rustix::process::geteuid().is_root() {
             fs::create_dir_all("/run/sshd").unwrap();
         }
-        let (child, port) = listen(dir.path(), disk, env);
+        let (child, port) = spawn_listening_sshd(dir.path(), disk, env);
         let sshd = Self { dir, child, left: Vec::new(), port };
-        sshd.know("known_hosts", &sshd.dir.path().join("host_key.pub"));
-        sshd.configure("config", port, "known_hosts");
+        sshd.write_known_host("known_hosts", &sshd.dir.path().join("host_key.pub"));
+        sshd.write_client_config("config", port, "known_hosts");
         sshd
     }
 
@@ -99,14 +99,14 @@ impl Sshd {
     }
 
     /// Writes down a host key as the one that is known for it.
-    pub fn know(&self, file: &str, public: &Path) {
+    pub fn write_known_host(&self, file: &str, public: &Path) {
         let key = fs::read_to_string(public).unwrap();
         let line = format!("stockade-far-test {key}");
         fs::write(self.dir.path().join(file), line).unwrap();
     }
 
     /// Writes a client's configuration with this port and these known hosts.
-    pub fn configure(&self, file: &str, port: u16, known: &str) -> PathBuf {
+    pub fn write_client_config(&self, file: &str, port: u16, known: &str) -> PathBuf {
         let (path, dir) = (self.dir.path().join(file), self.dir.path().display());
         let text = format!(
             "Host far\nHostName 127.0.0.1\nPort {port}\nHostKeyAlias stockade-far-test\n\
@@ -125,7 +125,7 @@ impl Sshd {
     }
 
     /// The processes of its sessions: those whose program was carried to it, and nobody else's.
-    pub fn carried(&self) -> Vec<i32> {
+    pub fn list_carried(&self) -> Vec<i32> {
         let pids = fs::read_dir("/proc").unwrap().flatten();
         let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
         let ours = |pid: &i32| {
@@ -139,7 +139,7 @@ impl Sshd {
     pub fn kill_carried(&self) {
         loop {
             let open = |pid| pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok();
-            let processes: Vec<_> = self.carried().into_iter().filter_map(open).collect();
+            let processes: Vec<_> = self.list_carried().into_iter().filter_map(open).collect();
             if processes.is_empty() {
                 return;
             }
@@ -172,11 +172,11 @@ impl Drop for Sshd {
 fn descendants_of(pid: u32) -> Vec<i32> {
     let all = fs::read_dir("/proc").unwrap().flatten();
     let all = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let children = all.filter(|other| parent(*other) == Some(pid));
+    let children = all.filter(|other| read_parent_pid(*other) == Some(pid));
     children.flat_map(|pid| [descendants_of(pid), vec![pid.cast_signed()]].concat()).collect()
 }
 
-fn parent(pid: u32) -> Option<u32> {
+fn read_parent_pid(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
@@ -188,7 +188,7 @@ fn is_session(pid: i32) -> bool {
 }
 
 /// Makes a pair of keys.
-pub fn key(path: &Path) {
+pub fn generate_key(path: &Path) {
     let made = Command::new("ssh-keygen")
         .args(["-q", "-t", "ed25519", "-N", "", "-C", "stockade-test", "-f"])
         .arg(path)
@@ -199,7 +199,7 @@ pub fn key(path: &Path) {
 }
 
 /// A port may be taken between being found and being used; then another one is.
-fn listen(dir: &Path, disk: Option<&str>, env: &str) -> (Child, u16) {
+fn spawn_listening_sshd(dir: &Path, disk: Option<&str>, env: &str) -> (Child, u16) {
     let until = Instant::now() + LISTEN_TIMEOUT;
     loop {
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

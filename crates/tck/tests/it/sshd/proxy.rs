@@ -14,43 +14,43 @@ const WIRE_STALLED: u8 = 1;
 const WIRE_REFUSING: u8 = 2;
 
 /// A wire.
-pub struct Wire {
+pub struct CuttableWire {
     pub port: u16,
-    inner: Arc<Inner>,
+    inner: Arc<WireInner>,
 }
 
 #[derive(Default)]
-struct Inner {
+struct WireInner {
     state: AtomicU8,
     /// How many bytes may still go to the server before the wire is cut.
     left: AtomicU64,
     ends: Mutex<Vec<TcpStream>>,
 }
 
-impl Wire {
+impl CuttableWire {
     /// A wire to this port.
     pub fn to(port: u16) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let own = listener.local_addr().unwrap().port();
-        let inner = Arc::new(Inner { left: AtomicU64::new(u64::MAX), ..Inner::default() });
+        let inner = Arc::new(WireInner { left: AtomicU64::new(u64::MAX), ..WireInner::default() });
         let accepting = Arc::clone(&inner);
-        spawn(move || accepting.accept(&listener, port));
+        spawn(move || accepting.accept_clients(&listener, port));
         Self { port: own, inner }
     }
 
     /// Cuts what there is; what is connected from now on goes through.
-    pub fn cut(&self) {
-        self.inner.cut();
+    pub fn cut_connections(&self) {
+        self.inner.shut_down_ends();
     }
 
     /// Cuts what there is, and lets nobody through any more.
     pub fn cut_for_good(&self) {
         self.inner.state.store(WIRE_REFUSING, Ordering::SeqCst);
-        self.inner.cut();
+        self.inner.shut_down_ends();
     }
 
     /// Passes nothing on any more, and says nothing about it.
-    pub fn swallow(&self) {
+    pub fn stall_forwarding(&self) {
         self.inner.state.store(WIRE_STALLED, Ordering::SeqCst);
     }
 
@@ -60,8 +60,8 @@ impl Wire {
     }
 }
 
-impl Inner {
-    fn accept(self: Arc<Self>, listener: &TcpListener, port: u16) {
+impl WireInner {
+    fn accept_clients(self: Arc<Self>, listener: &TcpListener, port: u16) {
         for client in listener.incoming().map_while(Result::ok) {
             if self.state.load(Ordering::SeqCst) == WIRE_REFUSING {
                 continue;
@@ -72,12 +72,12 @@ impl Inner {
             ends.extend([client.try_clone().unwrap(), server.try_clone().unwrap()]);
             drop(ends);
             let (there, back) = (Arc::clone(&self), Arc::clone(&self));
-            spawn(move || there.carry(client, server, true));
-            spawn(move || back.carry(copies.1, copies.0, false));
+            spawn(move || there.forward_bytes(client, server, true));
+            spawn(move || back.forward_bytes(copies.1, copies.0, false));
         }
     }
 
-    fn carry(&self, mut from: TcpStream, mut to: TcpStream, counted: bool) {
+    fn forward_bytes(&self, mut from: TcpStream, mut to: TcpStream, counted: bool) {
         let mut piece = [0; 16 * 1024];
         while let Ok(read @ 1..) = from.read(&mut piece) {
             while self.state.load(Ordering::SeqCst) == WIRE_STALLED {
@@ -92,7 +92,7 @@ impl Inner {
                     .is_ok_and(|left| left < read as u64)
             {
                 self.left.store(u64::MAX, order);
-                self.cut();
+                self.shut_down_ends();
             }
             if to.write_all(&piece[..read]).is_err() {
                 break;
@@ -101,7 +101,7 @@ impl Inner {
         let _ = to.shutdown(Shutdown::Both);
     }
 
-    fn cut(&self) {
+    fn shut_down_ends(&self) {
         for end in self.ends.lock().unwrap().drain(..) {
             let _ = end.shutdown(Shutdown::Both);
         }

@@ -45,7 +45,7 @@ pub enum Where {
 pub const NATIVE_AND_LOCAL: [Where; 2] = [Where::Native, Where::Local];
 pub const ALL_PLACES: [Where; 3] = [Where::Native, Where::Landlock, Where::Local];
 
-pub struct Bench {
+pub struct ToolBench {
     pub toolbox: Toolbox,
     pub engine: Arc<Engine>,
     pub whose: Arc<Person>,
@@ -70,7 +70,7 @@ impl Ask for Person {
     }
 }
 
-impl Bench {
+impl ToolBench {
     pub async fn new(place: Where) -> Self {
         Self::with(place, |_| {}).await
     }

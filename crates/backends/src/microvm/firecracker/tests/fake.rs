@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::schema::{self, When, text};
+use super::schema::{self, RequestPhase, text_field};
 
 pub(super) const MODE_VARIABLE: &str = "FAKE_MODE";
 pub(super) const VERSION_VARIABLE: &str = "FAKE_VERSION";
@@ -43,19 +43,19 @@ fn becomes_the_fake() {
     let known = |pair: &[String]| ["--id", "--api-sock"].contains(&pair[0].as_str());
     assert!(given.len() == 4 && given.chunks(2).all(known), "no such arguments: {given:?}");
     assert!(given.chunks(2).any(|pair| pair == ["--api-sock", "api"]), "{given:?}");
-    Fake::new(&version, mode).serve();
+    Fake::new(&version, mode).serve_api();
 }
 
 struct Fake {
     version: (u32, u32),
     mode: String,
-    state: Mutex<Guest>,
+    state: Mutex<FakeGuest>,
     misbehaved: AtomicBool,
 }
 
 /// The machine as the API knows it.
 #[derive(Default)]
-struct Guest {
+struct FakeGuest {
     started: bool,
     paused: bool,
     configured: BTreeMap<String, Value>,
@@ -74,7 +74,7 @@ struct Guest {
 /// connections were reset.
 const VSOCK_RESET_VERSION: (u32, u32) = (1, 16);
 
-type Answer = Result<Value, String>;
+type FakeAnswer = Result<Value, String>;
 
 impl Fake {
     /// Never freed: the process ends with it.
@@ -90,7 +90,7 @@ impl Fake {
     }
 
     /// Whether it is told to do this: alone, or with this path.
-    fn is(&self, what: &str, path: &str) -> bool {
+    fn is_mode(&self, what: &str, path: &str) -> bool {
         self.mode == what || self.mode == format!("{what} {path}")
     }
 
@@ -99,63 +99,63 @@ impl Fake {
         !self.misbehaved.swap(true, Ordering::SeqCst)
     }
 
-    fn serve(&'static self) {
-        if self.is("chatty", "") {
+    fn serve_api(&'static self) {
+        if self.is_mode("chatty", "") {
             let piece = [b'x'; 4096];
             (0..2048).for_each(|_| io::stdout().write_all(&piece).unwrap());
             println!("\nthe last words\u{1b}[31m");
         }
-        if self.is("crash", "") {
+        if self.is_mode("crash", "") {
             eprintln!("no KVM, no machine");
             std::process::exit(1);
         }
-        if self.is("deaf", "") {
+        if self.is_mode("deaf", "") {
             sleep_forever();
         }
         for stream in UnixListener::bind("api").unwrap().incoming() {
             let stream = stream.unwrap();
             // Whoever only looks whether somebody listens asks for nothing.
-            thread::spawn(move || self.answer(stream));
+            thread::spawn(move || self.answer_requests(stream));
         }
     }
 
-    fn answer(&'static self, stream: UnixStream) {
+    fn answer_requests(&'static self, stream: UnixStream) {
         let mut reader = BufReader::new(stream);
-        while let Some((method, path, body)) = request(&mut reader) {
+        while let Some((method, path, body)) = read_request(&mut reader) {
             append_line(REQUESTS_LOG, &json!([method, path, body]).to_string());
-            if self.misbehaves(reader.get_mut(), &path) {
+            if self.misbehave_if_told(reader.get_mut(), &path) {
                 return;
             }
-            let answer = self.checked(&method, &path, &body);
+            let answer = self.handle_request(&method, &path, &body);
             let (status, body) = match answer {
                 Ok(Value::Null) => ("204 No Content", String::new()),
                 Ok(body) => ("200 OK", body.to_string()),
                 Err(fault) => ("400 Bad Request", json!({ "fault_message": fault }).to_string()),
             };
-            respond(reader.get_mut(), status, &body);
+            write_response(reader.get_mut(), status, &body);
         }
     }
 
-    fn misbehaves(&self, stream: &mut UnixStream, path: &str) -> bool {
-        if self.is("silent", path) || (self.is("silent-once", path) && self.is_first()) {
+    fn misbehave_if_told(&self, stream: &mut UnixStream, path: &str) -> bool {
+        if self.is_mode("silent", path) || (self.is_mode("silent-once", path) && self.is_first()) {
             sleep_forever();
         }
-        if self.is("die", path) {
+        if self.is_mode("die", path) {
             eprintln!("guest memory is gone");
             std::process::exit(7);
         }
         let large = || format!("{{\"fault_message\": \"{}\"}}", "y".repeat(1 << 20));
         let said = match () {
-            () if self.is("half", path) => {
+            () if self.is_mode("half", path) => {
                 "HTTP/1.1 400 Bad Request\r\nContent-Length: 100\r\n\r\n{\"fault_mess".to_owned()
             }
-            () if self.is("garbage", path) => "220 smtp.example ready\r\n\r\n".to_owned(),
-            () if self.is("large", path) => {
+            () if self.is_mode("garbage", path) => "220 smtp.example ready\r\n\r\n".to_owned(),
+            () if self.is_mode("large", path) => {
                 let body = large();
                 format!("HTTP/1.1 400 Bad Request\r\nContent-Length: {}\r\n\r\n{body}", body.len())
             }
-            () if self.is("headed", path) => format!("HTTP/1.1 204 No Content\r\nX: {}", large()),
-            () if self.is("closed", path) => String::new(),
+            () if self.is_mode("headed", path) => format!("HTTP/1.1 204 No Content\r\nX: {}", large()),
+            () if self.is_mode("closed", path) => String::new(),
             () => return false,
         };
         // The other side may have had enough before the end.
@@ -163,40 +163,40 @@ impl Fake {
         true
     }
 
-    fn checked(&'static self, method: &str, path: &str, body: &Value) -> Answer {
+    fn handle_request(&'static self, method: &str, path: &str, body: &Value) -> FakeAnswer {
         let mut guest = self.state.lock().unwrap();
-        let allowed = schema::check(method, path, body, self.version)
-            .and_then(|operation| guest.allows(operation.when));
+        let allowed = schema::check_request(method, path, body, self.version)
+            .and_then(|operation| guest.check_allowed(operation.when));
         if let Err(wrong) = allowed {
             append_line(VIOLATIONS_LOG, &format!("{method} {path} {body}: {wrong}"));
             return Err(wrong);
         }
-        if self.is("refuse", path) || (self.is("refuse-once", path) && self.is_first()) {
+        if self.is_mode("refuse", path) || (self.is_mode("refuse-once", path) && self.is_first()) {
             return Err(format!("Invalid\n\u{1b}[31mthing {}", "z".repeat(5000)));
         }
         guest.configured.insert(path.to_owned(), body.clone());
         match (method, path) {
-            ("PUT", "/actions") => self.act(&mut guest, text(body, "action_type")),
+            ("PUT", "/actions") => self.run_action(&mut guest, text_field(body, "action_type")),
             ("PATCH", "/vm") => {
-                guest.pause(text(body, "state") == "Paused", self.version);
+                guest.set_paused(text_field(body, "state") == "Paused", self.version);
                 Ok(Value::Null)
             }
             ("PUT", "/snapshot/create") => {
-                let saved = guest.save(body);
-                if self.is("lure", "") {
-                    let memory = text(body, "mem_file_path");
+                let saved = guest.save_snapshot(body);
+                if self.is_mode("lure", "") {
+                    let memory = text_field(body, "mem_file_path");
                     fs::remove_file(memory).unwrap();
                     symlink(fs::read_to_string(SYMLINK_TARGET_FILE).unwrap(), memory).unwrap();
                 }
                 saved
             }
-            ("PUT", "/snapshot/load") => self.load(&mut guest, body),
+            ("PUT", "/snapshot/load") => self.load_snapshot(&mut guest, body),
             ("GET", _) => Ok(json!({ "firecracker_version": "fake" })),
             _ => Ok(Value::Null),
         }
     }
 
-    fn act(&'static self, guest: &mut Guest, action: &str) -> Answer {
+    fn run_action(&'static self, guest: &mut FakeGuest, action: &str) -> FakeAnswer {
         if action != "InstanceStart" {
             return if guest.started { Ok(Value::Null) } else { Err("not started".into()) };
         }
@@ -205,43 +205,43 @@ impl Fake {
         }
         let source = guest.configured.get("/boot-source").ok_or("no kernel")?;
         for name in ["kernel_image_path", "initrd_path"] {
-            check_readable(text(source, name))?;
+            check_readable(text_field(source, name))?;
         }
-        guest.look_at_disks()?;
-        if self.is("look", "") {
-            look_around();
+        guest.check_disks()?;
+        if self.is_mode("look", "") {
+            probe_paths();
         }
-        let socket = guest.configured.get("/vsock").map(|body| text(body, "uds_path").to_owned());
+        let socket = guest.configured.get("/vsock").map(|body| text_field(body, "uds_path").to_owned());
         guest.started = true;
-        guest.run();
-        self.listen(socket)
+        guest.write_next_page();
+        self.listen_on_vsock(socket)
     }
 
-    fn load(&'static self, guest: &mut Guest, body: &Value) -> Answer {
-        let state = fs::read(text(body, "snapshot_path")).map_err(|e| e.to_string())?;
+    fn load_snapshot(&'static self, guest: &mut FakeGuest, body: &Value) -> FakeAnswer {
+        let state = fs::read(text_field(body, "snapshot_path")).map_err(|e| e.to_string())?;
         let state: Value = serde_json::from_slice(&state).map_err(|e| e.to_string())?;
-        let memory = text(&body["mem_backend"], "backend_path");
+        let memory = text_field(&body["mem_backend"], "backend_path");
         let file = File::open(memory).map_err(|e| e.to_string())?;
         let size = state["mem_size_mib"].as_u64().unwrap() << 20;
         if file.metadata().unwrap().len() != size {
             return Err("the memory file has another size than the machine".into());
         }
-        guest.pages = contents(&file, size);
+        guest.pages = read_pages(&file, size);
         guest.configured = serde_json::from_value(state["configured"].clone()).unwrap();
-        guest.look_at_disks()?;
+        guest.check_disks()?;
         (guest.started, guest.paused, guest.restored) = (true, true, true);
         // It was told when it was saved.
         guest.reset_told = true;
         if body["resume_vm"] == true {
-            guest.pause(false, self.version);
+            guest.set_paused(false, self.version);
         }
-        self.listen(Some(text(&state, "uds_path").to_owned()))
+        self.listen_on_vsock(Some(text_field(&state, "uds_path").to_owned()))
     }
 
     /// Takes connections for the guest.
-    fn listen(&'static self, socket: Option<String>) -> Answer {
+    fn listen_on_vsock(&'static self, socket: Option<String>) -> FakeAnswer {
         let Some(socket) = socket else { return Ok(Value::Null) };
-        if self.is("divert", "") {
+        if self.is_mode("divert", "") {
             symlink(fs::read_to_string(SYMLINK_TARGET_FILE).unwrap(), socket).unwrap();
             return Ok(Value::Null);
         }
@@ -249,19 +249,19 @@ impl Fake {
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let stream = stream.unwrap();
-                thread::spawn(move || self.connect(stream));
+                thread::spawn(move || self.serve_connection(stream));
             }
         });
         Ok(Value::Null)
     }
 
-    fn connect(&self, mut stream: UnixStream) {
+    fn serve_connection(&self, mut stream: UnixStream) {
         let (number, restored) = {
             let mut guest = self.state.lock().unwrap();
             guest.connections += 1;
             (guest.connections, guest.restored)
         };
-        let asked = line(&mut stream);
+        let asked = read_one_line(&mut stream);
         if asked != "CONNECT 1024\n" {
             return append_line(
                 VIOLATIONS_LOG,
@@ -302,39 +302,39 @@ impl Fake {
     }
 }
 
-impl Guest {
-    fn allows(&self, when: When) -> Result<(), String> {
+impl FakeGuest {
+    fn check_allowed(&self, when: RequestPhase) -> Result<(), String> {
         let fresh = self.configured.keys().all(|path| path == "/logger" || path == "/metrics");
         let allowed = match when {
-            When::Always => true,
-            When::Before => !self.started,
-            When::Fresh => !self.started && fresh,
-            When::After => self.started,
-            When::Paused => self.started && self.paused,
+            RequestPhase::Always => true,
+            RequestPhase::Before => !self.started,
+            RequestPhase::Fresh => !self.started && fresh,
+            RequestPhase::After => self.started,
+            RequestPhase::Paused => self.started && self.paused,
         };
         if allowed { Ok(()) } else { Err(format!("only allowed: {when:?}")) }
     }
 
     /// The guest writes one page more: the next one, with its number.
-    fn run(&mut self) {
+    fn write_next_page(&mut self) {
         let page = self.pages.len() as u64;
         self.pages.insert(page, page as u8 + 1);
         self.dirty.push(page);
     }
 
-    fn pause(&mut self, paused: bool, version: (u32, u32)) {
+    fn set_paused(&mut self, paused: bool, version: (u32, u32)) {
         if self.paused && !paused {
-            self.run();
+            self.write_next_page();
             self.withheld = version >= VSOCK_RESET_VERSION && !self.reset_told;
             self.reset_told = false;
         }
         self.paused = paused;
     }
 
-    fn look_at_disks(&self) -> Result<(), String> {
+    fn check_disks(&self) -> Result<(), String> {
         let drives = self.configured.iter().filter(|(path, _)| path.starts_with("/drives/"));
         for (_, drive) in drives {
-            let path = text(drive, "path_on_host");
+            let path = text_field(drive, "path_on_host");
             check_readable(path)?;
             if drive["is_read_only"] == false {
                 OpenOptions::new().write(true).open(path).map_err(|e| format!("{path}: {e}"))?;
@@ -344,36 +344,36 @@ impl Guest {
     }
 
     /// As Firecracker does: a partial memory file goes over a whole one, if that is there.
-    fn save(&mut self, body: &Value) -> Answer {
+    fn save_snapshot(&mut self, body: &Value) -> FakeAnswer {
         let machine = &self.configured["/machine-config"];
         let size = machine["mem_size_mib"].as_u64().unwrap() << 20;
-        let path = text(body, "mem_file_path");
+        let path = text_field(body, "mem_file_path");
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
         let file = file.map_err(|e| format!("{path}: {e}"))?;
         if file.metadata().unwrap().len() != size {
             file.set_len(0).unwrap();
             file.set_len(size).unwrap();
         }
-        let full = text(body, "snapshot_type") != "Diff";
+        let full = text_field(body, "snapshot_type") != "Diff";
         for (page, byte) in self.pages.iter().filter(|(page, _)| full || self.dirty.contains(page))
         {
             file.write_all_at(&[*byte; PAGE_BYTES as usize], page * PAGE_BYTES).unwrap();
         }
         self.dirty.clear();
         self.reset_told = true;
-        let vsock = self.configured.get("/vsock").map_or("", |body| text(body, "uds_path"));
+        let vsock = self.configured.get("/vsock").map_or("", |body| text_field(body, "uds_path"));
         let state = json!({
             "mem_size_mib": size >> 20,
             "uds_path": vsock,
             "configured": self.configured,
         });
-        fs::write(text(body, "snapshot_path"), state.to_string()).map_err(|e| e.to_string())?;
+        fs::write(text_field(body, "snapshot_path"), state.to_string()).map_err(|e| e.to_string())?;
         Ok(Value::Null)
     }
 }
 
 /// The first byte of every page that is not empty.
-pub(super) fn contents(file: &File, size: u64) -> BTreeMap<u64, u8> {
+pub(super) fn read_pages(file: &File, size: u64) -> BTreeMap<u64, u8> {
     let mut found = BTreeMap::new();
     for page in 0..size / PAGE_BYTES {
         let mut byte = [0];
@@ -393,7 +393,7 @@ fn check_readable(path: &str) -> Result<(), String> {
 }
 
 /// Tries what nobody in its place may have.
-fn look_around() {
+fn probe_paths() {
     let wanted = fs::read_to_string(PROBE_PATHS_FILE).unwrap();
     let files: Vec<_> = wanted.lines().map(|path| File::open(path).is_ok()).collect();
     let interfaces = fs::read_to_string("/proc/net/dev").unwrap();
@@ -422,7 +422,7 @@ fn append_line(file: &str, line: &str) {
     file.write_all(format!("{line}\n").as_bytes()).unwrap();
 }
 
-fn line(stream: &mut UnixStream) -> String {
+fn read_one_line(stream: &mut UnixStream) -> String {
     let mut line = String::new();
     let mut byte = [0];
     while !line.ends_with('\n') && stream.read(&mut byte).is_ok_and(|count| count == 1) {
@@ -431,7 +431,7 @@ fn line(stream: &mut UnixStream) -> String {
     line
 }
 
-fn request(reader: &mut BufReader<UnixStream>) -> Option<(String, String, Value)> {
+fn read_request(reader: &mut BufReader<UnixStream>) -> Option<(String, String, Value)> {
     let mut first = String::new();
     reader.read_line(&mut first).ok().filter(|count| *count > 0)?;
     let [method, path, protocol] = first.split_whitespace().collect::<Vec<_>>()[..] else {
@@ -464,7 +464,7 @@ fn request(reader: &mut BufReader<UnixStream>) -> Option<(String, String, Value)
     Some((method.to_owned(), path.to_owned(), body))
 }
 
-fn respond(stream: &mut UnixStream, status: &str, body: &str) {
+fn write_response(stream: &mut UnixStream, status: &str, body: &str) {
     let head = format!(
         "HTTP/1.1 {status}\r\nServer: Firecracker API\r\nConnection: keep-alive\r\n\
          Content-Type: application/json\r\n"

@@ -9,21 +9,21 @@ use stockade_core::{Bytes, SandboxId};
 
 use super::super::{Firecracker, Settings};
 use super::new_name;
-use crate::microvm::driver::{Driver, Machine, Saved};
+use crate::microvm::driver::{Driver, MachineSpec, Saved};
 use crate::microvm::initramfs::Initramfs;
 use crate::microvm::kvm::{self, Kvm};
-use crate::microvm::trusted_with_kvm;
+use crate::microvm::native_with_kvm;
 
 /// Any static program that stays will do as the guest's first process.
 const INIT_PROGRAM: &str = "/bin/busybox";
 
-fn settings() -> Result<Settings, String> {
+fn find_settings() -> Result<Settings, String> {
     let named = |name: &str| {
         let path = std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
         path.ok_or_else(|| format!("{name} names nothing"))
     };
     let (binary, kernel) = (named("STOCKADE_FIRECRACKER")?, named("STOCKADE_FIRECRACKER_KERNEL")?);
-    match kvm::probe() {
+    match kvm::probe_kvm() {
         Kvm::Works if Path::new(INIT_PROGRAM).exists() => {
             Ok(Settings { binary, kernel: Some(kernel), cpu_template: None, jailer: None })
         }
@@ -34,7 +34,7 @@ fn settings() -> Result<Settings, String> {
 
 #[tokio::test]
 async fn a_machine_boots_stops_is_saved_and_goes_on_elsewhere() {
-    let settings = match settings() {
+    let settings = match find_settings() {
         Ok(settings) => settings,
         Err(reason) => return println!("skipped: {reason}"),
     };
@@ -46,10 +46,10 @@ async fn a_machine_boots_stops_is_saved_and_goes_on_elsewhere() {
     let initramfs = dir.path().join("initramfs");
     fs::write(
         &initramfs,
-        Initramfs::default().file("init", &fs::read(INIT_PROGRAM).unwrap()).finish(),
+        Initramfs::default().add_file("init", &fs::read(INIT_PROGRAM).unwrap()).finish(),
     )
     .unwrap();
-    let machine = Machine {
+    let machine = MachineSpec {
         kernel: settings.kernel.clone().unwrap(),
         initramfs,
         command_line: "console=ttyS0 reboot=k panic=1 rdinit=/init -- sleep 1000".into(),
@@ -58,7 +58,7 @@ async fn a_machine_boots_stops_is_saved_and_goes_on_elsewhere() {
         cpu_rate: None,
         disks: Vec::new(),
     };
-    let driver = Firecracker::open(settings, trusted_with_kvm()).await.unwrap();
+    let driver = Firecracker::open(settings, native_with_kvm()).await.unwrap();
     let [id, another]: [SandboxId; 2] = [new_name(), new_name()].map(|id| id.parse().unwrap());
     let vm = driver.boot(&id, &machine, &room("a")).await.unwrap();
     vm.pause().await.unwrap();
