@@ -16,8 +16,8 @@ use crate::caller;
 use crate::config::Settings;
 use crate::env;
 use crate::registry;
-use crate::toolchains::{self, ToolchainChoice, FoundToolchain, Packages};
-use crate::views::{GitArg, WorkspaceHandle, WantedWorkspace};
+use crate::toolchains::{self, FoundToolchain, Packages, ToolchainChoice};
+use crate::views::{GitArg, WantedWorkspace, WorkspaceHandle};
 use crate::workspace::{self, AskedWorkspace};
 
 /// What a sandbox is made of.
@@ -270,8 +270,10 @@ impl SpecArgs {
         if let Some(path) = &self.place.workspace_at {
             return Some(WorkspaceAt { path: path.clone(), required: true });
         }
-        let (None | Some(ImageArg::Host), WantedWorkspace::Plain(Workspace::Local(own)) | WantedWorkspace::View(own)) =
-            (&self.image, wanted)
+        let (
+            None | Some(ImageArg::Host),
+            WantedWorkspace::Plain(Workspace::Local(own)) | WantedWorkspace::View(own),
+        ) = (&self.image, wanted)
         else {
             return None;
         };

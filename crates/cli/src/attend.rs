@@ -87,7 +87,10 @@ pub async fn attend_program(
 }
 
 /// Writes output as it comes.
-pub async fn relay_output(events: &mut impl ProgramEvents, output: &mut Output) -> Result<ProgramEnd> {
+pub async fn relay_output(
+    events: &mut impl ProgramEvents,
+    output: &mut Output,
+) -> Result<ProgramEnd> {
     while let Some(event) = events.next().await? {
         match event {
             OutputEvent::Output { stream, data, .. } => match output.write(stream, data).await {
@@ -104,7 +107,10 @@ pub async fn relay_output(events: &mut impl ProgramEvents, output: &mut Output) 
 }
 
 /// Holds output until the end.
-pub async fn collect_output(events: &mut impl ProgramEvents, captured: &mut Captured) -> Result<ProgramEnd> {
+pub async fn collect_output(
+    events: &mut impl ProgramEvents,
+    captured: &mut Captured,
+) -> Result<ProgramEnd> {
     while let Some(event) = events.next().await? {
         match event {
             OutputEvent::Output { stream, data, .. } => captured.take(stream, &data),

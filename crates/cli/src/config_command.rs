@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::json;
 use stockade_core::{BackendChoice, Error, ErrorCode, Result};
 
-use crate::config::{Settings, ConfigSource, load_sources};
+use crate::config::{ConfigSource, Settings, load_sources};
 use crate::printer::{Printer, Tone};
 use crate::registry;
 use crate::table::{Cell, Table};

@@ -49,14 +49,18 @@ pub async fn detect(args: &DetectArgs, printer: &Printer) -> Result<i32> {
     } else if choice == BackendChoice::Auto {
         printer.data(&format_summary(&measured, printer));
     } else {
-        let shown: Vec<_> = measured.iter().map(|one| format_backend_section(one, printer)).collect();
+        let shown: Vec<_> =
+            measured.iter().map(|one| format_backend_section(one, printer)).collect();
         printer.data(&shown.join("\n"));
     }
     Ok(0)
 }
 
 /// A column of the summary, from the backend's name downwards.
-fn build_feature_column(capabilities: &Capabilities, features: &[Feature]) -> Vec<(Option<Tone>, String)> {
+fn build_feature_column(
+    capabilities: &Capabilities,
+    features: &[Feature],
+) -> Vec<(Option<Tone>, String)> {
     let name = capabilities.backend.as_str();
     let head = [
         (Some(Tone::Head), name.to_owned()),
@@ -86,7 +90,9 @@ fn format_summary(measured: &[Capabilities], printer: &Printer) -> String {
     let columns = here.iter().map(|one| build_feature_column(one, &differing));
     let columns: Vec<_> = std::iter::once(labels).chain(columns).collect();
     let common: Vec<_> = common.iter().map(ToString::to_string).collect();
-    join_columns(&columns, printer) + &wrap_list("all have", &common) + &format_summary_footer(measured)
+    join_columns(&columns, printer)
+        + &wrap_list("all have", &common)
+        + &format_summary_footer(measured)
 }
 
 /// A list behind a word, on as many lines as it takes.

@@ -28,7 +28,8 @@ fn parse_variable(given: &str) -> Result<(EnvName, String)> {
         Some((name, value)) => (name, Some(value.to_owned())),
         None => (given, None),
     };
-    let name: EnvName = name.parse().map_err(|error| invalid_flag_error(ENV_FLAG, format!("{error}")))?;
+    let name: EnvName =
+        name.parse().map_err(|error| invalid_flag_error(ENV_FLAG, format!("{error}")))?;
     match value {
         Some(value) => Ok((name, value)),
         None => inherit_variable(name),
@@ -56,12 +57,12 @@ fn read_file(file: &Path, all: &mut BTreeMap<EnvName, String>) -> Result<()> {
         }
         // The line itself may be a secret, so only its place is told (C-41).
         let place = || format!("`{}` line {}", file.display(), at + 1);
-        let (name, value) = line
-            .split_once('=')
-            .ok_or_else(|| invalid_flag_error(ENV_FILE_FLAG, format!("{} is not of the form K=V", place())))?;
-        let name = name
-            .parse()
-            .map_err(|_| invalid_flag_error(ENV_FILE_FLAG, format!("{} does not name a variable", place())))?;
+        let (name, value) = line.split_once('=').ok_or_else(|| {
+            invalid_flag_error(ENV_FILE_FLAG, format!("{} is not of the form K=V", place()))
+        })?;
+        let name = name.parse().map_err(|_| {
+            invalid_flag_error(ENV_FILE_FLAG, format!("{} does not name a variable", place()))
+        })?;
         all.insert(name, value.to_owned());
     }
     Ok(())

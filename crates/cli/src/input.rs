@@ -20,7 +20,8 @@ const READ_CHUNK_BYTES: usize = 64 * 1024;
 /// Passes standard input on, and returns when it has ended.
 pub async fn feed_stdin(program: &impl ProgramControl) -> Result<()> {
     // Closed with this future: what is typed after the program's end is not for it.
-    let (ended, _wanted) = pipe_with(PipeFlags::CLOEXEC).map_err(|errno| stdin_read_error(errno.into()))?;
+    let (ended, _wanted) =
+        pipe_with(PipeFlags::CLOEXEC).map_err(|errno| stdin_read_error(errno.into()))?;
     let mut pieces = start_reader_thread(ended)?;
     while let Some(piece) = pieces.recv().await {
         // A program need not read its input.

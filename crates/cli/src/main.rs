@@ -86,7 +86,8 @@ fn names_another(words: impl Iterator<Item = std::ffi::OsString>) -> bool {
 
 fn run_command_line(cli: Cli, native: Native) -> i32 {
     let printer = Printer::new(cli.json).verbose(cli.verbose);
-    let done = build_runtime().and_then(|runtime| runtime.block_on(run_verb(cli.verb, native, &printer)));
+    let done =
+        build_runtime().and_then(|runtime| runtime.block_on(run_verb(cli.verb, native, &printer)));
     done.unwrap_or_else(|error| printer.error(&error))
 }
 

@@ -151,7 +151,11 @@ fn build_desk(
     Desk::new(open, desk)
 }
 
-fn build_toolbox_options(spec: SandboxSpec, settings: &Settings, local: bool) -> Result<ToolboxOptions> {
+fn build_toolbox_options(
+    spec: SandboxSpec,
+    settings: &Settings,
+    local: bool,
+) -> Result<ToolboxOptions> {
     let options = ToolboxOptions {
         approval: settings.approval.clone(),
         template: spec.clone(),
@@ -163,12 +167,17 @@ fn build_toolbox_options(spec: SandboxSpec, settings: &Settings, local: bool) ->
 /// Local execution by these flags: each is honoured, or refused by name (C-02).
 async fn without_walls(args: &SpecArgs, mut spec: SandboxSpec) -> Result<LocalOptions> {
     if !matches!(spec.workspace, Workspace::Local(_)) {
-        return Err(invalid_flag_error("--local", "local execution needs a directory of this machine")
-            .remedy("name it with --workspace DIR, without --overlay"));
+        return Err(invalid_flag_error(
+            "--local",
+            "local execution needs a directory of this machine",
+        )
+        .remedy("name it with --workspace DIR, without --overlay"));
     }
     if args.surroundings.net.is_some() {
         let message = "local execution has the network of this machine, whatever --net says";
-        return Err(invalid_flag_error("--local", message).remedy("leave --net out, or leave --local out"));
+        return Err(
+            invalid_flag_error("--local", message).remedy("leave --net out, or leave --local out")
+        );
     }
     if args.boundaries.is_empty() {
         // What the configuration accepts is for sandboxes; that there is none was said outright.
@@ -215,9 +224,8 @@ impl HttpArgs {
         let Some(asked) = self.http else { return Ok(None) };
         if !asked.ip().is_loopback() && !self.allow_remote {
             let message = format!("other machines could reach {asked}");
-            return Err(
-                invalid_flag_error("--http", message).remedy("listen on 127.0.0.1, or say --allow-remote")
-            );
+            return Err(invalid_flag_error("--http", message)
+                .remedy("listen on 127.0.0.1, or say --allow-remote"));
         }
         let listening = async {
             let listener = TcpListener::bind(asked).await?;
@@ -266,14 +274,14 @@ impl HttpEndpoint {
 fn read_token(file: &Path) -> Result<Token> {
     const TOKEN_FILE_FLAG: &str = "--token-file";
     let unusable = |error: std::io::Error| {
-        invalid_flag_error(TOKEN_FILE_FLAG, format!("`{}` cannot be read", file.display())).source(error)
+        invalid_flag_error(TOKEN_FILE_FLAG, format!("`{}` cannot be read", file.display()))
+            .source(error)
     };
     let others = file.metadata().map_err(unusable)?.mode() & 0o077;
     if others != 0 {
         let message = format!("others can read or write `{}`", file.display());
-        return Err(
-            invalid_flag_error(TOKEN_FILE_FLAG, message).remedy(format!("chmod 600 {}", file.display()))
-        );
+        return Err(invalid_flag_error(TOKEN_FILE_FLAG, message)
+            .remedy(format!("chmod 600 {}", file.display())));
     }
     let text = std::fs::read_to_string(file).map_err(unusable)?;
     Token::try_from(text.trim_end().to_owned()).map_err(|error| {

@@ -40,9 +40,10 @@ impl Output {
     pub async fn write(&mut self, stream: StreamId, data: Bytes) -> Result<(), OutputStop> {
         let writer = match &mut self.writer {
             Some(writer) => writer,
-            empty @ None => {
-                empty.insert(OutputWriter::start().map_err(|error| OutputStop::Failed(stdout_write_error(error)))?)
-            }
+            empty @ None => empty.insert(
+                OutputWriter::start()
+                    .map_err(|error| OutputStop::Failed(stdout_write_error(error)))?,
+            ),
         };
         match writer.pieces.send((stream, data)).await {
             Ok(()) => Ok(()),

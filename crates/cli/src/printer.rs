@@ -243,7 +243,10 @@ mod tests {
 
     #[test]
     fn nothing_that_a_terminal_obeys_is_printed() {
-        assert_eq!(escape_unsafe_text("a\x1b[2Jb\u{9b}\u{202e}\nc"), "a\\u{1b}[2Jb\\u{9b}\\u{202e}\nc");
+        assert_eq!(
+            escape_unsafe_text("a\x1b[2Jb\u{9b}\u{202e}\nc"),
+            "a\\u{1b}[2Jb\\u{9b}\\u{202e}\nc"
+        );
         let text = serde_json::to_string(&json!({ "a": "\u{9b}2J\u{202e}\x1b" })).unwrap();
         let shown = escaped_json(&text);
         assert!(!shown.chars().any(is_unsafe_to_show), "{shown:?}");

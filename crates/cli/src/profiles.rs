@@ -77,11 +77,16 @@ impl Profile {
 }
 
 /// A value as its flag reads it.
-fn parse_profile_value<T: FromStr>(profile: &str, key: &str, given: Option<&str>) -> Result<Option<T>>
+fn parse_profile_value<T: FromStr>(
+    profile: &str,
+    key: &str,
+    given: Option<&str>,
+) -> Result<Option<T>>
 where
     T::Err: std::fmt::Display,
 {
-    let wrong = |given: &str, why: &T::Err| invalid_value_error(profile, key, given, &why.to_string());
+    let wrong =
+        |given: &str, why: &T::Err| invalid_value_error(profile, key, given, &why.to_string());
     given.map(|given| given.parse().map_err(|why| wrong(given, &why))).transpose()
 }
 
@@ -96,7 +101,12 @@ fn mount_of(profile: &str, given: &str) -> Result<MountArg> {
             Err(_) => source.is_absolute().then(|| Path::to_owned(source)),
         })
         .ok_or_else(|| {
-            invalid_value_error(profile, "mounts", given, "its source is neither absolute nor below `~/`")
+            invalid_value_error(
+                profile,
+                "mounts",
+                given,
+                "its source is neither absolute nor below `~/`",
+            )
         })
 }
 

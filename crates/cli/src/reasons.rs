@@ -21,7 +21,11 @@ fn describe_ending(outcome: &Outcome) -> Option<String> {
         )),
         Ending::TimedOut => {
             let kind = LimitKind::WallTime;
-            Some(format!("timed out: the {kind} limit{} ran out{}", format_limit_value(outcome, kind), suggest_flag(kind)))
+            Some(format!(
+                "timed out: the {kind} limit{} ran out{}",
+                format_limit_value(outcome, kind),
+                suggest_flag(kind)
+            ))
         }
         Ending::Killed => Some("ended: another process ended the sandbox on purpose".into()),
         Ending::Refused(reason) => Some(format!("refused: {reason}")),
@@ -48,7 +52,11 @@ fn describe_truncation(outcome: &Outcome) -> Option<String> {
 
 /// A limit that the command ran into and was not ended for.
 fn describe_reached_limit(outcome: &Outcome, kind: LimitKind) -> String {
-    format!("note: the {kind} limit{} was reached{}", format_limit_value(outcome, kind), suggest_flag(kind))
+    format!(
+        "note: the {kind} limit{} was reached{}",
+        format_limit_value(outcome, kind),
+        suggest_flag(kind)
+    )
 }
 
 /// One line about the limits that were asked for and are only watched; nothing if all are exact (C-02).

@@ -102,7 +102,8 @@ mod tests {
         let mut docker = of(None, "backend", None);
         docker.reason = "docker is not available".into();
         let refusals = Refusals(vec![docker, of(None, "backend", None)]);
-        let shown: Vec<_> = select_decisive(&refusals).iter().map(|it| it.reason.as_str()).collect();
+        let shown: Vec<_> =
+            select_decisive(&refusals).iter().map(|it| it.reason.as_str()).collect();
         assert_eq!(shown, ["native cannot"]);
     }
 }

@@ -176,14 +176,18 @@ async fn open_engine(
     choice: &BackendChoice,
 ) -> Result<Engine> {
     let state = settings.state_dir()?;
-    let backends = complete_backends(real_with(native, isolation, Some(&state), settings, choice), choice)?;
+    let backends =
+        complete_backends(real_with(native, isolation, Some(&state), settings, choice), choice)?;
     let engine = Engine::open(config, backends).await?;
     lasting::sweep_sockets(&state);
     Ok(engine)
 }
 
 /// Every backend there is. The mock is there only for who names it: it has no walls.
-pub fn build_backends(settings: &Settings, choice: &BackendChoice) -> Result<Vec<Arc<dyn Backend>>> {
+pub fn build_backends(
+    settings: &Settings,
+    choice: &BackendChoice,
+) -> Result<Vec<Arc<dyn Backend>>> {
     complete_backends(build_real_backends(settings, choice), choice)
 }
 

@@ -177,7 +177,9 @@ async fn start_session(
     match interrupts.unless(starting).await {
         Ok(started) => {
             let (execution, follower) = started?;
-            if let (Some(line), false) = (describe_watched_limits(&asked, execution.limits()), printer.is_json()) {
+            if let (Some(line), false) =
+                (describe_watched_limits(&asked, execution.limits()), printer.is_json())
+            {
                 printer.note(&line);
             }
             // Not before: keys such as Ctrl-C end a start that takes long.
@@ -192,7 +194,11 @@ async fn start_session(
 }
 
 /// Runs a program on this terminal in a fresh sandbox; answers its exit code.
-pub async fn run_interactive(spec: SpecArgs, program: Vec<String>, printer: &Printer) -> Result<i32> {
+pub async fn run_interactive(
+    spec: SpecArgs,
+    program: Vec<String>,
+    printer: &Printer,
+) -> Result<i32> {
     let command = CommandArgs { interactive: true, terminal: true, shell: None, program };
     let (isolate, no_isolate) = (false, false);
     let (review, detach, rm, from) = (false, false, false, None);

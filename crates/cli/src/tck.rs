@@ -46,7 +46,10 @@ pub fn tck(args: &TckArgs, printer: &Printer) -> Result<i32> {
     let backends = match &args.backend {
         Some(name) => vec![registry::find_backend(&settings, name)?],
         None if args.all => registry::build_real_backends(&settings, &BackendChoice::Auto),
-        None => registry::build_real_backends(&settings, &BackendChoice::Auto).into_iter().take(1).collect(),
+        None => registry::build_real_backends(&settings, &BackendChoice::Auto)
+            .into_iter()
+            .take(1)
+            .collect(),
     };
     let options = Options { only: args.only.clone(), jobs: args.jobs };
     let judge = || run_cases(backends, &options, printer);
@@ -69,7 +72,8 @@ fn run_cases(
     printer: &Printer,
 ) -> Result<Vec<Report>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| tck_error("the event loop cannot be made").source(error))?;
+    let runtime =
+        runtime.map_err(|error| tck_error("the event loop cannot be made").source(error))?;
     let mut reports = Vec::new();
     for backend in backends {
         let judging = format!("judging {}", backend.name());

@@ -420,7 +420,10 @@ mod tests {
     #[test]
     fn a_limit_that_is_watched_is_applied_and_told_and_refused_only_by_strict() {
         let spec = with_disk(use_local_workspace);
-        assert!(matches!(disk_of(&spec, &build_watched_capabilities()), Enforcement::Partly { .. }));
+        assert!(matches!(
+            disk_of(&spec, &build_watched_capabilities()),
+            Enforcement::Partly { .. }
+        ));
         let strict = with_disk(|spec| {
             use_local_workspace(spec);
             spec.strict = true;
@@ -429,7 +432,10 @@ mod tests {
         assert_eq!(refusals[0].field, "limits.disk");
         assert_eq!(refusals[0].remedy, "a remedy, or leave --strict out");
         let given_up = SandboxSpec { without: [Feature::DiskLimit].into(), ..strict };
-        assert!(matches!(disk_of(&given_up, &build_watched_capabilities()), Enforcement::Partly { .. }));
+        assert!(matches!(
+            disk_of(&given_up, &build_watched_capabilities()),
+            Enforcement::Partly { .. }
+        ));
     }
 
     #[test]
@@ -444,7 +450,10 @@ mod tests {
         for spec in [&nowhere, &read_only] {
             assert!(matches!(disk_of(spec, &exact), Enforcement::Fully { .. }));
         }
-        assert!(matches!(disk_of(&with_disk(use_local_workspace), &exact), Enforcement::Partly { .. }));
+        assert!(matches!(
+            disk_of(&with_disk(use_local_workspace), &exact),
+            Enforcement::Partly { .. }
+        ));
     }
 
     #[test]
@@ -469,7 +478,10 @@ mod tests {
         };
         let missing = || Support::missing("only the host's", "choose another");
         let without = build_watched_capabilities().with(Feature::LoopbackNetwork, missing());
-        assert_eq!(network(&SandboxSpec::default(), &build_watched_capabilities()), Network::Loopback);
+        assert_eq!(
+            network(&SandboxSpec::default(), &build_watched_capabilities()),
+            Network::Loopback
+        );
         assert_eq!(network(&SandboxSpec::default(), &without), Network::None);
         let none = SandboxSpec { network: Network::None, ..SandboxSpec::default() };
         assert_eq!(network(&none, &build_watched_capabilities()), Network::None);

@@ -46,7 +46,11 @@ mod tests {
     fn the_work_directory_lies_beside_the_upper_layer() {
         assert_eq!(find_layer_problem("/a", "/s/upper", "/s/work"), None);
         for work in ["/s/upper", "/s/upper/work", "/t/work", "/"] {
-            assert_eq!(find_layer_problem("/a", "/s/upper", work), Some("workspace.overlay.work"), "{work}");
+            assert_eq!(
+                find_layer_problem("/a", "/s/upper", work),
+                Some("workspace.overlay.work"),
+                "{work}"
+            );
         }
     }
 

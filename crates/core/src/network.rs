@@ -96,7 +96,8 @@ fn parse_range(given: &str) -> Option<EgressHost> {
     let longest = if matches!(address, IpAddr::V4(_)) { 32 } else { 128 };
     let prefix = prefix.unwrap_or(longest);
     // A range with bits set behind its prefix is a slip of the pen: refuse rather than widen.
-    (mask_address(address, prefix) == Some(address)).then_some(EgressHost::Range { network: address, prefix })
+    (mask_address(address, prefix) == Some(address))
+        .then_some(EgressHost::Range { network: address, prefix })
 }
 
 fn parse_host(given: &str) -> Option<EgressHost> {

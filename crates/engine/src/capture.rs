@@ -12,7 +12,9 @@ use crate::engine::{Engine, EngineInner};
 use crate::execution::Execution;
 use crate::history::Subscription;
 use crate::journal::Event;
-use crate::sandboxes::{CAPTURE_TIMEOUT, RunningSandbox, SandboxOrder, Origin, in_a_task, too_slow};
+use crate::sandboxes::{
+    CAPTURE_TIMEOUT, Origin, RunningSandbox, SandboxOrder, in_a_task, too_slow,
+};
 use crate::snapshots::{Snapshot, Snapshots};
 
 /// More at once would only wait for each other.
@@ -101,7 +103,10 @@ impl Engine {
         let spec = spec_of_a_copy(live.order.admitted.spec());
         let (engine, of) = (self.clone(), live.order.admitted.backend().clone());
         in_a_task(async move {
-            let snapshot = engine.inner.capture_sandbox(&live, engine.inner.find_fullest_kind(&of).await).await?;
+            let snapshot = engine
+                .inner
+                .capture_sandbox(&live, engine.inner.find_fullest_kind(&of).await)
+                .await?;
             let passing = engine.inner.snapshots.passing(snapshot)?;
             let copies = engine.make_copies(passing.snapshot(), &spec, count).await?;
             passing.end().map(|()| copies)
@@ -144,7 +149,11 @@ impl Engine {
 
 type MadeCopy = Result<Result<SandboxId>, tokio::task::JoinError>;
 
-fn record_copy_result(one: Option<MadeCopy>, made: &mut Vec<SandboxId>, failed: &mut Option<Error>) {
+fn record_copy_result(
+    one: Option<MadeCopy>,
+    made: &mut Vec<SandboxId>,
+    failed: &mut Option<Error>,
+) {
     match one {
         Some(Ok(Ok(id))) => made.push(id),
         Some(Ok(Err(error))) => *failed = Some(error),

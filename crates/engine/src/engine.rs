@@ -20,7 +20,7 @@ use crate::lease::{LeaseListing, Leases};
 use crate::measured::Measurements;
 use crate::output_log::OutputLogs;
 use crate::pool::{Claim, Pools};
-use crate::presence::{Engines, EnginePresence};
+use crate::presence::{EnginePresence, Engines};
 use crate::registry::Registry;
 use crate::sandboxes::{RunningSandbox, SandboxOrder};
 use crate::select::{Selection, select};
@@ -347,7 +347,9 @@ impl EngineInner {
 
     fn build_order(&self, admitted: Admitted) -> Result<SandboxOrder> {
         match self.registry.get(admitted.backend()) {
-            Some(backend) => Ok(SandboxOrder { backend: Arc::clone(backend), admitted, from: None }),
+            Some(backend) => {
+                Ok(SandboxOrder { backend: Arc::clone(backend), admitted, from: None })
+            }
             None => Err(no_such_backend(admitted.backend(), &self.registry.names())),
         }
     }

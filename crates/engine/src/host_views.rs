@@ -383,11 +383,19 @@ mod tests {
         for tree in ["workspaces/one/copy", "git/one/tree"] {
             std::fs::create_dir_all(state.join(tree)).unwrap();
             let mut ways = every_way(&state.join(tree)).into_iter();
-            assert!(ways.by_ref().take(3).all(|spec| collect_refusal_reasons(&config, &spec).is_empty()), "{tree}");
+            assert!(
+                ways.by_ref()
+                    .take(3)
+                    .all(|spec| collect_refusal_reasons(&config, &spec).is_empty()),
+                "{tree}"
+            );
             assert!(ways.all(|spec| !collect_refusal_reasons(&config, &spec).is_empty()), "{tree}");
         }
         for above in ["workspaces", "workspaces/one", "git", "git/one", "snapshots", "run"] {
-            assert!(!collect_refusal_reasons(&config, &build_local_spec(state.join(above))).is_empty(), "{above}");
+            assert!(
+                !collect_refusal_reasons(&config, &build_local_spec(state.join(above))).is_empty(),
+                "{above}"
+            );
         }
     }
 
@@ -417,16 +425,23 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let path = base.path().canonicalize().unwrap().join("socket");
         let _listener = UnixListener::bind(&path).unwrap();
-        let told = collect_refusal_reasons(&EngineConfig::at("/nowhere/state"), &every_way(&path)[3]);
+        let told =
+            collect_refusal_reasons(&EngineConfig::at("/nowhere/state"), &every_way(&path)[3]);
         assert!(told.contains("mounts[0].source") && told.contains("socket"), "{told}");
     }
 
     #[test]
     fn state_among_the_hosts_programs_is_refused_with_the_hosts_image() {
         let config = EngineConfig::at("/usr/lib/stockade/state");
-        assert!(collect_refusal_reasons(&config, &SandboxSpec::default()).contains("every sandbox sees"));
+        assert!(
+            collect_refusal_reasons(&config, &SandboxSpec::default())
+                .contains("every sandbox sees")
+        );
         let image = Image::Named("debian".parse().unwrap());
-        assert_eq!(collect_refusal_reasons(&config, &SandboxSpec { image, ..SandboxSpec::default() }), "");
+        assert_eq!(
+            collect_refusal_reasons(&config, &SandboxSpec { image, ..SandboxSpec::default() }),
+            ""
+        );
     }
 
     #[test]

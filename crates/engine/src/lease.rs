@@ -243,7 +243,8 @@ impl Leases {
 
     fn claim(&self, name: &str) -> Result<Option<StaleLease>> {
         let failed = |error| self.failed("claim a lease", error);
-        let Some(SeenLease { file, body: Ok(body) }) = self.read_lease(name).map_err(failed)? else {
+        let Some(SeenLease { file, body: Ok(body) }) = self.read_lease(name).map_err(failed)?
+        else {
             return Ok(None);
         };
         let Ok(lock) = Locked::attempt(file, Sharing::Exclusive).map_err(failed)? else {

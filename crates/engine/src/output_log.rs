@@ -462,7 +462,10 @@ mod tests {
         writer.write(StreamId::Stdout, b"out");
         writer.write(StreamId::Stderr, b"\0err");
         drop(writer);
-        let expected = [build_output_event(0, StreamId::Stdout, b"out"), build_output_event(1, StreamId::Stderr, b"\0err")];
+        let expected = [
+            build_output_event(0, StreamId::Stdout, b"out"),
+            build_output_event(1, StreamId::Stderr, b"\0err"),
+        ];
         assert_eq!(bench.events("a"), expected);
         assert_eq!(bench.logs.reference(&parse_job_id("a")).as_deref(), Some("logs/a"));
         assert!(bench.logs.read(&parse_job_id("b")).unwrap().is_none());

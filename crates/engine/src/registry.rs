@@ -34,7 +34,9 @@ impl Registry {
 
     /// What each backend has, measured now, whatever was kept.
     pub(crate) async fn measure_anew(&self) -> Vec<Capabilities> {
-        self.backends.iter().for_each(|registered| self.kept.remove_measurement(registered.backend.as_ref()));
+        self.backends
+            .iter()
+            .for_each(|registered| self.kept.remove_measurement(registered.backend.as_ref()));
         let mut measured = Vec::new();
         for registered in &self.backends {
             measured.push(registered.measure(&self.kept, false).await.clone());

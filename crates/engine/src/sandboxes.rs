@@ -17,7 +17,7 @@ use crate::id;
 use crate::journal::Event;
 use crate::lease::{Lease, LeaseBody};
 use crate::pool::{Claim, Seated};
-use crate::supervise::{SupervisedEnd, Sink, supervise_process};
+use crate::supervise::{Sink, SupervisedEnd, supervise_process};
 use crate::teardown::end_executions;
 
 /// `PATH` of a clean environment.
@@ -232,7 +232,8 @@ impl EngineInner {
         }
         let id: SandboxId = id::fresh()?;
         let (wanted, cancelled) = watch::channel(false);
-        let mut caller = SandboxCaller { inner: Arc::clone(&self), id: id.clone(), wanted: Some(wanted) };
+        let mut caller =
+            SandboxCaller { inner: Arc::clone(&self), id: id.clone(), wanted: Some(wanted) };
         in_a_task({
             let id = id.clone();
             async move {
@@ -252,7 +253,12 @@ impl EngineInner {
     }
 
     /// Makes the sandbox known, unless its caller has given up in the meantime.
-    fn keep(&self, id: &SandboxId, live: &Arc<RunningSandbox>, cancelled: &watch::Receiver<bool>) -> bool {
+    fn keep(
+        &self,
+        id: &SandboxId,
+        live: &Arc<RunningSandbox>,
+        cancelled: &watch::Receiver<bool>,
+    ) -> bool {
         let mut table = lock_mutex(&self.live);
         let wanted = cancelled.has_changed().is_ok();
         if wanted {
@@ -328,7 +334,12 @@ impl EngineInner {
             + order.from.as_ref().map_or(Duration::ZERO, |_| CAPTURE_TIMEOUT)
     }
 
-    async fn spawn(&self, live: &RunningSandbox, command: &Command, shared: &SharedExecution) -> Result<Process> {
+    async fn spawn(
+        &self,
+        live: &RunningSandbox,
+        command: &Command,
+        shared: &SharedExecution,
+    ) -> Result<Process> {
         let limits = live.order.admitted.limits_for(command);
         let resolved = resolve_command(command, &live.order.admitted)?;
         let spawn = live.sandbox.spawn(&resolved, &limits);
@@ -341,7 +352,10 @@ impl EngineInner {
 
     /// Opens a record for each program that went on when the sandbox was made from a captured state: it is an
     /// execution like any other from now on. Its wall time, where one was named, begins now.
-    async fn supervise_carried_programs(self: &Arc<Self>, live: &Arc<RunningSandbox>) -> Result<()> {
+    async fn supervise_carried_programs(
+        self: &Arc<Self>,
+        live: &Arc<RunningSandbox>,
+    ) -> Result<()> {
         for CarriedProgram { command, process } in live.sandbox.take_carried() {
             let command = Command::program(command);
             let id = live.sandbox.id().clone();
@@ -356,13 +370,19 @@ impl EngineInner {
     }
 
     /// Watches a command to its end, records it, and takes the walls down if they were its own.
-    async fn see_through(self: Arc<Self>, live: Arc<RunningSandbox>, shared: Arc<SharedExecution>, started: StartedCommand) {
+    async fn see_through(
+        self: Arc<Self>,
+        live: Arc<RunningSandbox>,
+        shared: Arc<SharedExecution>,
+        started: StartedCommand,
+    ) {
         let StartedCommand { process, stdin, limits, terminal, one_shot } = started;
         // Nobody expects a transcript of a terminal on disk.
         let kept = self.config.keep_output && !terminal;
         let log = kept.then(|| self.output_logs.writer(&shared.job));
         let output = Sink { history: &shared.history, log };
-        let mut ended = supervise_process(process, stdin, &limits, output, shared.cancelled()).await;
+        let mut ended =
+            supervise_process(process, stdin, &limits, output, shared.cancelled()).await;
         if self.was_killed(&ended.ending, live.sandbox.id()) {
             ended.confirmed &= ended.ending == Ending::Cancelled;
             ended.ending = Ending::Killed;

@@ -48,7 +48,11 @@ pub fn select(spec: &SandboxSpec, measured: &[Capabilities]) -> Selection {
     selection
 }
 
-fn judge_backend(spec: &SandboxSpec, capabilities: &Capabilities, selection: &mut Selection) -> Choice {
+fn judge_backend(
+    spec: &SandboxSpec,
+    capabilities: &Capabilities,
+    selection: &mut Selection,
+) -> Choice {
     let verdict = |taken, why: String, refusals| Choice {
         backend: capabilities.backend.clone(),
         boundary: capabilities.boundary,
@@ -124,7 +128,10 @@ mod tests {
         let weak = build_able_capabilities("weak", Boundary::SharedKernel);
         let strong = build_able_capabilities("strong", Boundary::Hardware);
         let spec = SandboxSpec::default();
-        assert_eq!(select_backend_name(&spec, &[weak.clone(), strong.clone()]).as_deref(), Some("strong"));
+        assert_eq!(
+            select_backend_name(&spec, &[weak.clone(), strong.clone()]).as_deref(),
+            Some("strong")
+        );
         let lacking = strong.with(Feature::EphemeralWorkspace, Support::missing("none", "none"));
         assert_eq!(select_backend_name(&spec, &[weak, lacking]).as_deref(), Some("weak"));
     }
@@ -135,7 +142,10 @@ mod tests {
             boundaries: Boundary::ALL.into_iter().collect(),
             ..SandboxSpec::default()
         };
-        let measured = [build_able_capabilities("mock", Boundary::None), build_able_capabilities("vm", Boundary::Emulated)];
+        let measured = [
+            build_able_capabilities("mock", Boundary::None),
+            build_able_capabilities("vm", Boundary::Emulated),
+        ];
         assert_eq!(select_backend_name(&spec, &measured), None);
         let named = SandboxSpec { backend: "vm".parse().unwrap(), ..spec };
         assert_eq!(select_backend_name(&named, &measured).as_deref(), Some("vm"));

@@ -21,7 +21,9 @@ use crate::error::{Failure, LaunchError, Wall};
 use crate::plan::LaunchPlan;
 use crate::server::Mode;
 use crate::sys;
-use crate::wire::{self, AGENT_FD, CONTROL_FD, Launched, MESSAGE_LIMIT, Message, Proof, LaunchReply};
+use crate::wire::{
+    self, AGENT_FD, CONTROL_FD, LaunchReply, Launched, MESSAGE_LIMIT, Message, Proof,
+};
 
 /// How long a launch may take.
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -115,7 +117,8 @@ impl Launcher {
         }
         let (ours, theirs) = wire::packet_pair().map_err(launcher_gone)?;
         let control = self.control.as_ref().ok_or_else(|| launcher_gone(Errno::PIPE))?;
-        wire::send_message(control, &text, &[pipe.as_fd(), theirs.as_fd()]).map_err(launcher_gone)?;
+        wire::send_message(control, &text, &[pipe.as_fd(), theirs.as_fd()])
+            .map_err(launcher_gone)?;
         Ok(Pending { reply: ours, pid: 0, pidfd: None, walls: None, over: false })
     }
 }

@@ -47,7 +47,11 @@ pub fn start_in(
     let (mounts, parent) = (ViewMounts::new(views)?, getpid());
     // SAFETY: the closure only makes system calls on what was opened and written before; it neither allocates
     // nor takes a lock, so it may run between fork and exec of a process with many threads.
-    unsafe { command.pre_exec(move || Ok(mounts.mount_views().and_then(|()| set_up_child(&lists, parent))?)) };
+    unsafe {
+        command.pre_exec(move || {
+            Ok(mounts.mount_views().and_then(|()| set_up_child(&lists, parent))?)
+        })
+    };
     command.spawn()
 }
 

@@ -47,7 +47,11 @@ pub(crate) fn make_detached_fs(
 }
 
 /// A detached tmpfs of at most `bytes`, with as many inodes as that could sensibly hold.
-pub(crate) fn make_tmpfs(bytes: u64, mode: &str, attributes: MountAttrFlags) -> Result<OwnedFd, Errno> {
+pub(crate) fn make_tmpfs(
+    bytes: u64,
+    mode: &str,
+    attributes: MountAttrFlags,
+) -> Result<OwnedFd, Errno> {
     // Each inode costs kernel memory that the size does not count, so it is bounded as well.
     let inodes = (bytes / 4096).clamp(64, 1 << 20).to_string();
     let size = bytes.max(4096).to_string();

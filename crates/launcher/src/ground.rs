@@ -137,7 +137,8 @@ fn bare_namespace() -> Result<(), Errno> {
 
 fn own_namespaces() -> Result<Vec<(&'static str, String)>, Errno> {
     let process = fs::open_path("/proc/self")?;
-    let own = NAMESPACE_KINDS.iter().filter_map(|name| Some((*name, read_namespace_id(&process, name)?)));
+    let own =
+        NAMESPACE_KINDS.iter().filter_map(|name| Some((*name, read_namespace_id(&process, name)?)));
     Ok(own.collect())
 }
 

@@ -68,7 +68,12 @@ fn local_workspace(path: &Path, read_only: bool) -> Result<OpenSource, Failure> 
     }
 }
 
-fn open_layers(lower: &Path, upper: &Path, work: &Path, read_only: bool) -> Result<OpenLayers, Failure> {
+fn open_layers(
+    lower: &Path,
+    upper: &Path,
+    work: &Path,
+    read_only: bool,
+) -> Result<OpenLayers, Failure> {
     let parent = upper.parent().filter(|parent| work.parent() == Some(*parent));
     let Some(parent) = parent else {
         let detail = format!("{} does not lie beside {}", format_path(work), format_path(upper));

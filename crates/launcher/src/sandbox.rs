@@ -22,7 +22,7 @@ use crate::walls::verify::{Expected, read_back};
 use crate::walls::{
     caps, cgroup, fds, identity, landlock, parent, proc, rlimits, root, scratch, sources, uts,
 };
-use crate::wire::{self, Proof, LaunchReply};
+use crate::wire::{self, LaunchReply, Proof};
 use crate::{sys, walls};
 
 /// Everything one sandbox is built from, made ready before its process exists.
@@ -130,7 +130,8 @@ fn install_filter(filter: &[libc::sock_filter], hand: Option<OwnedFd>) -> Result
     let wall = Wall::Seccomp;
     let Some(hand) = hand else { return sys::seccomp_filter(filter).at(wall, "the filter") };
     let listener = calls::filter_with_listener(filter).at(wall, "the filter")?;
-    wire::send_message(&hand, b"listener", &[listener.as_fd()]).at(wall, "handing over the listener")
+    wire::send_message(&hand, b"listener", &[listener.as_fd()])
+        .at(wall, "handing over the listener")
 }
 
 fn list_writable_paths(plan: &LaunchPlan, private: &[PathBuf]) -> Vec<PathBuf> {

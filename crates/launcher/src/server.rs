@@ -15,9 +15,9 @@ use crate::bare::{BarePlan, Shop};
 use crate::error::{Failure, Wall};
 use crate::plan::{Cgroup, LaunchPlan};
 use crate::sockets::SocketWatch;
-use crate::spawn::{BegunLaunch, Stock, LaunchWorkshop};
+use crate::spawn::{BegunLaunch, LaunchWorkshop, Stock};
 use crate::sys;
-use crate::wire::{self, AGENT_FD, CONTROL_FD, Message, LaunchReply};
+use crate::wire::{self, AGENT_FD, CONTROL_FD, LaunchReply, Message};
 
 /// How many control groups are remembered before those that are gone are looked for.
 const CGROUP_PRUNE_THRESHOLD: usize = 1024;
@@ -27,9 +27,13 @@ const CGROUP_DRAIN_TIMEOUT: Duration = Duration::from_secs(4);
 /// Serves over the inherited control socket until its other end is closed; then ends every sandbox
 /// it has launched, and removes the control groups their plans named.
 pub fn serve(mode: Mode) -> Result<(), Failure> {
-    let inherited = |fd| sys::take_inherited_fd(fd).map_err(|errno| build_server_failure(errno, "inherited descriptors"));
+    let inherited = |fd| {
+        sys::take_inherited_fd(fd)
+            .map_err(|errno| build_server_failure(errno, "inherited descriptors"))
+    };
     let (control, agent) = (inherited(CONTROL_FD)?, inherited(AGENT_FD)?);
-    sys::close_from(AGENT_FD as u32 + 1, true).map_err(|errno| build_server_failure(errno, "closing"))?;
+    sys::close_from(AGENT_FD as u32 + 1, true)
+        .map_err(|errno| build_server_failure(errno, "closing"))?;
     serve_over(control, agent, mode)
 }
 
@@ -42,7 +46,8 @@ pub(crate) fn serve_over(control: OwnedFd, agent: OwnedFd, mode: Mode) -> Result
         Mode::Bare => Works::Bare(Shop::open(agent)),
     };
     let (live, left) = (Vec::new(), Vec::new());
-    let sockets = SocketWatch::new().map_err(|errno| build_server_failure(errno, "an epoll descriptor"))?;
+    let sockets =
+        SocketWatch::new().map_err(|errno| build_server_failure(errno, "an epoll descriptor"))?;
     let mut server = LaunchServer { control, signals, works, sockets, live, left };
     server.run();
     server.end_all();

@@ -12,7 +12,7 @@ use rustix::process::{
 
 use crate::error::{At, Failure, Wall};
 use crate::ground::Ground;
-use crate::open::{Sources, is_normal, format_path};
+use crate::open::{Sources, format_path, is_normal};
 use crate::plan::LaunchPlan;
 use crate::sandbox::{SandboxBlueprint, enter_sandbox};
 use crate::seccomp::{self, FilterKind};
@@ -70,7 +70,8 @@ impl LaunchWorkshop {
         let ground = Ground::prepare()?;
         let landlock = sys::landlock_abi().ok();
         let asks = landlock.is_none_or(|abi| abi < SOCKETS_SINCE);
-        let filter = seccomp::compile_filter(if asks { FilterKind::Asking } else { FilterKind::Namespaces });
+        let filter =
+            seccomp::compile_filter(if asks { FilterKind::Asking } else { FilterKind::Namespaces });
         set_dumpable_behavior(DumpableBehavior::NotDumpable).at(Wall::Ground, "dumpable")?;
         let (templates, inotify) = (Templates::default(), InotifyBounds::of_host());
         let (masks, network) = (list_masks(), Spare::default());
@@ -176,7 +177,8 @@ impl LaunchWorkshop {
             let none = Sources { workspace: None, layers: None, mounts: Vec::new() };
             return Ok((none, walls::cgroup::Membership::default()));
         }
-        self.ground.on_host(|| Ok((Sources::open(plan)?, cgroup::open_cgroups(plan.cgroup.as_ref())?)))
+        self.ground
+            .on_host(|| Ok((Sources::open(plan)?, cgroup::open_cgroups(plan.cgroup.as_ref())?)))
     }
 }
 
@@ -199,7 +201,10 @@ fn check_plan(plan: &LaunchPlan, ground: &Ground) -> Result<(), Failure> {
 }
 
 /// Clones into all new namespaces at once. In the child this does not come back.
-fn clone_child(blueprint: &SandboxBlueprint<'_>, ground: &Ground) -> Result<(Pid, OwnedFd), Failure> {
+fn clone_child(
+    blueprint: &SandboxBlueprint<'_>,
+    ground: &Ground,
+) -> Result<(Pid, OwnedFd), Failure> {
     // A process that cannot be dumped belongs to root under /proc, where its maps must be written.
     set_dumpable_behavior(DumpableBehavior::Dumpable).at(Wall::Namespaces, "dumpable")?;
     let cgroup = blueprint.membership.unified.as_ref().map(AsFd::as_fd);

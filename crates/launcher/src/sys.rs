@@ -88,7 +88,9 @@ fn older_clone(flags: u64, pidfd: &mut RawFd) -> Result<c_long, Errno> {
     }
     let (flags, zero) = (flags | libc::SIGCHLD as u64, 0_u64);
     // SAFETY: as above; the descriptor's place outlives the call.
-    check_return(unsafe { libc::syscall(libc::SYS_clone, flags, zero, ptr::from_mut(pidfd), zero, zero) })
+    check_return(unsafe {
+        libc::syscall(libc::SYS_clone, flags, zero, ptr::from_mut(pidfd), zero, zero)
+    })
 }
 
 /// New namespaces for this process itself.
@@ -196,7 +198,9 @@ pub(crate) fn landlock_allow(
 /// Puts this process under the rule set for good.
 pub(crate) fn landlock_restrict(ruleset: BorrowedFd<'_>) -> Result<(), Errno> {
     // SAFETY: no pointers are passed.
-    check_return(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0) })?;
+    check_return(unsafe {
+        libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0)
+    })?;
     Ok(())
 }
 
@@ -291,7 +295,11 @@ pub(crate) fn child_signals() -> Result<OwnedFd, Errno> {
         }
         libc::sigaddset(&mut set, libc::SIGCHLD);
         check_return(c_long::from(libc::sigprocmask(libc::SIG_BLOCK, &set, ptr::null_mut())))?;
-        own_descriptor(c_long::from(libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)))
+        own_descriptor(c_long::from(libc::signalfd(
+            -1,
+            &set,
+            libc::SFD_CLOEXEC | libc::SFD_NONBLOCK,
+        )))
     }
 }
 

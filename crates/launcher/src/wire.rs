@@ -60,7 +60,11 @@ pub(crate) fn packet_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
 }
 
 /// Sends one message with its descriptors.
-pub(crate) fn send_message(socket: impl AsFd, text: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+pub(crate) fn send_message(
+    socket: impl AsFd,
+    text: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_LIMIT))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
@@ -88,7 +92,10 @@ pub(crate) struct Message {
 }
 
 /// Receives one message. A longer one than allowed is an error, not a shorter message.
-pub(crate) fn receive_message(socket: impl AsFd, flags: RecvFlags) -> Result<Option<Message>, Errno> {
+pub(crate) fn receive_message(
+    socket: impl AsFd,
+    flags: RecvFlags,
+) -> Result<Option<Message>, Errno> {
     let socket = socket.as_fd();
     // Asked for first: a buffer of the largest size would cost more than the question.
     let peek = flags | RecvFlags::PEEK | RecvFlags::TRUNC;

@@ -188,7 +188,8 @@ mod tests {
         let name = subject.backend().name();
         let gone = Capabilities::unavailable(name, Boundary::None, "no daemon", "start it");
         let shelf = Shelf::new(subject.probe()).map(Arc::new);
-        let status = judge_case(new_case(|_| Box::pin(async { Ok(()) })), subject, gone, shelf).await.status;
+        let status =
+            judge_case(new_case(|_| Box::pin(async { Ok(()) })), subject, gone, shelf).await.status;
         assert!(matches!(status, Status::Skipped(why) if why.contains("no daemon")));
     }
 }

@@ -72,7 +72,8 @@ const SECRET_WORDS: &[&str] = &[
 
 /// The labels that smell of no secret, by their name or by their value.
 fn filter_secret_labels(labels: &BTreeMap<String, String>) -> BTreeMap<String, String> {
-    let kept = labels.iter().filter(|(name, value)| !is_secret_name(name) && !smells_of_value(value));
+    let kept =
+        labels.iter().filter(|(name, value)| !is_secret_name(name) && !smells_of_value(value));
     kept.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 

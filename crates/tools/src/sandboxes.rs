@@ -4,7 +4,7 @@
 use serde::Serialize;
 use stockade_core::{Boundary, LimitKind, Limits, Network, SandboxSpec, Workspace};
 
-use crate::approval::{self, Detail, Facts, NetworkFact, Programs, ApprovalSubject};
+use crate::approval::{self, ApprovalSubject, Detail, Facts, NetworkFact, Programs};
 use crate::arguments::{SandboxCreate, SandboxDestroy, SandboxList};
 use crate::binding::Binding;
 use crate::toolbox::ToolSession;
@@ -30,8 +30,13 @@ pub(crate) async fn create_sandbox(
         person_only: false,
         details: requested_details(&args),
     };
-    let subject =
-        ApprovalSubject { engine: &session.engine, tenant: &spec.tenant, sandbox: None, job: None, facts };
+    let subject = ApprovalSubject {
+        engine: &session.engine,
+        tenant: &spec.tenant,
+        sandbox: None,
+        job: None,
+        facts,
+    };
     approval::approve_call(&session.options.approval, subject, call).await?;
     let place = session.places.create(spec).await?;
     ToolAnswer::data(&Binding::of(&place))
@@ -94,7 +99,8 @@ fn is_wider_than_template(template: &SandboxSpec, spec: &SandboxSpec) -> bool {
         (allowed, asked) => reach(asked) > reach(allowed).max(1),
     };
     let allowed = template.limits.or(Limits::defaults());
-    network || LimitKind::ALL.into_iter().any(|kind| is_limit_exceeded(kind, &spec.limits, &allowed))
+    network
+        || LimitKind::ALL.into_iter().any(|kind| is_limit_exceeded(kind, &spec.limits, &allowed))
 }
 
 fn is_limit_exceeded(kind: LimitKind, asked: &Limits, allowed: &Limits) -> bool {
@@ -119,7 +125,10 @@ struct SandboxListing {
     sandboxes: Vec<Binding>,
 }
 
-pub(crate) async fn list_sandboxes(session: &ToolSession, _args: SandboxList) -> Result<ToolAnswer, ToolError> {
+pub(crate) async fn list_sandboxes(
+    session: &ToolSession,
+    _args: SandboxList,
+) -> Result<ToolAnswer, ToolError> {
     let places = session.places.all().await;
     let sandboxes = places.iter().filter(|place| place.lives()).map(|place| Binding::of(place));
     ToolAnswer::data(&SandboxListing { sandboxes: sandboxes.collect() })

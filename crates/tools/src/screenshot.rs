@@ -104,8 +104,10 @@ pub(crate) async fn take_screenshot(
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
     let page = PageAddress::parse(&args.url)?;
-    let size =
-        (check_side_length("width", args.width, USUAL_SIZE.0)?, check_side_length("height", args.height, USUAL_SIZE.1)?);
+    let size = (
+        check_side_length("width", args.width, USUAL_SIZE.0)?,
+        check_side_length("height", args.height, USUAL_SIZE.1)?,
+    );
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
     let url = resolve_page_url(&place, &page).await?;
     let browser = find_browser(&place).await?;
@@ -117,7 +119,8 @@ pub(crate) async fn take_screenshot(
 
     let room = ScreenshotDir::new(&place, job.as_str())?;
     let wait = args.wait_ms.unwrap_or(USUAL_WAIT).min(LONGEST_WAIT);
-    let argv = guard_argv(&place, &page, build_browser_argv(browser, &room, &url, size, wait)).await?;
+    let argv =
+        guard_argv(&place, &page, build_browser_argv(browser, &room, &url, size, wait)).await?;
     let command = Command { wall_time: Some(BROWSER_TIMEOUT), ..Command::program(argv) };
     let line = format!("{browser} {url}");
     let (execution, job) = place.start(job, command, line).await?;
@@ -184,7 +187,13 @@ async fn find_browser(place: &ToolPlace) -> Result<&'static str, ToolError> {
         .remedy("install Chromium on the host, or use an image that has it"))
 }
 
-fn build_browser_argv(browser: &str, room: &ScreenshotDir, url: &str, size: (u32, u32), wait: u64) -> Vec<String> {
+fn build_browser_argv(
+    browser: &str,
+    room: &ScreenshotDir,
+    url: &str,
+    size: (u32, u32),
+    wait: u64,
+) -> Vec<String> {
     let mut argv = vec![browser.to_owned()];
     argv.extend(BROWSER_FLAGS.map(str::to_owned));
     argv.push(format!("--user-data-dir={}/profile", room.seen));
@@ -257,7 +266,12 @@ fn picture_answer(url: &str, size: (u32, u32), bytes: Vec<u8>) -> Result<ToolAns
 }
 
 /// Why there is no picture, from how the browser ended.
-fn no_picture_error(job: &ToolJob, page: &PageAddress, outcome: &Outcome, error: ToolError) -> ToolError {
+fn no_picture_error(
+    job: &ToolJob,
+    page: &PageAddress,
+    outcome: &Outcome,
+    error: ToolError,
+) -> ToolError {
     if error.code != ErrorCode::NotFound {
         return error;
     }

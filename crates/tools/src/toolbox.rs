@@ -6,7 +6,7 @@ use serde_json::Value;
 use stockade_core::{ErrorCode, JobId};
 use stockade_engine::Engine;
 
-use crate::approval::{self, Facts, ApprovalSubject};
+use crate::approval::{self, ApprovalSubject, Facts};
 use crate::arguments::parse_arguments;
 use crate::place::{ToolPlace, ToolPlaces};
 use crate::tool::Tool;
@@ -96,12 +96,22 @@ impl Toolbox {
             Tool::Grep => search::search_text(session, parse_arguments(given)?, call).await,
             Tool::ListDir => files::list_directory(session, parse_arguments(given)?, call).await,
             Tool::Artifacts => files::fetch_artifacts(session, parse_arguments(given)?, call).await,
-            Tool::Screenshot => screenshot::take_screenshot(session, parse_arguments(given)?, call).await,
-            Tool::SandboxCreate => sandboxes::create_sandbox(session, parse_arguments(given)?, call).await,
+            Tool::Screenshot => {
+                screenshot::take_screenshot(session, parse_arguments(given)?, call).await
+            }
+            Tool::SandboxCreate => {
+                sandboxes::create_sandbox(session, parse_arguments(given)?, call).await
+            }
             Tool::SandboxList => sandboxes::list_sandboxes(session, parse_arguments(given)?).await,
-            Tool::SandboxDestroy => sandboxes::destroy_sandbox(session, parse_arguments(given)?).await,
-            Tool::WorkspaceDiff => workspace::show_diff(session, parse_arguments(given)?, call).await,
-            Tool::WorkspaceApply => workspace::apply_changes(session, parse_arguments(given)?, call).await,
+            Tool::SandboxDestroy => {
+                sandboxes::destroy_sandbox(session, parse_arguments(given)?).await
+            }
+            Tool::WorkspaceDiff => {
+                workspace::show_diff(session, parse_arguments(given)?, call).await
+            }
+            Tool::WorkspaceApply => {
+                workspace::apply_changes(session, parse_arguments(given)?, call).await
+            }
         }
     }
 

@@ -58,7 +58,11 @@ pub(crate) async fn show_diff(
     build_diff_answer(&view.id, diff, patch)
 }
 
-fn build_diff_answer(id: &WorkspaceId, diff: Diff, patch: Option<String>) -> Result<ToolAnswer, ToolError> {
+fn build_diff_answer(
+    id: &WorkspaceId,
+    diff: Diff,
+    patch: Option<String>,
+) -> Result<ToolAnswer, ToolError> {
     let (total, held) = (diff.changes.len(), diff.held().count());
     let whole = patch.as_ref().map_or(0, String::len);
     let patch = patch.map(|mut patch| {
@@ -92,7 +96,8 @@ pub(crate) async fn apply_changes(
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
     let view = require_view(&place)?;
     refuse_while_running(&place)?;
-    let include: Vec<_> = args.include.iter().map(|path| parse_tree_path(path)).collect::<Result<_, _>>()?;
+    let include: Vec<_> =
+        args.include.iter().map(|path| parse_tree_path(path)).collect::<Result<_, _>>()?;
     let paused = Paused::pause(&place).await?;
     let applied = approve_and_apply(session, &place, view, include, call).await;
     // Before the answer: the next call finds it going on.
@@ -215,7 +220,11 @@ struct AppliedReport<'a> {
     ended_sandbox: &'a str,
 }
 
-fn told(view: &WorkspaceView, place: &ToolPlace, applied: &Applied) -> Result<ToolAnswer, ToolError> {
+fn told(
+    view: &WorkspaceView,
+    place: &ToolPlace,
+    applied: &Applied,
+) -> Result<ToolAnswer, ToolError> {
     let mut text = format!(
         "applied {} changes to the user's files; sandbox {} has ended with everything in it, and the \
          next call begins anew\n",

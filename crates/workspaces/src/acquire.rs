@@ -10,8 +10,8 @@ use stockade_core::{Bytes, HostPath, WorkspaceId};
 use stockade_engine::{Directory, Locked, Timestamp};
 
 use crate::clock::ClockStamp;
-use crate::copy::{Copying, copy_tree, copy_mode_and_owner};
-use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
+use crate::copy::{Copying, copy_mode_and_owner, copy_tree};
+use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
 use crate::layer::{Index, Layer};
 use crate::path::TreePath;
 use crate::request::{Hint, Kind, Mechanism, Request};
@@ -30,7 +30,11 @@ pub(crate) struct AcquiredWorkspace {
 }
 
 /// Makes what is asked for.
-pub(crate) fn acquire_workspace(store: &WorkspaceStore, stores: &Directory, request: Request) -> FaultResult<AcquiredWorkspace> {
+pub(crate) fn acquire_workspace(
+    store: &WorkspaceStore,
+    stores: &Directory,
+    request: Request,
+) -> FaultResult<AcquiredWorkspace> {
     match request.hint.clone() {
         Hint::Local(path) => acquire_local(store, &request, local::resolve_directory(&path)?),
         Hint::Overlay(path) => {
@@ -58,7 +62,12 @@ fn refuse_own_state(store: &WorkspaceStore, source: &HostPath) -> FaultResult<()
     })
 }
 
-fn build_manifest(id: WorkspaceId, request: &Request, kind: Kind, source: HostPath) -> WorkspaceManifest {
+fn build_manifest(
+    id: WorkspaceId,
+    request: &Request,
+    kind: Kind,
+    source: HostPath,
+) -> WorkspaceManifest {
     WorkspaceManifest {
         id,
         kind,
@@ -74,7 +83,11 @@ fn build_manifest(id: WorkspaceId, request: &Request, kind: Kind, source: HostPa
     }
 }
 
-fn acquire_local(store: &WorkspaceStore, request: &Request, source: HostPath) -> FaultResult<AcquiredWorkspace> {
+fn acquire_local(
+    store: &WorkspaceStore,
+    request: &Request,
+    source: HostPath,
+) -> FaultResult<AcquiredWorkspace> {
     let id = id_of(&source)?;
     let entry = store.enter_or_make(&id)?;
     let (created, fresh) = match entry.manifest(&id) {
@@ -82,7 +95,8 @@ fn acquire_local(store: &WorkspaceStore, request: &Request, source: HostPath) ->
         Err(WorkspaceFault::Unknown(_)) => (Timestamp::now(), true),
         Err(fault) => return Err(fault),
     };
-    let manifest = WorkspaceManifest { created, ..build_manifest(id, request, Kind::Local, source) };
+    let manifest =
+        WorkspaceManifest { created, ..build_manifest(id, request, Kind::Local, source) };
     entry.save(&manifest)?;
     Ok(AcquiredWorkspace { entry, manifest, fresh, owner: None })
 }
@@ -160,20 +174,35 @@ fn create_directory(path: &Path) -> FaultResult<()> {
     DirBuilder::new().mode(0o700).create(path).step("make", path.display())
 }
 
-fn acquire_ephemeral(store: &WorkspaceStore, request: &Request, most: Bytes) -> FaultResult<AcquiredWorkspace> {
+fn acquire_ephemeral(
+    store: &WorkspaceStore,
+    request: &Request,
+    most: Bytes,
+) -> FaultResult<AcquiredWorkspace> {
     let (id, entry, owner) = create_entry(store)?;
     let source = host_path(entry.scratch())?;
-    let manifest = WorkspaceManifest { most: Some(most), ..build_manifest(id, request, Kind::Ephemeral, source) };
+    let manifest = WorkspaceManifest {
+        most: Some(most),
+        ..build_manifest(id, request, Kind::Ephemeral, source)
+    };
     create_directory(&entry.scratch())?;
     entry.save(&manifest)?;
     Ok(AcquiredWorkspace { entry, manifest, fresh: true, owner })
 }
 
 /// A second workspace with the same beginning and the same changes so far.
-pub(crate) fn fork_workspace(store: &WorkspaceStore, from: &StoreEntry, original: &WorkspaceManifest) -> FaultResult<AcquiredWorkspace> {
+pub(crate) fn fork_workspace(
+    store: &WorkspaceStore,
+    from: &StoreEntry,
+    original: &WorkspaceManifest,
+) -> FaultResult<AcquiredWorkspace> {
     let (id, entry, owner) = create_entry(store)?;
-    let manifest =
-        WorkspaceManifest { id: id.clone(), created: Timestamp::now(), released: false, ..original.clone() };
+    let manifest = WorkspaceManifest {
+        id: id.clone(),
+        created: Timestamp::now(),
+        released: false,
+        ..original.clone()
+    };
     let made = copy_changes(from, &entry, &manifest).and_then(|()| entry.save(&manifest));
     match made {
         Ok(()) => Ok(AcquiredWorkspace { entry, manifest, fresh: true, owner }),
@@ -184,7 +213,11 @@ pub(crate) fn fork_workspace(store: &WorkspaceStore, from: &StoreEntry, original
     }
 }
 
-fn copy_changes(from: &StoreEntry, entry: &StoreEntry, manifest: &WorkspaceManifest) -> FaultResult<()> {
+fn copy_changes(
+    from: &StoreEntry,
+    entry: &StoreEntry,
+    manifest: &WorkspaceManifest,
+) -> FaultResult<()> {
     from.ledger().hand_on(&entry.ledger())?;
     match from.layer(manifest)? {
         Layer::Upper(upper) => {

@@ -69,7 +69,10 @@ fn is_part(name: &[u8]) -> bool {
 }
 
 /// Every directory above a change that is or could become a repository.
-fn find_repository_shapes(changes: &[Change], lower: &OpenTree) -> BTreeMap<TreePath, RepositoryShape> {
+fn find_repository_shapes(
+    changes: &[Change],
+    lower: &OpenTree,
+) -> BTreeMap<TreePath, RepositoryShape> {
     let mut names: BTreeMap<TreePath, BTreeSet<Vec<u8>>> = BTreeMap::new();
     for change in changes {
         let mut path = change.path.clone();
@@ -94,7 +97,11 @@ fn find_repository_shapes(changes: &[Change], lower: &OpenTree) -> BTreeMap<Tree
     shaped.filter(|(_, shape)| *shape != RepositoryShape::Plain).collect()
 }
 
-fn read_repository_shape(dir: &TreePath, made: &BTreeSet<Vec<u8>>, lower: &OpenTree) -> RepositoryShape {
+fn read_repository_shape(
+    dir: &TreePath,
+    made: &BTreeSet<Vec<u8>>,
+    lower: &OpenTree,
+) -> RepositoryShape {
     if dir.split().is_some_and(|(_, name)| fold_name(name) == b".git") {
         return RepositoryShape::Plain;
     }

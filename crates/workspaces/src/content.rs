@@ -145,7 +145,8 @@ mod tests {
     #[test]
     fn sparse_terabytes_are_compared_and_copied_by_what_is_in_them() {
         let size = 1 << 40;
-        let (one, other) = (write_sparse_file(size, 1 << 39, b"x"), write_sparse_file(size, 1 << 39, b"y"));
+        let (one, other) =
+            (write_sparse_file(size, 1 << 39, b"x"), write_sparse_file(size, 1 << 39, b"y"));
         assert!(!has_same_content(&one, &other).unwrap() && has_same_content(&one, &one).unwrap());
         let copied = tempfile::tempfile().unwrap();
         copy_content(&one, &copied).unwrap();

@@ -59,7 +59,12 @@ fn record_copy(index: &mut Index, to: &OpenTree, path: &TreePath) -> FaultResult
     Ok(())
 }
 
-fn copy_directory(from: &OpenTree, to: &OpenTree, path: &TreePath, copying: Copying) -> FaultResult<()> {
+fn copy_directory(
+    from: &OpenTree,
+    to: &OpenTree,
+    path: &TreePath,
+    copying: Copying,
+) -> FaultResult<()> {
     let (dir, name) = to.place(path).step("reach", path)?;
     rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o700)).step("make", path)?;
     match copying {
@@ -106,7 +111,13 @@ fn create_file(to: &OpenTree, path: &TreePath) -> FaultResult<File> {
     Ok(fd.step("create", path)?.into())
 }
 
-fn copy_link(from: &OpenTree, to: &OpenTree, path: &TreePath, stat: &Stat, root: bool) -> FaultResult<()> {
+fn copy_link(
+    from: &OpenTree,
+    to: &OpenTree,
+    path: &TreePath,
+    stat: &Stat,
+    root: bool,
+) -> FaultResult<()> {
     let target = from.link(path).step("read", path)?;
     let (dir, name) = to.place(path).step("reach", path)?;
     rustix::fs::symlinkat(&target[..], &dir, name).step("create", path)?;

@@ -129,6 +129,9 @@ mod tests {
 
     #[test]
     fn a_terabyte_of_holes_costs_nothing() {
-        assert_ne!(digest_sparse_file(1 << 40, &[(1 << 39, b"x")]), digest_sparse_file(1 << 40, &[(1 << 39, b"y")]));
+        assert_ne!(
+            digest_sparse_file(1 << 40, &[(1 << 39, b"x")]),
+            digest_sparse_file(1 << 40, &[(1 << 39, b"y")])
+        );
     }
 }

@@ -114,6 +114,10 @@ pub(crate) trait FaultStep<T> {
 
 impl<T, E: Into<io::Error>> FaultStep<T> for Result<T, E> {
     fn step(self, step: &'static str, path: impl ToString) -> FaultResult<T> {
-        self.map_err(|error| WorkspaceFault::Io { step, path: path.to_string(), source: error.into() })
+        self.map_err(|error| WorkspaceFault::Io {
+            step,
+            path: path.to_string(),
+            source: error.into(),
+        })
     }
 }

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::path::TreePath;
 use crate::table::{
-    GIT_REASON, HARMLESS_DOTFILES, HELD_NAME_RULES, NameMatch, HeldRule, SHORT_NAME_REASON,
+    GIT_REASON, HARMLESS_DOTFILES, HELD_NAME_RULES, HeldRule, NameMatch, SHORT_NAME_REASON,
     UNKNOWN_DOTFILE_REASON, within_git,
 };
 use crate::tree::OpenTree;

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::ClockStamp;
-use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
+use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
 use crate::path::TreePath;
 use crate::tree::{NodeKind, OpenTree};
 
@@ -37,11 +37,13 @@ impl Layer {
     pub(crate) fn file(&self, path: &TreePath) -> FaultResult<File> {
         let file = self.tree().file(path).step("open", path)?;
         match self {
-            Self::Upper(_) if read_overlay_attribute(&file, "metacopy").is_some() => Err(WorkspaceFault::Refused {
-                path: path.to_string(),
-                problem: "has its content in another layer",
-                remedy: "mount the overlay without `metacopy`",
-            }),
+            Self::Upper(_) if read_overlay_attribute(&file, "metacopy").is_some() => {
+                Err(WorkspaceFault::Refused {
+                    path: path.to_string(),
+                    problem: "has its content in another layer",
+                    remedy: "mount the overlay without `metacopy`",
+                })
+            }
             Self::Upper(_) | Self::Copy(..) => Ok(file),
         }
     }
@@ -81,7 +83,9 @@ pub(crate) const OVERLAY_XATTRS: [&str; 4] = [
 ];
 
 fn read_overlay_attribute(fd: &impl AsFd, name: &str) -> Option<Vec<u8>> {
-    ["user", "trusted"].iter().find_map(|space| read_attribute(fd, &format!("{space}.overlay.{name}")))
+    ["user", "trusted"]
+        .iter()
+        .find_map(|space| read_attribute(fd, &format!("{space}.overlay.{name}")))
 }
 
 /// An attribute's value. One that is longer than any the overlay writes comes back empty.
@@ -108,8 +112,13 @@ pub(crate) struct CopiedStat {
 
 impl CopiedStat {
     /// Copy that no entry is equal to.
-    const UNKNOWN_COPY: Self =
-        Self { kind: NodeKind::Special, mode: 0, ino: 0, size: 0, changed: ClockStamp::DISTANT_PAST };
+    const UNKNOWN_COPY: Self = Self {
+        kind: NodeKind::Special,
+        mode: 0,
+        ino: 0,
+        size: 0,
+        changed: ClockStamp::DISTANT_PAST,
+    };
 
     pub(crate) fn new(stat: &Stat) -> Self {
         Self {
@@ -177,7 +186,8 @@ impl Index {
         let file = File::create_new(path).step("create", name.to_string())?;
         let mut out = BufWriter::new(file);
         for (path, copied) in self.0 {
-            let line = serde_json::to_vec(&IndexLine { path, copied }).map_err(std::io::Error::from);
+            let line =
+                serde_json::to_vec(&IndexLine { path, copied }).map_err(std::io::Error::from);
             let written = line.and_then(|line| {
                 out.write_all(&line)?;
                 out.write_all(b"\n")
@@ -194,9 +204,8 @@ impl Index {
         let mut index = Self::default();
         for line in BufReader::new(file).lines() {
             let line = line.step("read", &name)?;
-            let line: IndexLine = serde_json::from_str(&line).map_err(|error| WorkspaceFault::Damaged {
-                path: name.clone(),
-                problem: error.to_string(),
+            let line: IndexLine = serde_json::from_str(&line).map_err(|error| {
+                WorkspaceFault::Damaged { path: name.clone(), problem: error.to_string() }
             })?;
             index.insert(line.path, line.copied);
         }

@@ -13,7 +13,7 @@ use stockade_engine::{Directory, LOCK_PATIENCE, Locked, Sharing, Timestamp, draf
 
 use crate::apply::ApplyLedger;
 use crate::clock::ClockStamp;
-use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
+use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
 use crate::layer::{Index, Layer};
 use crate::remove::remove_entry;
 use crate::request::{Kind, Mechanism, View, Workspace};
@@ -88,7 +88,9 @@ impl WorkspaceStore {
         let mine = rustix::fs::fstat(lock.file()).step("look at", name())?.st_ino;
         let there = rustix::fs::statat(&self.0, id.as_str(), AtFlags::SYMLINK_NOFOLLOW);
         match there {
-            Ok(stat) if stat.st_ino == mine => Ok(StoreEntry { path: self.path(id), _lock: Some(lock) }),
+            Ok(stat) if stat.st_ino == mine => {
+                Ok(StoreEntry { path: self.path(id), _lock: Some(lock) })
+            }
             Ok(_) | Err(_) => Err(WorkspaceFault::Unknown(id.clone())),
         }
     }

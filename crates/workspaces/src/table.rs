@@ -380,7 +380,8 @@ mod tests {
         let page = std::fs::read_to_string(DOCS_PAGE).unwrap();
         let (before, rest) = page.split_once(TABLE_BEGIN_MARKER).unwrap();
         let (_, after) = rest.split_once(TABLE_END_MARKER).unwrap();
-        let meant = format!("{before}{TABLE_BEGIN_MARKER}{}{TABLE_END_MARKER}{after}", format_table());
+        let meant =
+            format!("{before}{TABLE_BEGIN_MARKER}{}{TABLE_END_MARKER}{after}", format_table());
         if std::env::var_os("STOCKADE_WRITE_DOCS").is_some() {
             std::fs::write(DOCS_PAGE, &meant).unwrap();
         }
@@ -391,7 +392,8 @@ mod tests {
 
     #[test]
     fn rules_are_lower_case_and_none_is_there_twice() {
-        let mut all: Vec<_> = HELD_NAME_RULES.iter().map(|rule| format_rule(&rule.matches)).collect();
+        let mut all: Vec<_> =
+            HELD_NAME_RULES.iter().map(|rule| format_rule(&rule.matches)).collect();
         assert!(all.iter().all(|name| !name.contains(char::is_uppercase)));
         all.sort();
         let count = all.len();

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::Stat;
 use rustix::io::Errno;
 
-use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
+use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
 use crate::path::TreePath;
 use crate::tree::{NodeKind, OpenTree, list_names, stat_at};
 
@@ -58,7 +58,10 @@ pub(crate) fn visit_open(
             let child = path.join(&name);
             visited += 1;
             if visited > MAX_VISITED_ENTRIES {
-                return Err(WorkspaceFault::TooMany { what: "the tree", most: MAX_VISITED_ENTRIES });
+                return Err(WorkspaceFault::TooMany {
+                    what: "the tree",
+                    most: MAX_VISITED_ENTRIES,
+                });
             }
             each(&child, &stat)?;
             if NodeKind::of(&stat) == NodeKind::Directory {

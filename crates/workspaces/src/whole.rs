@@ -18,7 +18,11 @@ pub(crate) enum Survives {
 }
 
 /// Writes a value as JSON.
-pub(crate) fn write_json(path: &Path, value: &impl Serialize, survives: Survives) -> FaultResult<()> {
+pub(crate) fn write_json(
+    path: &Path,
+    value: &impl Serialize,
+    survives: Survives,
+) -> FaultResult<()> {
     let json = serde_json::to_vec(value).map_err(io::Error::from);
     json.and_then(|json| replace_file(path, &json, survives)).step("write", path.display())
 }

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use crate::acquire::{self, AcquiredWorkspace};
 use crate::apply::{self, Application, ApplyOptions, Trees};
 use crate::diff::{Contents, Diff, format_patch, scan_layer};
-use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
+use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
 use crate::layer::Layer;
 use crate::owned::Owned;
 use crate::path::TreePath;
@@ -70,7 +70,8 @@ impl Workspaces {
         let store = WorkspaceStore(state.subdirectory("workspaces")?);
         let stores = state.subdirectory("git")?;
         let journal = Journal::open(&state, journal)?;
-        let opened = Self(Arc::new(WorkspacesInner { store, stores, journal, owned: Owned::default() }));
+        let opened =
+            Self(Arc::new(WorkspacesInner { store, stores, journal, owned: Owned::default() }));
         opened.0.store.tidy().map_err(|fault| fault.during(OPEN_OPERATION))?;
         opened.recover()?;
         opened.let_go_of_the_dead().map_err(|fault| fault.during(OPEN_OPERATION))?;
@@ -79,7 +80,9 @@ impl Workspaces {
 
     /// The directory the caller stands in, as a hint; refused if it is `/` or a whole home.
     pub fn here() -> Result<Hint> {
-        local::resolve_current_directory().map(Hint::Local).map_err(|fault| fault.during("find the workspace"))
+        local::resolve_current_directory()
+            .map(Hint::Local)
+            .map_err(|fault| fault.during("find the workspace"))
     }
 
     /// Ends every `apply` that was cut off: its tree is brought back to what it was before, unless
@@ -93,8 +96,8 @@ impl Workspaces {
                 continue;
             }
             let Ok(entry) = store.enter(&id, Sharing::Exclusive) else { continue };
-            let outcome =
-                apply::recover_apply(&entry.ledger()).map_err(|fault| fault.during(RECOVER_OPERATION));
+            let outcome = apply::recover_apply(&entry.ledger())
+                .map_err(|fault| fault.during(RECOVER_OPERATION));
             recovered.push(Recovery { workspace: id, outcome });
         }
         Ok(recovered)
@@ -152,8 +155,9 @@ impl Workspaces {
     /// The text of changes that were looked at before. If a content is not the one that the diff has
     /// the digest of, it is an error: what a person reads is what an `apply` of the diff takes (C-23).
     pub fn patch_of(&self, id: &WorkspaceId, diff: &Diff) -> Result<String> {
-        let text =
-            self.open_workspace(id, Sharing::Shared).and_then(|at| format_patch(diff, &at.lower, &at.layer));
+        let text = self
+            .open_workspace(id, Sharing::Shared)
+            .and_then(|at| format_patch(diff, &at.lower, &at.layer));
         text.map_err(|fault| fault.during("diff"))
     }
 
@@ -201,8 +205,13 @@ impl Workspaces {
     }
 
     /// The tree to change, where it is another than the one beneath.
-    fn open_target(&self, manifest: &WorkspaceManifest, options: &ApplyOptions) -> FaultResult<Option<OpenTree>> {
-        let refused = |path: String, problem, remedy| Err(WorkspaceFault::Refused { path, problem, remedy });
+    fn open_target(
+        &self,
+        manifest: &WorkspaceManifest,
+        options: &ApplyOptions,
+    ) -> FaultResult<Option<OpenTree>> {
+        let refused =
+            |path: String, problem, remedy| Err(WorkspaceFault::Refused { path, problem, remedy });
         let Some(to) = &options.to else {
             return match manifest.kind {
                 Kind::Git => refused(
@@ -255,7 +264,8 @@ impl Workspaces {
     /// How much an ephemeral workspace's own directory holds. More than it may is an error.
     pub fn measure(&self, id: &WorkspaceId) -> Result<Bytes> {
         const MEASURE_OPERATION: &str = "measure the workspace";
-        let measured = self.measure_workspace(id).map_err(|fault| fault.during(MEASURE_OPERATION))?;
+        let measured =
+            self.measure_workspace(id).map_err(|fault| fault.during(MEASURE_OPERATION))?;
         match measured {
             (held, Some(most)) if held > most => {
                 let message = format!("the workspace holds {held} of at most {most}");

@@ -62,7 +62,9 @@ impl Channel {
         }
         match &mut self.work {
             ChannelWork::Run(run) => run.try_finish(number, link, &self.taps),
-            ChannelWork::Job(job) => job.try_finish(number, link, self.taps.iter().all(Tap::is_done)),
+            ChannelWork::Job(job) => {
+                job.try_finish(number, link, self.taps.iter().all(Tap::is_done))
+            }
             ChannelWork::Watch(watch) => watch.is_over(),
         }
     }

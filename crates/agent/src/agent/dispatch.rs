@@ -45,7 +45,9 @@ impl Agent {
                 channel.feed.end();
                 Ok(())
             })?,
-            ToAgent::Credit(number, stream, amount) => self.handle_credit(number, stream, amount)?,
+            ToAgent::Credit(number, stream, amount) => {
+                self.handle_credit(number, stream, amount)?
+            }
             ToAgent::Signal(number, signal) => self.handle_signal(number, signal)?,
             ToAgent::Kill(number) => {
                 self.find_channel(number)?;
@@ -60,7 +62,9 @@ impl Agent {
                 }
             }
             ToAgent::Resize(number, size) => {
-                if let Some(ChannelWork::Run(run)) = self.find_channel(number)?.map(|channel| &channel.work) {
+                if let Some(ChannelWork::Run(run)) =
+                    self.find_channel(number)?.map(|channel| &channel.work)
+                {
                     run.resize(size);
                 }
             }
@@ -143,7 +147,8 @@ impl Agent {
         if !(1..=LAST_SIGNAL).contains(&signal) {
             return Err(LinkStop::Broken);
         }
-        if let Some(ChannelWork::Run(run)) = self.find_channel(number)?.map(|channel| &channel.work) {
+        if let Some(ChannelWork::Run(run)) = self.find_channel(number)?.map(|channel| &channel.work)
+        {
             run.signal_tree(signal);
         }
         Ok(())

@@ -79,7 +79,10 @@ pub struct Guard(Vec<sock_filter>);
 impl Guard {
     /// The filter, where this process has given up gaining privileges: elsewhere there are no walls.
     pub fn where_walls_are() -> Option<Self> {
-        rustix::thread::no_new_privs().ok().filter(|given_up| *given_up).map(|_| Self(build_filter()))
+        rustix::thread::no_new_privs()
+            .ok()
+            .filter(|given_up| *given_up)
+            .map(|_| Self(build_filter()))
     }
 
     /// As the kernel wants it.
@@ -110,7 +113,12 @@ fn compile_rule(rule: SyscallRule) -> Vec<sock_filter> {
     match rule {
         Refuse(errno) => vec![return_errno(errno)],
         Without(index, bits) => {
-            vec![load_word(argument_offset(index)), jump_if(OP_JSET, bits, 1, 0), return_allow(), return_errno(libc::EPERM)]
+            vec![
+                load_word(argument_offset(index)),
+                jump_if(OP_JSET, bits, 1, 0),
+                return_allow(),
+                return_errno(libc::EPERM),
+            ]
         }
         Opens(flags) => vec![
             load_word(argument_offset(flags)),

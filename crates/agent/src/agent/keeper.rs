@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::{Errno, write};
 use rustix::process::{Pid, Signal};
 
-use super::program::{ProgramImage, Stdio, StartStep, Surroundings};
+use super::program::{ProgramImage, StartStep, Stdio, Surroundings};
 use super::sys;
 
 /// What a keeper says.
@@ -71,7 +71,10 @@ impl Keeper<'_> {
         let code = match self.settle_in() {
             Ok(()) => self.keep_program(),
             Err(error) => {
-                send_report(&self.report, KeeperReport::Failed(StartStep::Fork, error.raw_os_error()));
+                send_report(
+                    &self.report,
+                    KeeperReport::Failed(StartStep::Fork, error.raw_os_error()),
+                );
                 0
             }
         };

@@ -69,7 +69,9 @@ impl Agent {
                 waits.push((PollSource::Feed(*number), fd, PollFlags::OUT));
             }
             match &channel.work {
-                ChannelWork::Run(run) if run.phase == ProgramPhase::Live && run.keeper.is_some() => {
+                ChannelWork::Run(run)
+                    if run.phase == ProgramPhase::Live && run.keeper.is_some() =>
+                {
                     waits.push((PollSource::Report(*number), &run.report, PollFlags::IN));
                 }
                 ChannelWork::Watch(watch) => {
@@ -106,7 +108,8 @@ impl Agent {
             PollSource::Output => {}
             PollSource::Children => return self.reap_children(),
             PollSource::Report(number) => {
-                if let Some(ChannelWork::Run(run)) = self.channels.get_mut(&number).map(|it| &mut it.work)
+                if let Some(ChannelWork::Run(run)) =
+                    self.channels.get_mut(&number).map(|it| &mut it.work)
                 {
                     run.read_reports(number, &mut self.link);
                 }

@@ -131,14 +131,19 @@ impl ProgramImage {
         (step, error.raw_os_error().unwrap_or(libc::EIO))
     }
 
-    fn prepare_process(&self, stdio: &Stdio, around: &Surroundings) -> Result<(), (StartStep, io::Error)> {
+    fn prepare_process(
+        &self,
+        stdio: &Stdio,
+        around: &Surroundings,
+    ) -> Result<(), (StartStep, io::Error)> {
         let at = |step| move |error: io::Error| (step, error);
         let or = |step| move |error: rustix::io::Errno| (step, error.into());
         rustix::process::setsid().map_err(or(StartStep::Session))?;
         if self.terminal {
             rustix::process::ioctl_tiocsctty(&stdio.0[0]).map_err(or(StartStep::Session))?;
         }
-        sys::set_stdio(stdio.0.each_ref().map(AsRawFd::as_raw_fd)).map_err(at(StartStep::Session))?;
+        sys::set_stdio(stdio.0.each_ref().map(AsRawFd::as_raw_fd))
+            .map_err(at(StartStep::Session))?;
         sys::close_on_exec_above_stdio();
         rustix::process::chdir(&around.root).map_err(or(StartStep::Directory))?;
         rustix::process::chdir(&self.dir).map_err(or(StartStep::Directory))?;

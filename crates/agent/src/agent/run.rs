@@ -8,7 +8,7 @@ use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 
 use super::apart::Apart;
 use super::channel::{Channel, ChannelWork};
-use super::keeper::{Keeper, REPORT_BYTES, KeeperReport};
+use super::keeper::{Keeper, KeeperReport, REPORT_BYTES};
 use super::link::Link;
 use super::program::{ProgramImage, Stdio};
 use super::start::open_null;

@@ -100,7 +100,8 @@ impl Agent {
                 let watch = Watch { fd: Some(fd), credit: WINDOW_BYTES };
                 let taps = [Tap::new(Stream::Stdout, None), Tap::new(Stream::Stderr, None)];
                 let feed = Feed::new(None, false);
-                self.channels.insert(number, Channel { taps, feed, work: ChannelWork::Watch(watch) });
+                self.channels
+                    .insert(number, Channel { taps, feed, work: ChannelWork::Watch(watch) });
                 return self.link.send(&FromAgent::FileDone(number));
             }
             Err(failure) => failure,

@@ -100,7 +100,8 @@ impl AgentFiles {
 impl Files for AgentFiles {
     async fn stat(&self, path: &SandboxPath) -> Result<Entry> {
         let request = FileRequest::Stat(path.as_str());
-        let finish = self.send_request("stat", LaneKind::Entry, request, request_deadline()).await?;
+        let finish =
+            self.send_request("stat", LaneKind::Entry, request, request_deadline()).await?;
         if let Finish::Entry(entry) = finish { Ok(entry) } else { Err(no_success("stat", finish)) }
     }
 

@@ -10,7 +10,7 @@ use stockade_core::{Error, ErrorCode, Result};
 use tokio::io::AsyncWrite;
 use tokio::sync::Notify;
 
-use super::lane::{LaneKind, Lane};
+use super::lane::{Lane, LaneKind};
 use super::outlet::{Outlet, PipeWriter};
 use crate::protocol::{Hello, MAX_CHANNELS, MAX_FRAME, PROTOCOL_VERSION, ToAgent};
 
@@ -212,7 +212,8 @@ impl Hub {
         let credit: Vec<_> =
             kept.iter().map(|(number, lane)| (*number, lane.start_over())).collect();
         let mut core = self.lock_core();
-        let mut messages = vec![hello_message(), ToAgent::Keep(core.last, kept.keys().copied().collect())];
+        let mut messages =
+            vec![hello_message(), ToAgent::Keep(core.last, kept.keys().copied().collect())];
         for (number, streams) in credit {
             messages.extend(streams.map(|(stream, room)| ToAgent::Credit(number, stream, room)));
         }

@@ -146,9 +146,11 @@ impl Lane {
             state.ended = true;
             state.finish.get_or_insert_with(|| match self.kind {
                 LaneKind::Run => Finish::Exit(ExitStatus::Lost(closed.message.clone()).into()),
-                LaneKind::Entry | LaneKind::Data(_) | LaneKind::Plain | LaneKind::Stream | LaneKind::Watch => {
-                    Finish::Closed(closed.clone())
-                }
+                LaneKind::Entry
+                | LaneKind::Data(_)
+                | LaneKind::Plain
+                | LaneKind::Stream
+                | LaneKind::Watch => Finish::Closed(closed.clone()),
             });
         });
     }

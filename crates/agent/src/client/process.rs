@@ -11,7 +11,7 @@ use stockade_core::{
 };
 
 use super::hub::{Hub, too_slow};
-use super::lane::{Finish, LaneKind, Lane, LaneState};
+use super::lane::{Finish, Lane, LaneKind, LaneState};
 use crate::protocol::{Limit, Size, Spawn, Stream, ToAgent};
 
 /// How long an agent may take to end everything of an execution.

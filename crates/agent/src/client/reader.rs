@@ -11,7 +11,7 @@ use stockade_core::{
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::hub::{Closed, Hub};
-use super::lane::{FileFailure, Finish, LaneKind, Lane};
+use super::lane::{FileFailure, Finish, Lane, LaneKind};
 use crate::protocol::{
     End, FileEntry, FileErrorKind, FileKind, FromAgent, HEADER_BYTES, Hello, MAX_FRAME,
     PROTOCOL_VERSION, StartKind, Stream, ToAgent, frame_length,
@@ -87,17 +87,24 @@ fn handle_message(hub: &Hub, body: &Bytes, message: FromAgent<'_>) -> Result<(),
             hub.find_lane(number)?.update_state(|state| state.ended = true);
             finish_channel(hub, number, Finish::Exit(status.into()))
         }
-        FromAgent::Output(number, stream, data) => handle_output(hub, number, stream, share_slice(body, data)),
+        FromAgent::Output(number, stream, data) => {
+            handle_output(hub, number, stream, share_slice(body, data))
+        }
         FromAgent::Exited { channel, end, cpu_us, peak_kib, unsent: [stdout, stderr] } => {
-            let exit = Exit { unsent: Unsent { stdout, stderr }, ..to_exit(end, cpu_us, peak_kib)? };
+            let exit =
+                Exit { unsent: Unsent { stdout, stderr }, ..to_exit(end, cpu_us, peak_kib)? };
             finish_channel(hub, channel, Finish::Exit(exit))
         }
         FromAgent::Ended(number) => end_channel(hub, number, false),
         FromAgent::KeeperLost(number) => end_channel(hub, number, true),
         FromAgent::StdinCredit(number, amount) => hub.find_lane(number)?.grant_input(amount),
         FromAgent::FileDone(number) => finish_channel(hub, number, Finish::Done),
-        FromAgent::FileEntry(number, entry) => finish_channel(hub, number, Finish::Entry(to_entry(entry))),
-        FromAgent::FileData(number, data) => finish_channel(hub, number, Finish::Data(share_slice(body, data))),
+        FromAgent::FileEntry(number, entry) => {
+            finish_channel(hub, number, Finish::Entry(to_entry(entry)))
+        }
+        FromAgent::FileData(number, data) => {
+            finish_channel(hub, number, Finish::Data(share_slice(body, data)))
+        }
         FromAgent::FileError(number, kind, _, path, detail) => {
             let failure =
                 FileFailure { kind, path: clean_foreign(path), detail: clean_foreign(detail) };

@@ -6,9 +6,9 @@ use bytes::Bytes;
 use stockade_core::{Result, SandboxPath};
 
 use super::deadline::Deadline;
-use super::files::{request_deadline, no_success};
+use super::files::{no_success, request_deadline};
 use super::hub::{Hub, too_slow};
-use super::lane::{Finish, LaneKind, Lane};
+use super::lane::{Finish, Lane, LaneKind};
 use crate::protocol::{FileRequest, ToAgent};
 
 /// A request that yields a stream. Dropping it ends the request.
@@ -104,9 +104,12 @@ impl TarIn {
     pub async fn write(&mut self, data: Bytes) -> Result<()> {
         let bytes = data.len();
         let Yield { hub, lane, number, operation, deadline } = &self.0;
-        let written = await_before_deadline(*deadline, operation, lane.write_input(*number, hub, data)).await?;
+        let written =
+            await_before_deadline(*deadline, operation, lane.write_input(*number, hub, data))
+                .await?;
         if !written {
-            let finish = await_before_deadline(*deadline, operation, lane.wait_for_finish()).await?;
+            let finish =
+                await_before_deadline(*deadline, operation, lane.wait_for_finish()).await?;
             return Err(no_success(operation, finish));
         }
         self.0.extend_deadline(bytes);

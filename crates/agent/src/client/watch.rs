@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use stockade_core::{Result, SandboxPath};
 
-use super::files::{request_deadline, no_success};
+use super::files::{no_success, request_deadline};
 use super::hub::{Closed, Hub, too_slow};
 use super::lane::LaneKind;
 use super::listing::RecordBuffer;

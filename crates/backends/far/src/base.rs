@@ -49,7 +49,8 @@ fn unusable_error(what: &str, error: io::Error) -> Error {
 impl FarBase {
     /// Told by where this program lies: `BASE/far/VERSION/stockade-far`.
     pub fn from_current_exe() -> Result<Self> {
-        let program = std::env::current_exe().map_err(|error| unusable_error("this program", error))?;
+        let program =
+            std::env::current_exe().map_err(|error| unusable_error("this program", error))?;
         let mut above = program.ancestors().skip(1).map(Path::to_owned);
         let (Some(own), Some(far), Some(root)) = (above.next(), above.next(), above.next()) else {
             return Err(Error::new(
@@ -114,7 +115,9 @@ impl FarBase {
 
     /// Makes the directory of a new sandbox.
     pub fn create_sandbox_dir(&self, id: &SandboxId, capacity: Option<u32>) -> Result<SandboxDir> {
-        let _lock = self.acquire_lock().map_err(|error| unusable_error("the directory for sandboxes", error))?;
+        let _lock = self
+            .acquire_lock()
+            .map_err(|error| unusable_error("the directory for sandboxes", error))?;
         if capacity.is_some_and(|most| self.list_ids().len() >= most as usize) {
             let message = "it has as many sandboxes as it may";
             return Err(Error::new(ErrorCode::QuotaExceeded, "create", message)
@@ -134,8 +137,9 @@ impl FarBase {
     /// fails no request: destroying it says why.
     pub async fn reap_dead_sandboxes(&self, native: &Native) -> Result<()> {
         let dead: Vec<_> = {
-            let _lock =
-                self.acquire_lock().map_err(|error| unusable_error("the directory for sandboxes", error))?;
+            let _lock = self
+                .acquire_lock()
+                .map_err(|error| unusable_error("the directory for sandboxes", error))?;
             let held = |id: SandboxId| Some((lock_if_dead(&self.sandbox_dir(&id))?, id));
             self.list_ids().into_iter().filter_map(held).collect()
         };
@@ -179,7 +183,8 @@ impl FarBase {
 
 /// Checks that no other user can have put something here.
 fn check_private(dir: &Path) -> Result<()> {
-    let found = fs::symlink_metadata(dir).map_err(|error| unusable_error("its own directory", error))?;
+    let found =
+        fs::symlink_metadata(dir).map_err(|error| unusable_error("its own directory", error))?;
     let own = rustix::process::geteuid().as_raw();
     if found.is_dir() && found.uid() == own && found.mode() & 0o022 == 0 {
         return Ok(());

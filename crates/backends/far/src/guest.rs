@@ -82,7 +82,13 @@ fn prepare_root() -> io::Result<()> {
         .map_err(|error| with_context("control groups", error))?;
     load_modules()?;
     let disk = format!("/new{GUEST_ROOT_DIR}");
-    mount_filesystem("/new/dev/vda", "erofs", &format!("/new{GUEST_IMAGE_DIR}"), MountFlags::RDONLY, "")?;
+    mount_filesystem(
+        "/new/dev/vda",
+        "erofs",
+        &format!("/new{GUEST_IMAGE_DIR}"),
+        MountFlags::RDONLY,
+        "",
+    )?;
     mount_filesystem(
         "/new/dev/vdb",
         "ext4",
@@ -154,7 +160,11 @@ type IdentityReceiver = oneshot::Receiver<io::Result<(Identity, Papers)>>;
 
 /// Says that it is ready, by the thread that waits for what the port brings: it is there before the machine
 /// is copied, and does in the copy what has to be done before anybody is answered.
-fn wait_at_port(port: File, ready: Vec<u8>, papers: Papers) -> io::Result<(IdentityReceiver, StreamPair)> {
+fn wait_at_port(
+    port: File,
+    ready: Vec<u8>,
+    papers: Papers,
+) -> io::Result<(IdentityReceiver, StreamPair)> {
     let (tell, copied) = oneshot::channel();
     let greet = move |mut port: &File| {
         let told = port.write_all(&ready).and_then(|()| read_line(port));

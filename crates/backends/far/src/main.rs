@@ -62,7 +62,8 @@ fn main() -> ExitCode {
         return if served.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
     let base = FarBase::from_current_exe();
-    let answer = runtime.block_on(answer_request(asked.as_deref().unwrap_or_default(), &native, base));
+    let answer =
+        runtime.block_on(answer_request(asked.as_deref().unwrap_or_default(), &native, base));
     let said = answer.unwrap_or_else(|error| Said::Failed((&error).into()));
     let Ok(text) = serde_json::to_string(&said) else { return ExitCode::FAILURE };
     match writeln!(std::io::stdout(), "{text}") {

@@ -109,7 +109,8 @@ pub async fn serve_connection(
     };
     tokio::spawn(write_frames(waiting, output, way, Arc::clone(&over)));
     tokio::spawn(reader.read_frames(input, silence, Arc::clone(&over)));
-    let mut session = FarSession::new(native, base, (Outbox(outbox), ways), to_agent, watches, papers);
+    let mut session =
+        FarSession::new(native, base, (Outbox(outbox), ways), to_agent, watches, papers);
     tokio::select! {
         () = over.notified() => {}
         () = session.run_requests(asked) => {}
@@ -140,7 +141,10 @@ async fn write_frames(
 }
 
 /// Until it is said how it goes on.
-async fn stand_still(waiting: &mut mpsc::Receiver<OutboxItem>, way: &mut mpsc::Receiver<ResumeMode>) {
+async fn stand_still(
+    waiting: &mut mpsc::Receiver<OutboxItem>,
+    way: &mut mpsc::Receiver<ResumeMode>,
+) {
     if let Some(ResumeMode::Anew) = way.recv().await {
         while let Some(OutboxItem::Frame(_) | OutboxItem::Last(_)) = waiting.recv().await {}
     }
@@ -163,7 +167,9 @@ impl FrameReader {
             let went = match frame {
                 Frame::Beat => true,
                 Frame::Agent(data) => self.send_to_agent(data).await,
-                Frame::Tree(piece) => self.requests.send(SessionRequest::Piece(piece)).await.is_ok(),
+                Frame::Tree(piece) => {
+                    self.requests.send(SessionRequest::Piece(piece)).await.is_ok()
+                }
                 Frame::Word(text) => self.handle_word(&text).await,
             };
             if !went {

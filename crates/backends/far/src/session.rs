@@ -22,7 +22,7 @@ use crate::agent::{self, Carried};
 use crate::base::{FarBase, SandboxDir};
 use crate::identity::Papers;
 use crate::measure;
-use crate::serve::{SessionRequest, Outbox, AgentInbox, ResumeMode};
+use crate::serve::{AgentInbox, Outbox, ResumeMode, SessionRequest};
 use crate::watch::{Watches, send_tell};
 
 type SharedTree = Arc<Mutex<Tree>>;
@@ -209,7 +209,9 @@ impl FarSession {
         arriving.pieces = None;
         let unpacked = (&mut arriving.unpacked).await;
         self.arriving = None;
-        unpacked.map_err(|error| protocol_error("a thread ended").source(error))?.map_err(workspace_error)
+        unpacked
+            .map_err(|error| protocol_error("a thread ended").source(error))?
+            .map_err(workspace_error)
     }
 
     async fn create_walls(&mut self, spec: SandboxSpec, expected: &[Enforcement]) -> Result<Tell> {
@@ -228,7 +230,8 @@ impl FarSession {
         check_enforcement(&admitted, expected)?;
         let (walls, pipe) = self.native.walls(id, &admitted).await?;
         if let Some(papers) = &mut self.papers {
-            let unknown = |error| protocol_error("what it is called cannot be changed").source(error);
+            let unknown =
+                |error| protocol_error("what it is called cannot be changed").source(error);
             papers.open_sandbox_uts(walls.first_process()).map_err(unknown)?;
         }
         self.watches.set_walls(walls);
@@ -249,7 +252,9 @@ impl FarSession {
         if self.papers.is_none() {
             return Err(protocol_error("this is no machine of its own"));
         }
-        let Some(carried) = self.carried.take() else { return Err(protocol_error("there is no sandbox")) };
+        let Some(carried) = self.carried.take() else {
+            return Err(protocol_error("there is no sandbox"));
+        };
         match self.tree.take().filter(|_| shared) {
             Some(tree) => self.reset_tree(tree)?,
             None => self.writable = false,
@@ -276,8 +281,10 @@ impl FarSession {
 
     async fn end_execution(&mut self, execution: u32, exit: Exit) -> Result<Tell> {
         // An execution that was not watched began after what this machine was taken back to.
-        let judged =
-            self.watches.remove_execution(execution).map_or(exit.clone(), |watched| watched.judge(exit));
+        let judged = self
+            .watches
+            .remove_execution(execution)
+            .map_or(exit.clone(), |watched| watched.judge(exit));
         let verdict = Verdict::of(&judged);
         self.send_changes().await?;
         Ok(Tell::Judged(verdict))
@@ -301,7 +308,9 @@ impl FarSession {
         }
         let packed = packing.await;
         self.packing = None;
-        packed.map_err(|error| protocol_error("a thread ended").source(error))?.map_err(workspace_error)
+        packed
+            .map_err(|error| protocol_error("a thread ended").source(error))?
+            .map_err(workspace_error)
     }
 
     /// The walls first: the guest writes no more when the last changes are looked for.

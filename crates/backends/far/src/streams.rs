@@ -41,7 +41,10 @@ pub type StreamPair = (InputStream, OutputStream);
 /// Both directions of a machine's port. By threads that wait for it: one read brings what one buffer of the
 /// host's held and no more, which a reader that polls for readiness takes for the end of what there is. The one
 /// that reads does something else first.
-pub fn spawn_port_streams(port: File, first: impl FnOnce(&File) + Send + 'static) -> io::Result<StreamPair> {
+pub fn spawn_port_streams(
+    port: File,
+    first: impl FnOnce(&File) + Send + 'static,
+) -> io::Result<StreamPair> {
     let (ours, theirs) = Socket::pair()?;
     let (inward, outward) = (port.try_clone()?, port);
     let (to, from) = (theirs.try_clone()?, theirs);

@@ -69,7 +69,11 @@ impl Watches {
     }
 
     /// Holds an execution that is about to start to its limits. One that cannot be is not let run.
-    pub async fn watch_execution(&self, execution: u32, cpu_time: Option<Span>) -> Result<(), FrameError> {
+    pub async fn watch_execution(
+        &self,
+        execution: u32,
+        cpu_time: Option<Span>,
+    ) -> Result<(), FrameError> {
         if self.try_watch(execution, cpu_time) {
             return Ok(());
         }

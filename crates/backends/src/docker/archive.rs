@@ -45,7 +45,9 @@ pub(super) fn copy_without_names(path: &Path, out: impl Write) -> io::Result<()>
         }
     }
     match lists {
-        0 => Err(invalid_archive("it lists no image; a compressed archive has to be unpacked first")),
+        0 => {
+            Err(invalid_archive("it lists no image; a compressed archive has to be unpacked first"))
+        }
         _ => to.into_inner()?.flush(),
     }
 }
@@ -71,7 +73,11 @@ fn detect_image_list(place: &Path, header: &tar::Header) -> io::Result<Option<&'
     let name = place.file_name().unwrap_or(OsStr::new(""));
     let Some(name) = known.into_iter().find(|known| name == *known) else { return Ok(None) };
     let alone = place.components().count() == 1 && header.entry_type().is_file();
-    if alone { Ok(Some(name)) } else { Err(invalid_archive("a list of images is not where it belongs")) }
+    if alone {
+        Ok(Some(name))
+    } else {
+        Err(invalid_archive("a list of images is not where it belongs"))
+    }
 }
 
 fn copy_entry<R: Read>(
@@ -99,7 +105,8 @@ fn strip_image_names(name: &str, entry: impl Read) -> io::Result<Vec<u8>> {
     let Some([image]) = images.and_then(Value::as_array_mut).map(Vec::as_mut_slice) else {
         return Err(invalid_archive("it holds not exactly one image"));
     };
-    let image = image.as_object_mut().ok_or_else(|| invalid_archive("its list of images is malformed"))?;
+    let image =
+        image.as_object_mut().ok_or_else(|| invalid_archive("its list of images is malformed"))?;
     if name == DOCKER_MANIFEST_FILE {
         image.insert("RepoTags".into(), Value::Array(Vec::new()));
     } else if let Some(notes) = image.get_mut("annotations").and_then(Value::as_object_mut) {

@@ -79,7 +79,8 @@ impl Container {
     /// Where the engine has given it a volume.
     pub(super) async fn find_volume(&self) -> Result<Option<String>> {
         let found = self.api.inspect_container(&self.hash, None::<InspectContainerOptions>).await;
-        let mounts = found.map_err(|error| engine_failed("create", &error))?.mounts.unwrap_or_default();
+        let mounts =
+            found.map_err(|error| engine_failed("create", &error))?.mounts.unwrap_or_default();
         let volume = mounts.into_iter().find(|mount| mount.typ.as_deref() == Some("volume"));
         Ok(volume.map(|volume| volume.destination.unwrap_or_default()))
     }
@@ -208,7 +209,11 @@ pub(super) enum RemovalCaller {
 }
 
 /// Removes a container, running or not, and waits until the engine has forgotten it.
-pub(super) async fn destroy_container(api: &Api, id: &SandboxId, asker: RemovalCaller) -> Result<()> {
+pub(super) async fn destroy_container(
+    api: &Api,
+    id: &SandboxId,
+    asker: RemovalCaller,
+) -> Result<()> {
     let name = plan::container_name(id);
     let begun = Instant::now();
     let mut expected = match asker {
@@ -251,7 +256,8 @@ fn is_busy(error: &bollard::errors::Error) -> bool {
 
 /// Waits until its first process has ended: with it, everything in it.
 pub(super) async fn wait_for_container_exit(running: &Running) -> Result<()> {
-    let waited = tokio::time::timeout(TEARDOWN_TIMEOUT, running::wait_for_exit(&running.pidfd)).await;
+    let waited =
+        tokio::time::timeout(TEARDOWN_TIMEOUT, running::wait_for_exit(&running.pidfd)).await;
     let left = |what| left_behind(&NAME, &running.id, what);
     waited
         .map_err(|_| left("its last process does not end"))?

@@ -19,7 +19,7 @@ use stockade_launcher::{Made, host_root};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use super::socket::{EngineHandle, is_missing, describe_api_error};
+use super::socket::{EngineHandle, describe_api_error, is_missing};
 use super::{NAME, Progress, engine_failed, plan, tree};
 use crate::linux::fingerprint;
 
@@ -70,9 +70,12 @@ pub(super) async fn ensure_image(
         Wanted::Directory(path) => {
             describe_image(&engine.api, ensure_directory_image(engine, path).await?).await
         }
-        Wanted::Oci(path) => describe_image(&engine.api, ensure_archive_image(&engine.api, path).await?).await,
+        Wanted::Oci(path) => {
+            describe_image(&engine.api, ensure_archive_image(&engine.api, path).await?).await
+        }
         Wanted::Named(name) => {
-            describe_image(&engine.api, ensure_named_image(&engine.api, name, progress).await?).await
+            describe_image(&engine.api, ensure_named_image(&engine.api, name, progress).await?)
+                .await
         }
         // Not admitted on this backend.
         Wanted::Wasm(path) => Err(unusable_image(path, "is not an image for an engine")),
@@ -109,7 +112,12 @@ async fn ensure_directory_image(engine: &EngineHandle, path: &HostPath) -> Resul
     let key = key.map_err(|error| unusable_image(path, "cannot be read").source(error))?;
     let name = format!("{IMAGE_REPOSITORY}/{kind}:{}", build_tag(path, &key));
     if !has_image(api, &name).await? {
-        import_root_archive(api, &name, tree::stream_tree(path.as_path().to_owned(), engine.rootless)).await?;
+        import_root_archive(
+            api,
+            &name,
+            tree::stream_tree(path.as_path().to_owned(), engine.rootless),
+        )
+        .await?;
         prune_images(api, kind, path, &name).await;
     }
     Ok(name)
@@ -159,7 +167,12 @@ async fn prune_images(api: &Api, kind: &str, path: &HostPath, kept: &str) {
     }
 }
 
-fn select_unwanted_images(images: &[ImageSummary], kind: &str, path: &HostPath, kept: &str) -> Vec<String> {
+fn select_unwanted_images(
+    images: &[ImageSummary],
+    kind: &str,
+    path: &HostPath,
+    kept: &str,
+) -> Vec<String> {
     let earlier = &format!("{IMAGE_REPOSITORY}/{kind}:{}", path_tag_prefix(path));
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let now = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
@@ -228,8 +241,10 @@ async fn import_root_archive(
         ..CreateImageOptions::default()
     };
     let made =
-        drain_reply(api.create_image(Some(options), Some(body_try_stream(archive)), None), |_| None)
-            .await;
+        drain_reply(api.create_image(Some(options), Some(body_try_stream(archive)), None), |_| {
+            None
+        })
+        .await;
     let Err(why) = made else { return Ok(()) };
     if made_by_another(api, name, &why).await? {
         return Ok(());

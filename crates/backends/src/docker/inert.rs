@@ -16,7 +16,7 @@ use stockade_core::{Error, ErrorCode, Result};
 
 use super::container::Container;
 use super::images::Image;
-use super::list::{EngineConnection, ApiFailure, percent_encode};
+use super::list::{ApiFailure, EngineConnection, percent_encode};
 use super::socket::EngineHandle;
 use super::{NAME, agent, plan};
 use crate::linux::trial_id;
@@ -45,7 +45,10 @@ pub(super) fn cover_volumes(host: &mut HostConfig, volumes: &[String]) -> Result
     }
     for volume in volumes {
         let volume = normalize_path(volume).ok_or_else(|| {
-            image_refused(&format!("declares a volume at `{}`, which is no path", volume.escape_debug()))
+            image_refused(&format!(
+                "declares a volume at `{}`, which is no path",
+                volume.escape_debug()
+            ))
         })?;
         if targets.contains(&volume) {
             continue;
@@ -110,7 +113,11 @@ pub(super) async fn check_links(
     checked
 }
 
-async fn check_in(engine: &EngineHandle, container: &str, targets: &BTreeSet<String>) -> Result<()> {
+async fn check_in(
+    engine: &EngineHandle,
+    container: &str,
+    targets: &BTreeSet<String>,
+) -> Result<()> {
     let mut files = ImageFiles::of(&engine.socket, container).await.map_err(unknown_contents)?;
     for target in targets {
         let resolved = files.resolve_links(target).await?;
@@ -163,7 +170,8 @@ impl<'a> ImageFiles<'a> {
 
     /// Where a link points to; nothing if it is none, or not there.
     async fn read_link(&mut self, path: &str) -> Result<Option<String>, ApiFailure> {
-        let url = format!("/v1.40/containers/{}/archive?path={}", self.container, percent_encode(path));
+        let url =
+            format!("/v1.40/containers/{}/archive?path={}", self.container, percent_encode(path));
         let request = Request::head(url).header("Host", "engine").body(Empty::<Bytes>::new())?;
         let response = self.connection.sender.send_request(request).await?;
         let status = response.status();

@@ -36,7 +36,7 @@ use crate::linux::running::Running;
 use crate::linux::sandbox::{Kernel, LinuxSandbox};
 use crate::linux::turns::{Turns, to_its_end};
 use crate::linux::{self, hold, lock};
-use container::{RemovalCaller, Container};
+use container::{Container, RemovalCaller};
 use images::Image;
 use socket::EngineHandle;
 
@@ -156,7 +156,12 @@ impl DockerInner {
         self.lock_running().insert(id.clone(), Arc::clone(&running));
         // Its first process is what it will be only once the agent has spoken.
         let client = pipe.connect().await?;
-        let first = walls::identify_first_process(running.pid, id, &container.hash, &agent::ensure_host_agent()?)?;
+        let first = walls::identify_first_process(
+            running.pid,
+            id,
+            &container.hash,
+            &agent::ensure_host_agent()?,
+        )?;
         let boundary = walls::read_back(first, running.pid, engine, &client).await?;
         let loose = walls::find_loose_limits(running.pid, running.group.as_ref(), admitted);
         if purpose == Purpose::Use {
@@ -173,7 +178,12 @@ impl DockerInner {
     }
 
     /// Looks an image's links up, once for the same mounts: an image does not change.
-    async fn check_image(&self, engine: &EngineHandle, image: &Image, host: Option<&HostConfig>) -> Result<()> {
+    async fn check_image(
+        &self,
+        engine: &EngineHandle,
+        image: &Image,
+        host: Option<&HostConfig>,
+    ) -> Result<()> {
         let targets = host.map(inert::list_mount_targets).unwrap_or_default();
         let key = (image.id.clone(), targets);
         if image.own || lock(&self.checked).contains(&key) {
@@ -197,7 +207,8 @@ impl DockerInner {
         purpose: Purpose,
     ) -> Result<(LinuxSandbox, MeasuredWalls)> {
         lock(&self.asked).insert(id.clone(), None);
-        let image = images::ensure_image(self.get_engine().await?, admitted, &self.progress).await?;
+        let image =
+            images::ensure_image(self.get_engine().await?, admitted, &self.progress).await?;
         let turn = self.turns.take(id).await;
         let (inner, id, admitted) = (Arc::clone(self), id.clone(), admitted.clone());
         to_its_end(NAME, async move {

@@ -226,8 +226,9 @@ fn workspace_dir(spec: &SandboxSpec) -> &str {
 }
 
 fn build_bind_mount(source: &Path, target: &str, read_only: bool) -> Result<Mount> {
-    let text =
-        source.to_str().ok_or_else(|| unusable_path(&NAME, "mounts", source, "is not valid UTF-8"))?;
+    let text = source
+        .to_str()
+        .ok_or_else(|| unusable_path(&NAME, "mounts", source, "is not valid UTF-8"))?;
     Ok(Mount {
         target: Some(target.into()),
         source: Some(text.into()),

@@ -7,7 +7,7 @@ use stockade_core::{
     Boundary, Capabilities, Error, Feature, LimitKind, Millicores, SandboxSpec, Support,
 };
 
-use super::{Docker, DockerInner, NAME, Purpose, MeasuredWalls};
+use super::{Docker, DockerInner, MeasuredWalls, NAME, Purpose};
 use crate::linux::turns::to_its_end;
 use crate::linux::{self, limits};
 
@@ -91,7 +91,10 @@ async fn inspect_container(docker: &Arc<DockerInner>) -> Result<MeasuredWalls, E
 
 /// Builds a sandbox with every limit, reads its walls and limits back, and takes it down, whoever still
 /// waits for that.
-async fn try_sandbox(docker: &Arc<DockerInner>, boundary: Boundary) -> Result<MeasuredWalls, Error> {
+async fn try_sandbox(
+    docker: &Arc<DockerInner>,
+    boundary: Boundary,
+) -> Result<MeasuredWalls, Error> {
     let docker = Arc::clone(docker);
     to_its_end(NAME, async move {
         let id = linux::trial_id();

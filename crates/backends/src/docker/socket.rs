@@ -101,14 +101,21 @@ impl EngineHandle {
             Api::connect_with_unix(&path, REQUEST_TIMEOUT_SECONDS, bollard::API_DEFAULT_VERSION)
                 .map_err(|error| engine_unreachable(&path, &error))?;
         let greeted =
-            tokio::time::timeout(HANDSHAKE_TIMEOUT, negotiate_engine(api, socket.clone(), options)).await;
+            tokio::time::timeout(HANDSHAKE_TIMEOUT, negotiate_engine(api, socket.clone(), options))
+                .await;
         greeted
-            .map_err(|_| engine_unavailable("it does not answer").remedy("see why the engine hangs"))?
+            .map_err(|_| {
+                engine_unavailable("it does not answer").remedy("see why the engine hangs")
+            })?
             .map_err(|error| engine_unreachable(&path, &error))
     }
 }
 
-async fn negotiate_engine(api: Api, socket: PathBuf, options: &Options) -> Result<EngineHandle, ApiError> {
+async fn negotiate_engine(
+    api: Api,
+    socket: PathBuf,
+    options: &Options,
+) -> Result<EngineHandle, ApiError> {
     let api = api.negotiate_version().await?;
     let (version, info) = (api.version().await?, api.info().await?);
     let parts = version.components.unwrap_or_default();
@@ -143,8 +150,11 @@ fn engine_unavailable(message: impl Into<String>) -> Error {
 }
 
 fn engine_unreachable(path: &str, error: &ApiError) -> Error {
-    engine_unavailable(format!("the engine at `{path}` cannot be reached: {}", describe_api_error(error)))
-        .remedy(ENGINE_REMEDY)
+    engine_unavailable(format!(
+        "the engine at `{path}` cannot be reached: {}",
+        describe_api_error(error)
+    ))
+    .remedy(ENGINE_REMEDY)
 }
 
 fn remote_engine_error(host: &str) -> Error {

@@ -113,7 +113,9 @@ fn append_entry(
 }
 
 /// An archive of an image, without its names, read while it is sent.
-pub(super) fn stream_archive(path: PathBuf) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+pub(super) fn stream_archive(
+    path: PathBuf,
+) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
     from_thread(move |mut out| {
         super::archive::copy_without_names(&path, &mut out)?;
         out.flush()

@@ -30,13 +30,20 @@ pub(super) enum First {
 /// Tells who it is, once the agent has spoken: by the very file that it runs, which must be the agent that was
 /// laid on the host, or a runtime of the host's. Anybody else is not this container's. Its arguments are its own
 /// choice, and count only where nobody but root may see the file.
-pub(super) fn identify_first_process(pid: i32, id: &SandboxId, container: &str, agent: &Path) -> Result<First> {
+pub(super) fn identify_first_process(
+    pid: i32,
+    id: &SandboxId,
+    container: &str,
+    agent: &Path,
+) -> Result<First> {
     let runs = |file: &Path| is_same_file(&PathBuf::from(format!("/proc/{pid}/exe")), file);
     match (runs(agent), by_arguments(pid, id, container)) {
         (Some(true), _) | (None, Some(First::Agent)) => Ok(First::Agent),
         (None, Some(First::Runtime)) => Ok(First::Runtime),
         (Some(false), Some(First::Runtime)) if is_of_the_host(pid) => Ok(First::Runtime),
-        (Some(false) | None, _) => Err(wall_missing("a first process that is this container's agent")),
+        (Some(false) | None, _) => {
+            Err(wall_missing("a first process that is this container's agent"))
+        }
     }
 }
 
@@ -80,12 +87,16 @@ pub(super) async fn read_back(
     client: &AgentClient,
 ) -> Result<Boundary> {
     let outside = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let filtered = ("a filter of system calls", find_status_field(&outside, "Seccomp:") == Some("2"));
+    let filtered =
+        ("a filter of system calls", find_status_field(&outside, "Seccomp:") == Some("2"));
     match first {
         First::Agent => {
-            let fresh = ("no new privileges", find_status_field(&outside, "NoNewPrivs:") == Some("1"));
+            let fresh =
+                ("no new privileges", find_status_field(&outside, "NoNewPrivs:") == Some("1"));
             let namespace = ("a user namespace", !engine.rootless || is_mapped(pid));
-            require_walls(check_capabilities(&outside).into_iter().chain([filtered, fresh, namespace]))?;
+            require_walls(
+                check_capabilities(&outside).into_iter().chain([filtered, fresh, namespace]),
+            )?;
             Ok(Boundary::SharedKernel)
         }
         // The guest's own are that kernel's to tell; nothing of the guest has run yet that could lie.
@@ -139,7 +150,11 @@ fn require_walls(walls: impl IntoIterator<Item = (&'static str, bool)>) -> Resul
 }
 
 /// The limits that were asked for and that the container's group is not held to.
-pub(super) fn find_loose_limits(pid: i32, group: Option<&Group>, admitted: &Admitted) -> Vec<LimitKind> {
+pub(super) fn find_loose_limits(
+    pid: i32,
+    group: Option<&Group>,
+    admitted: &Admitted,
+) -> Vec<LimitKind> {
     let limits = admitted.limits();
     let held = group.map(Group::read_limits).unwrap_or_default();
     let HeldLimits { memory, processes, cpu } = held;

@@ -73,11 +73,14 @@ fn list_mount_points(plan: &BundlePlan) -> Vec<(&Path, RootPart<'_>)> {
 
 /// Lays a new root.
 pub(super) fn lay_root(root: &Path, parts: &RootParts<'_>) -> Result<()> {
-    create_directories(root).map_err(|error| private_dir_unusable("the root cannot be laid out", error))?;
+    create_directories(root)
+        .map_err(|error| private_dir_unusable("the root cannot be laid out", error))?;
     for (target, part) in parts {
         let laid = lay_one(&host_path(root, target), part);
         laid.map_err(|error| match part {
-            RootPart::Link(_) if error.kind() == io::ErrorKind::AlreadyExists => target_behind_link(target),
+            RootPart::Link(_) if error.kind() == io::ErrorKind::AlreadyExists => {
+                target_behind_link(target)
+            }
             RootPart::Directory | RootPart::Point | RootPart::File(..) | RootPart::Link(_) => {
                 private_dir_unusable("the root cannot be laid out", error)
             }

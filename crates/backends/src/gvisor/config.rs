@@ -15,7 +15,7 @@ use stockade_core::{SandboxId, User};
 use stockade_launcher::{Made, Rlimits};
 
 use super::bundle::AGENT_PATH;
-use super::plan::{Bind, Place, BundlePlan};
+use super::plan::{Bind, BundlePlan, Place};
 use crate::linux::private;
 
 type Result<T> = std::result::Result<T, OciSpecError>;
@@ -107,7 +107,12 @@ fn build_mounts(plan: &BundlePlan) -> Result<Vec<Mount>> {
 }
 
 fn build_special_mount(target: &str, kind: &str, options: &[&str]) -> Result<Mount> {
-    build_mount(Path::new(target), kind, PathBuf::from(kind), options.iter().map(|o| (*o).to_owned()))
+    build_mount(
+        Path::new(target),
+        kind,
+        PathBuf::from(kind),
+        options.iter().map(|o| (*o).to_owned()),
+    )
 }
 
 fn build_bind_mount(bind: &Bind) -> Result<Mount> {

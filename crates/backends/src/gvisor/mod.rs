@@ -199,7 +199,12 @@ impl GvisorInner {
             held,
         };
         let running = self.site.register_running(id, built, admitted);
-        Ok(RuntimeStreams { running, stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into() })
+        Ok(RuntimeStreams {
+            running,
+            stdin: stdin.into(),
+            stdout: stdout.into(),
+            stderr: stderr.into(),
+        })
     }
 
     /// Ends a sandbox and removes every trace, whoever made it.
@@ -263,7 +268,8 @@ impl GvisorInner {
         };
         for pid in find::list_pids().filter(|pid| meant(*pid)) {
             if let Some(pidfd) = find::kill_if(pid, meant) {
-                let _ = tokio::time::timeout(TEARDOWN_TIMEOUT, running::wait_for_exit(&pidfd)).await;
+                let _ =
+                    tokio::time::timeout(TEARDOWN_TIMEOUT, running::wait_for_exit(&pidfd)).await;
             }
         }
         if find::list_pids().any(meant) {
@@ -276,7 +282,9 @@ impl GvisorInner {
     /// Removes what trials of engines that are gone have left: no lease names them. Once is enough.
     async fn remove_forsaken_sandboxes(&self) {
         let sweep = async {
-            for id in private::list_sandbox_ids().iter().filter(|id| throwaway::is_forsaken(id.as_str())) {
+            for id in
+                private::list_sandbox_ids().iter().filter(|id| throwaway::is_forsaken(id.as_str()))
+            {
                 // Whoever comes next tries again.
                 let _ = self.end(id).await;
             }

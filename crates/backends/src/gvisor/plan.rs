@@ -83,7 +83,14 @@ pub(super) fn build_plan(admitted: &Admitted, rootless: bool) -> Result<BundlePl
     }
     let hosts = (!rootless).then(|| map_users_to_host(user, find_owner(&binds)));
     let workspace_dir = workspace_dir.to_owned();
-    Ok(BundlePlan { pieces: list_image_pieces(&spec.image, user)?, binds, places, workspace_dir, user, hosts })
+    Ok(BundlePlan {
+        pieces: list_image_pieces(&spec.image, user)?,
+        binds,
+        places,
+        workspace_dir,
+        user,
+        hosts,
+    })
 }
 
 /// Whom everything in the sandbox runs as. Without root there is only one user to be had, and it is

@@ -38,14 +38,17 @@ fn hash_fingerprint(runsc: &Runsc) -> Option<String> {
 
 /// What was found to work before.
 pub(super) fn load_platform(runsc: &Runsc) -> Option<Platform> {
-    let text = fs::read_to_string(private::ensure_base_dir().ok()?.join(PLATFORM_CACHE_FILE)).ok()?;
+    let text =
+        fs::read_to_string(private::ensure_base_dir().ok()?.join(PLATFORM_CACHE_FILE)).ok()?;
     let (told, name) = text.trim().split_once(' ')?;
     (told == hash_fingerprint(runsc)?).then(|| Platform::named(name)).flatten()
 }
 
 /// Keeps a choice, whole or not at all. Failing to is no harm: it is made again.
 fn save_platform(runsc: &Runsc, platform: Platform) {
-    let (Ok(base), Some(label)) = (private::ensure_base_dir(), hash_fingerprint(runsc)) else { return };
+    let (Ok(base), Some(label)) = (private::ensure_base_dir(), hash_fingerprint(runsc)) else {
+        return;
+    };
     let draft = base.join(format!("{PLATFORM_CACHE_FILE}.{}", std::process::id()));
     let written = fs::File::create(&draft)
         .and_then(|mut file| writeln!(file, "{label} {}", platform.name()))

@@ -16,8 +16,9 @@ pub(super) const DIRECTORY_PREFIX: &str = "gvisor-";
 
 /// Where all of them lie.
 pub(super) fn ensure_base_dir() -> Result<PathBuf> {
-    private::ensure_base_dir()
-        .map_err(|error| private_dir_unusable("the directory for private files cannot be used", error))
+    private::ensure_base_dir().map_err(|error| {
+        private_dir_unusable("the directory for private files cannot be used", error)
+    })
 }
 
 /// The directory of one sandbox.
@@ -35,7 +36,9 @@ impl GvisorPrivate {
             let made = DirBuilder::new().mode(mode).create(&directory);
             // Whatever the mask of this process.
             made.and_then(|()| fs::set_permissions(&directory, Permissions::from_mode(mode)))
-                .map_err(|error| private_dir_unusable("the private directory cannot be made", error))?;
+                .map_err(|error| {
+                    private_dir_unusable("the private directory cannot be made", error)
+                })?;
         }
         Ok(private)
     }

@@ -36,11 +36,21 @@ pub(super) struct BundleRoot {
 /// The root of this plan: one that is there already, or a new one. Where it cannot be shared, one that
 /// goes with the sandbox.
 pub(super) fn prepare_root(private: &GvisorPrivate, plan: &BundlePlan) -> Result<BundleRoot> {
-    find_or_lay(&private::ensure_base_dir()?, private.path(), &private.root(), &bundle::list_root_parts(plan))
+    find_or_lay(
+        &private::ensure_base_dir()?,
+        private.path(),
+        &private.root(),
+        &bundle::list_root_parts(plan),
+    )
 }
 
 /// The same below `base`, for who has the directory `private`, and would have the root `own` in it.
-fn find_or_lay(base: &Path, private: &Path, own: &Path, parts: &RootParts<'_>) -> Result<BundleRoot> {
+fn find_or_lay(
+    base: &Path,
+    private: &Path,
+    own: &Path,
+    parts: &RootParts<'_>,
+) -> Result<BundleRoot> {
     let shared = base.join(format!("{ROOT_PREFIX}{}", hash_parts(parts)));
     if let Some(held) = hold_root(&shared, parts) {
         return Ok(BundleRoot { path: shared, held: Some(held) });

@@ -50,7 +50,8 @@ impl Runsc {
             Some(path) => check_executable(path.to_owned())?,
             None => {
                 let paths = std::env::var_os("PATH")?;
-                std::env::split_paths(&paths).find_map(|place| check_executable(place.join("runsc")))?
+                std::env::split_paths(&paths)
+                    .find_map(|place| check_executable(place.join("runsc")))?
             }
         };
         Some(Self { path, rootless: !rustix::process::geteuid().is_root() })
@@ -64,7 +65,12 @@ impl Runsc {
     }
 
     /// Runs a sandbox until its agent ends. The pipe is its standard input and output.
-    pub(super) fn run(&self, platform: Platform, private: &GvisorPrivate, id: &SandboxId) -> Command {
+    pub(super) fn run(
+        &self,
+        platform: Platform,
+        private: &GvisorPrivate,
+        id: &SandboxId,
+    ) -> Command {
         let mut command = self.base_command(private);
         command
             .arg(format!("--platform={}", platform.name()))

@@ -15,7 +15,10 @@ use crate::linux::private::create_file;
 
 /// Lets the plan name places of the sandbox's own instead of what the guest may only read, and returns what is
 /// to be shown at them.
-pub(super) fn stage_views(private: &GvisorPrivate, plan: &mut BundlePlan) -> Result<Vec<ReadOnlyView>> {
+pub(super) fn stage_views(
+    private: &GvisorPrivate,
+    plan: &mut BundlePlan,
+) -> Result<Vec<ReadOnlyView>> {
     let mut views = Vec::new();
     if !plan.is_rootless() {
         return Ok(views);
@@ -38,9 +41,13 @@ pub(super) fn stage_views(private: &GvisorPrivate, plan: &mut BundlePlan) -> Res
 /// Something of the same kind, to be mounted on.
 fn make_target(target: &Path, source: &Path) -> Result<PathBuf> {
     let found = fs::metadata(source);
-    match found.map_err(|error| private_dir_unusable("what is shown read-only cannot be found", error))? {
+    match found
+        .map_err(|error| private_dir_unusable("what is shown read-only cannot be found", error))?
+    {
         found if found.is_dir() => make_directory(target)?,
-        _ => create_file(target).map(drop).map_err(|error| private_dir_unusable(VIEWS_ERROR, error))?,
+        _ => create_file(target)
+            .map(drop)
+            .map_err(|error| private_dir_unusable(VIEWS_ERROR, error))?,
     }
     Ok(target.to_owned())
 }

@@ -81,7 +81,8 @@ impl Landlock {
             let warden = find::open_parent(pid);
             if let Some(agent) = find::kill_if(pid, meant) {
                 for pidfd in [Some(agent), warden].into_iter().flatten() {
-                    let _ = tokio::time::timeout(TEARDOWN_TIMEOUT, running::wait_for_exit(&pidfd)).await;
+                    let _ = tokio::time::timeout(TEARDOWN_TIMEOUT, running::wait_for_exit(&pidfd))
+                        .await;
                 }
             }
         }
@@ -115,8 +116,10 @@ impl Backend for Landlock {
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
         let agents = find::find_agents(BARE_AGENT).into_iter().map(|(_, id)| id);
-        let ids: BTreeSet<_> =
-            agents.chain(self.site.hierarchy().ids()).chain(private_dirs::list_sandbox_ids(DIRECTORY_PREFIX)).collect();
+        let ids: BTreeSet<_> = agents
+            .chain(self.site.hierarchy().ids())
+            .chain(private_dirs::list_sandbox_ids(DIRECTORY_PREFIX))
+            .collect();
         Ok(ids.into_iter().collect())
     }
 

@@ -19,7 +19,8 @@ pub(super) struct LandlockPrivate(PathBuf);
 impl LandlockPrivate {
     /// Makes it, with its parts. It must be new. No workspace holds it: the engine sees to that.
     pub(super) fn make(id: &SandboxId) -> Result<Self> {
-        let base = private::ensure_base_dir().map_err(|error| private_dir_unusable("cannot be found", error))?;
+        let base = private::ensure_base_dir()
+            .map_err(|error| private_dir_unusable("cannot be found", error))?;
         let private = Self(private::private_dir_path(&base, DIRECTORY_PREFIX, id));
         let parts = [private.home(), private.temporary(), private.workspace()];
         for directory in [private.path().to_owned()].into_iter().chain(parts) {

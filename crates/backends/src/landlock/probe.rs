@@ -71,7 +71,12 @@ pub(super) async fn measure_capabilities(landlock: &Landlock) -> Capabilities {
         Ok(()) => describe_features(landlock),
         Err(error) => {
             let remedy = error.hint().unwrap_or("see docs/backends/landlock.md").to_owned();
-            Capabilities::unavailable(NAME, LANDLOCK_BOUNDARY, linux::describe_error(&error), remedy)
+            Capabilities::unavailable(
+                NAME,
+                LANDLOCK_BOUNDARY,
+                linux::describe_error(&error),
+                remedy,
+            )
         }
     }
 }
@@ -94,9 +99,11 @@ fn describe_features(landlock: &Landlock) -> Capabilities {
     for (feature, reason, remedy) in MISSING_FEATURES {
         all = all.with(feature, Support::missing(reason, remedy));
     }
-    for (feature, support) in
-        limits::measure_limits(landlock.site.hierarchy(), limits::processes_by_counting(), disk_support())
-    {
+    for (feature, support) in limits::measure_limits(
+        landlock.site.hierarchy(),
+        limits::processes_by_counting(),
+        disk_support(),
+    ) {
         all = all.with(feature, support);
     }
     match landlock.site.hierarchy().controllers().memory {

@@ -23,7 +23,11 @@ pub(super) struct LandlockSandbox {
 }
 
 impl LandlockSandbox {
-    pub(super) fn new(running: Arc<Running>, client: AgentClient, private: LandlockPrivate) -> Self {
+    pub(super) fn new(
+        running: Arc<Running>,
+        client: AgentClient,
+        private: LandlockPrivate,
+    ) -> Self {
         Self { running, files: WorkspaceFiles(client), private }
     }
 

@@ -91,7 +91,8 @@ impl Archives {
 
     fn path(&self, place: &str, name: &str) -> Result<SandboxPath> {
         let joined = if name.is_empty() { place.to_owned() } else { format!("{place}/{name}") };
-        let no_path = |_| self.operation_failed("restore", format!("`{}` is no path", name.escape_debug()));
+        let no_path =
+            |_| self.operation_failed("restore", format!("`{}` is no path", name.escape_debug()));
         joined.parse().map_err(no_path)
     }
 

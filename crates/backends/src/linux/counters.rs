@@ -31,9 +31,8 @@ pub(super) fn is_exceeded_now(running: &Running, limit: LimitKind) -> bool {
             let memory = tally::proportional_memory(running.pid).saturating_add(buffers);
             running.limits.memory.is_some_and(|most| memory > most.0)
         }
-        LimitKind::Processes => {
-            most_tasks(running).is_some_and(|most| tally::tally_process_tree(running.pid).tasks > most)
-        }
+        LimitKind::Processes => most_tasks(running)
+            .is_some_and(|most| tally::tally_process_tree(running.pid).tasks > most),
         LimitKind::CpuRate
         | LimitKind::CpuTime
         | LimitKind::WallTime
@@ -48,7 +47,9 @@ pub(super) fn is_exceeded_now(running: &Running, limit: LimitKind) -> bool {
 pub(super) fn has_room_for_at_most(running: &Running, spare: u64) -> bool {
     let counted = running.group.as_ref().and_then(Group::refused_processes).is_some();
     let most = most_tasks(running).filter(|_| !counted);
-    most.is_some_and(|most| tally::tally_process_tree(running.pid).tasks.saturating_add(spare) >= most)
+    most.is_some_and(|most| {
+        tally::tally_process_tree(running.pid).tasks.saturating_add(spare) >= most
+    })
 }
 
 /// Whether nothing but the watch holds the sandbox to its memory.

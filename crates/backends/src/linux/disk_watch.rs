@@ -101,7 +101,8 @@ fn until_next(took: Duration, room: u64, grown: Option<(Duration, u64)>) -> Dura
 }
 
 fn add_up(roots: &[PathBuf], wanted: &Weak<()>) -> Option<Usage> {
-    let mut counted = roots.iter().map(|root| disk::measure_usage(root, || wanted.strong_count() > 0));
+    let mut counted =
+        roots.iter().map(|root| disk::measure_usage(root, || wanted.strong_count() > 0));
     counted.try_fold(Usage::default(), |sum, used| Some(sum.merge_with(used?)))
 }
 

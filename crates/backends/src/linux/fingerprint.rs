@@ -44,7 +44,10 @@ fn describe_file_state(path: &Path) -> io::Result<String> {
 }
 
 /// Goes to everything below, in the same order each time.
-pub(crate) fn visit_tree(root: &Path, each: &mut impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
+pub(crate) fn visit_tree(
+    root: &Path,
+    each: &mut impl FnMut(&Path) -> io::Result<()>,
+) -> io::Result<()> {
     let mut todo = vec![root.to_owned()];
     while let Some(directory) = todo.pop() {
         let mut names: Vec<_> = fs::read_dir(&directory)?

@@ -103,7 +103,9 @@ fn memory_support(hierarchy: &Hierarchy) -> Support {
 fn cpu_rate(hierarchy: &Hierarchy) -> Support {
     match hierarchy.controllers().cpu {
         true => Support::full(format!("{} cpu controller", hierarchy.name())),
-        false => Support::missing(explain_unavailable(hierarchy), delegation_remedy(LimitKind::CpuRate)),
+        false => {
+            Support::missing(explain_unavailable(hierarchy), delegation_remedy(LimitKind::CpuRate))
+        }
     }
 }
 

@@ -54,7 +54,10 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Waits for the answer to a launch.
-pub(crate) async fn finish_launch(backend: BackendName, pending: Pending) -> Result<Launched, Error> {
+pub(crate) async fn finish_launch(
+    backend: BackendName,
+    pending: Pending,
+) -> Result<Launched, Error> {
     ready::wait_until_readable(&pending).await.map_err(|error| no_pipe(backend.clone(), error))?;
     pending.finish().map_err(|error| not_launched(backend, error))
 }
@@ -110,7 +113,10 @@ pub(crate) fn trial_id() -> SandboxId {
 }
 
 /// Admission by what is about to be found out.
-pub(crate) fn admit_provisionally(backend: BackendName, spec: &SandboxSpec) -> Result<Admitted, Error> {
+pub(crate) fn admit_provisionally(
+    backend: BackendName,
+    spec: &SandboxSpec,
+) -> Result<Admitted, Error> {
     provisional_at(Boundary::SharedKernel, backend, spec)
 }
 

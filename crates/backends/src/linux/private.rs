@@ -87,7 +87,11 @@ fn create_base_dir(shared: &Path) -> io::Result<PathBuf> {
     let mut made = create_private_dir(&plain);
     for _ in 0..MAX_NAME_ATTEMPTS {
         if made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
-            made = create_private_dir(&shared.join(format!("{}-{}", base_dir_name(), random_suffix()?)));
+            made = create_private_dir(&shared.join(format!(
+                "{}-{}",
+                base_dir_name(),
+                random_suffix()?
+            )));
         }
     }
     made
@@ -130,7 +134,8 @@ pub(crate) fn private_dir_path(base: &Path, prefix: &str, id: &SandboxId) -> Pat
 
 /// The sandboxes of this user that have one.
 pub(crate) fn list_sandbox_ids(prefix: &str) -> Vec<SandboxId> {
-    let entries = list_base_dirs().into_iter().flat_map(|base| fs::read_dir(base).into_iter().flatten());
+    let entries =
+        list_base_dirs().into_iter().flat_map(|base| fs::read_dir(base).into_iter().flatten());
     let directories =
         entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     directories
@@ -139,8 +144,13 @@ pub(crate) fn list_sandbox_ids(prefix: &str) -> Vec<SandboxId> {
 }
 
 /// Removes what is there of one.
-pub(crate) fn remove_private_dir(backend: &BackendName, prefix: &str, id: &SandboxId) -> Result<()> {
-    let removed = list_base_dirs().iter().try_for_each(|base| clear(&private_dir_path(base, prefix, id)));
+pub(crate) fn remove_private_dir(
+    backend: &BackendName,
+    prefix: &str,
+    id: &SandboxId,
+) -> Result<()> {
+    let removed =
+        list_base_dirs().iter().try_for_each(|base| clear(&private_dir_path(base, prefix, id)));
     removed.map_err(|error| {
         left_behind(backend, id, "its private directory cannot be removed").source(error)
     })

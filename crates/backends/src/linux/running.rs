@@ -273,7 +273,11 @@ pub(crate) fn thaw_group(group: &Group) {
 }
 
 /// Removes a group, ending what is still in it. The kernel lets only an empty one go.
-pub(crate) async fn remove_group(backend: &BackendName, id: &SandboxId, group: &Group) -> Result<()> {
+pub(crate) async fn remove_group(
+    backend: &BackendName,
+    id: &SandboxId,
+    group: &Group,
+) -> Result<()> {
     let deadline = tokio::time::Instant::now() + END_TIMEOUT;
     let mut again = false;
     loop {

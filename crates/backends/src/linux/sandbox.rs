@@ -15,7 +15,7 @@ use super::archives::Archives;
 use super::brake::{Brake, Braked};
 use super::executions::Program;
 use super::running::Running;
-use super::watch::{Before, Begun, Watched, process_limits, held_apart};
+use super::watch::{Before, Begun, Watched, held_apart, process_limits};
 use super::{ended, settle_command};
 
 /// Whose clock tells what a command has used.

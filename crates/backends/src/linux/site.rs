@@ -72,7 +72,11 @@ impl Site {
     }
 
     /// The control group of a new sandbox, where there are any.
-    pub(crate) fn create_group(&self, id: &SandboxId, admitted: &Admitted) -> Result<Option<Group>> {
+    pub(crate) fn create_group(
+        &self,
+        id: &SandboxId,
+        admitted: &Admitted,
+    ) -> Result<Option<Group>> {
         self.group_of(id, admitted.limits())
     }
 
@@ -113,7 +117,12 @@ impl Site {
     }
 
     /// Notes a sandbox that stands. Before the guest runs anything in it, it has to be held to its pace.
-    pub(crate) fn register_running(&self, id: &SandboxId, built: Built, admitted: &Admitted) -> Arc<Running> {
+    pub(crate) fn register_running(
+        &self,
+        id: &SandboxId,
+        built: Built,
+        admitted: &Admitted,
+    ) -> Arc<Running> {
         let mut running = Running::new(id.clone(), built, admitted);
         running.paced = self.hierarchy().controllers().cpu;
         running.own_processes = self.house.own_processes;

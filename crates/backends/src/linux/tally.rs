@@ -66,7 +66,9 @@ pub(crate) fn tally_process_tree(pid: i32) -> Tally {
 /// with all it has.
 pub(crate) fn proportional_memory(pid: i32) -> u64 {
     let page = rustix::param::page_size() as u64;
-    let of = |pid| read_proportional_memory(pid).or_else(|| Some(read_stat(pid)?.pages * page)).unwrap_or(0);
+    let of = |pid| {
+        read_proportional_memory(pid).or_else(|| Some(read_stat(pid)?.pages * page)).unwrap_or(0)
+    };
     process_tree(pid).into_iter().map(of).sum()
 }
 
@@ -176,7 +178,8 @@ mod tests {
 
     #[test]
     fn shared_pages_count_once() {
-        let (resident, proportional) = (tally_process_tree(own()).memory, proportional_memory(own()));
+        let (resident, proportional) =
+            (tally_process_tree(own()).memory, proportional_memory(own()));
         assert!(proportional > 0 && proportional <= resident, "{proportional} of {resident}");
     }
 

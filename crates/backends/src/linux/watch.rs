@@ -172,7 +172,8 @@ impl Watching {
         let number = running.executions.begin(program);
         let (exceeded, reached) = (OnceLock::new(), Mutex::default());
         let held = Arc::new(ExecutionWatchState { number, cpu, before, kernel, exceeded, reached });
-        let watch = watch_execution(Arc::downgrade(running), Arc::clone(control), Arc::clone(&held));
+        let watch =
+            watch_execution(Arc::downgrade(running), Arc::clone(control), Arc::clone(&held));
         let watch = tokio::spawn(watch).abort_handle();
         Self { running: Arc::clone(running), held, watch }
     }
@@ -264,14 +265,20 @@ impl Drop for Watching {
 impl ProcessEvents for Watched {
     async fn next(&mut self) -> Option<ProcessEvent> {
         match self.inner.next().await {
-            Some(ProcessEvent::Exit(exit)) => Some(ProcessEvent::Exit(self.watching.judge_exit(exit))),
+            Some(ProcessEvent::Exit(exit)) => {
+                Some(ProcessEvent::Exit(self.watching.judge_exit(exit)))
+            }
             other => other,
         }
     }
 }
 
 /// Counts until the execution ends, or until it has exceeded a limit.
-async fn watch_execution(running: Weak<Running>, control: Arc<dyn ProcessControl>, held: Arc<ExecutionWatchState>) {
+async fn watch_execution(
+    running: Weak<Running>,
+    control: Arc<dyn ProcessControl>,
+    held: Arc<ExecutionWatchState>,
+) {
     let mut counters = Counters::default();
     if let Some(running) = running.upgrade() {
         // What is there already; what is written from now on counts.
@@ -305,7 +312,12 @@ async fn watch_execution(running: Weak<Running>, control: Arc<dyn ProcessControl
 }
 
 /// Ends an execution for a limit.
-async fn end_execution(running: &Running, control: &dyn ProcessControl, held: &ExecutionWatchState, limit: LimitKind) {
+async fn end_execution(
+    running: &Running,
+    control: &dyn ProcessControl,
+    held: &ExecutionWatchState,
+    limit: LimitKind,
+) {
     let _ = held.exceeded.set(limit);
     if limit == LimitKind::Disk {
         running.disk_breaches.fetch_add(1, Ordering::SeqCst);

@@ -14,8 +14,8 @@ use stockade_core::{
 };
 
 use super::create::Incarnation;
-use super::driver::{MachineDisk, Driver, MachineSpec, Saved};
-use super::{NAME, system_error, sparse};
+use super::driver::{Driver, MachineDisk, MachineSpec, Saved};
+use super::{NAME, sparse, system_error};
 use crate::across::far::FAR_DIGEST;
 use crate::across::near::UsedNumbers;
 

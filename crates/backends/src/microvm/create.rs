@@ -20,8 +20,8 @@ use super::image::RootSource;
 use super::private::PrivateDir;
 use super::sandbox::MicrovmSandbox;
 use super::template::WantedMachine;
-use super::{MicrovmInner, NAME, system_error, identity, sparse};
-use crate::across::near::{self, Bridge, PeerConnection, FarSandbox, Peer};
+use super::{MicrovmInner, NAME, identity, sparse, system_error};
+use crate::across::near::{self, Bridge, FarSandbox, Peer, PeerConnection};
 use crate::across::words::HELLO_LINE;
 use crate::linux::brake::{Brake, Stopper};
 use crate::linux::{lock, paths, private};
@@ -79,7 +79,9 @@ impl MicrovmInner {
     fn resolve_root(&self, image: &Image) -> Result<RootSource> {
         match image {
             Image::Host => Ok(self.default_root()),
-            Image::Directory(path) => paths::resolve_directory(&NAME, "image", path).map(RootSource::Directory),
+            Image::Directory(path) => {
+                paths::resolve_directory(&NAME, "image", path).map(RootSource::Directory)
+            }
             Image::Oci(path) => paths::resolve_path(&NAME, "image", path).map(RootSource::Archive),
             // Not admitted on this backend.
             Image::Named(_) | Image::Wasm(_) => {
@@ -95,7 +97,11 @@ impl MicrovmInner {
     ) -> Result<Arc<dyn Sandbox>> {
         near::check_workspace(&NAME, admitted)?;
         let root = self.resolve_root(&admitted.spec().image)?;
-        let template = self.workshop().await?.find_or_make_template(&WantedMachine::from_limits(root, admitted.limits())).await?;
+        let template = self
+            .workshop()
+            .await?
+            .find_or_make_template(&WantedMachine::from_limits(root, admitted.limits()))
+            .await?;
         let live = self.start_machine(id, admitted, &template.machine_source()).await?;
         let now = live.now.get();
         let connection = handshake_with_guest(id, now.vm.connect().await?, &*now.vm).await?;
@@ -162,7 +168,8 @@ impl MicrovmInner {
         // its own kernel from building the walls in time.
         machine.cpu_rate = admitted.limits().cpu_rate.map(|rate| rate.max(MIN_CPU_RATE));
         let driver = &self.workshop().await?.driver;
-        let unusable = |error| system_error("create", "what it is made of cannot be used").source(error);
+        let unusable =
+            |error| system_error("create", "what it is made of cannot be used").source(error);
         let held = |path: &Path| File::open(path).map_err(unusable);
         let incarnation = Incarnation {
             disk: held(&disk)?,
@@ -193,11 +200,17 @@ pub(super) async fn copy_disk(from: PathBuf, to: PathBuf) -> Result<()> {
     let copy = move || sparse::copy_sparse(&File::open(from)?, private::create_file(&to)?);
     let copied = tokio::task::spawn_blocking(copy).await;
     let copied = copied.unwrap_or_else(|error| Err(io::Error::other(error)));
-    copied.map(drop).map_err(|error| system_error("create", "its disk cannot be made").source(error))
+    copied
+        .map(drop)
+        .map_err(|error| system_error("create", "its disk cannot be made").source(error))
 }
 
 /// Tells a copy who it is, and waits for its first word.
-pub(super) async fn handshake_with_guest(id: &SandboxId, mut pipe: UnixStream, vm: &dyn Vm) -> Result<PeerConnection> {
+pub(super) async fn handshake_with_guest(
+    id: &SandboxId,
+    mut pipe: UnixStream,
+    vm: &dyn Vm,
+) -> Result<PeerConnection> {
     let identity = identity::generate_identity(id)?;
     let greeting = async {
         let mut line = serde_json::to_vec(&identity)?;

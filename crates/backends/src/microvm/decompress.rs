@@ -44,8 +44,12 @@ impl CompressionFormat {
     pub(super) fn decompress(self, compressed: &[u8], most: usize) -> io::Result<Vec<u8>> {
         match self {
             Self::Gzip => read_limited(MultiGzDecoder::new(compressed), most),
-            Self::Xz => read_limited(XzReader::new_mem_limit(compressed, true, MAX_WINDOW_KIB), most),
-            Self::Zstd => read_limited(StreamingDecoder::new(compressed).map_err(io::Error::other)?, most),
+            Self::Xz => {
+                read_limited(XzReader::new_mem_limit(compressed, true, MAX_WINDOW_KIB), most)
+            }
+            Self::Zstd => {
+                read_limited(StreamingDecoder::new(compressed).map_err(io::Error::other)?, most)
+            }
             Self::Lz4 => decompress_lz4_blocks(&compressed[Self::Lz4.magic().len()..], most),
         }
     }
@@ -58,13 +62,18 @@ pub(super) fn invalid_data(what: &str) -> io::Error {
 /// Four bytes of a kernel's own formats.
 pub(super) fn read_u32_le(bytes: &[u8], at: usize) -> io::Result<usize> {
     let four = bytes.get(at..at + 4).and_then(|four| four.try_into().ok());
-    four.map(|four| u32::from_le_bytes(four) as usize).ok_or_else(|| invalid_data("it is cut short"))
+    four.map(|four| u32::from_le_bytes(four) as usize)
+        .ok_or_else(|| invalid_data("it is cut short"))
 }
 
 fn read_limited(from: impl Read, most: usize) -> io::Result<Vec<u8>> {
     let mut whole = Vec::new();
     from.take(most as u64 + 1).read_to_end(&mut whole)?;
-    if whole.len() > most { Err(invalid_data("it is larger than it says or may be")) } else { Ok(whole) }
+    if whole.len() > most {
+        Err(invalid_data("it is larger than it says or may be"))
+    } else {
+        Ok(whole)
+    }
 }
 
 /// Block after block, each behind its length.

@@ -14,7 +14,8 @@ const SEED_BYTES: usize = 64;
 /// A new one for this sandbox.
 pub(super) fn generate_identity(id: &SandboxId) -> Result<Identity> {
     let random = |bytes: usize| {
-        random_hex(bytes).map_err(|error| system_error("create", "there is no randomness").source(error))
+        random_hex(bytes)
+            .map_err(|error| system_error("create", "there is no randomness").source(error))
     };
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Ok(Identity {

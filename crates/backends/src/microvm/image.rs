@@ -14,8 +14,8 @@ use stockade_core::{
 };
 use tokio::time::timeout;
 
-use super::store::{StoreKind, Maker, MachineStore};
-use super::{NAME, system_error, oci};
+use super::store::{MachineStore, Maker, StoreKind};
+use super::{NAME, oci, system_error};
 use crate::linux::{self, fingerprint};
 use crate::native::Native;
 
@@ -87,7 +87,8 @@ impl RootSource {
     pub(super) fn fingerprint(&self) -> Result<String> {
         match self {
             Self::Host => {
-                let state = |path: &&str| fingerprint::hash_file_state(Path::new(path)).unwrap_or_default();
+                let state =
+                    |path: &&str| fingerprint::hash_file_state(Path::new(path)).unwrap_or_default();
                 let all: Vec<_> = HOST_FINGERPRINT_PATHS.iter().map(state).collect();
                 Ok(fingerprint::hash_bytes(
                     format!("host {HOST_IMAGE_VERSION} {}", all.join(" ")).as_bytes(),

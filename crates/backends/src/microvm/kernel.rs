@@ -9,7 +9,7 @@ use stockade_core::{Error, ErrorCode, Result};
 
 #[cfg(test)]
 use super::decompress::samples;
-use super::decompress::{CompressionFormat, read_u32_le, invalid_data};
+use super::decompress::{CompressionFormat, invalid_data, read_u32_le};
 use super::{NAME, modules};
 
 const BOOT_DIR: &str = "/boot";

@@ -53,7 +53,7 @@ use image::RootSource;
 use kvm::Kvm;
 use qemu::{Power, Qemu};
 use store::MachineStore;
-use template::{MachineTemplate, WantedMachine, TemplateWorkshop};
+use template::{MachineTemplate, TemplateWorkshop, WantedMachine};
 
 /// The microvm backend's name.
 pub const NAME: BackendName = BackendName::literal("microvm");
@@ -223,7 +223,8 @@ impl MicrovmInner {
     async fn measure_capabilities(&self) -> Result<Capabilities> {
         let workshop = self.workshop().await?;
         let template = self.find_sample_template(workshop).await?;
-        let mut measured = probe::adapt_capabilities(workshop.driver.boundary(), &template.measured);
+        let mut measured =
+            probe::adapt_capabilities(workshop.driver.boundary(), &template.measured);
         if measured.boundary == Boundary::Emulated {
             measured.only_by_name = Some(format!("{EMULATED_REASON}; {}", self.probe_kvm()));
         }
@@ -301,7 +302,8 @@ impl LiveSandbox {
             };
             bridge.link().close();
             bridge.wait_until_still().await;
-            let slow = || Err(system_error("destroy", "its machine takes too long to take it down"));
+            let slow =
+                || Err(system_error("destroy", "its machine takes too long to take it down"));
             if let Err(error) = asked.unwrap_or_else(|_| slow()) {
                 bridge.mark_parted(error);
             }

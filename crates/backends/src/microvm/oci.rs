@@ -57,27 +57,33 @@ async fn list_layers(files: &dyn Files) -> Result<Vec<String>> {
         let image = single_image(list.as_array())?;
         return layer_paths(&image["Layers"], |layer| layer.as_str().and_then(relative_path));
     }
-    let mut list =
-        read_manifest(files, "index.json").await?.ok_or_else(|| invalid_archive("lists no image"))?;
+    let mut list = read_manifest(files, "index.json")
+        .await?
+        .ok_or_else(|| invalid_archive("lists no image"))?;
     for _ in 0..MAX_INDEX_DEPTH {
         if list["layers"].is_array() {
             return layer_paths(&list["layers"], |layer| blob_path(&layer["digest"]));
         }
         let next = blob_path(&single_image(list["manifests"].as_array())?["digest"]);
         let next = next.ok_or_else(|| invalid_archive("names what cannot be in it"))?;
-        list = read_manifest(files, &next).await?.ok_or_else(|| invalid_archive("lacks what it lists"))?;
+        list = read_manifest(files, &next)
+            .await?
+            .ok_or_else(|| invalid_archive("lacks what it lists"))?;
     }
     Err(invalid_archive("has lists in lists"))
 }
 
 async fn read_manifest(files: &dyn Files, name: &str) -> Result<Option<Value>> {
-    let path = format!("{LAYOUT_DIR}/{name}").parse().map_err(|_| invalid_archive("names no file"))?;
+    let path =
+        format!("{LAYOUT_DIR}/{name}").parse().map_err(|_| invalid_archive("names no file"))?;
     let text = match files.read_all(&path, MAX_MANIFEST_BYTES).await {
         Ok(text) => text,
         Err(error) if error.code() == ErrorCode::NotFound => return Ok(None),
         Err(error) => return Err(invalid_archive("cannot be read").source(error)),
     };
-    serde_json::from_slice(&text).map(Some).map_err(|error| invalid_archive("makes no sense").source(error))
+    serde_json::from_slice(&text)
+        .map(Some)
+        .map_err(|error| invalid_archive("makes no sense").source(error))
 }
 
 fn single_image(list: Option<&Vec<Value>>) -> Result<&Value> {
@@ -171,8 +177,11 @@ mod tests {
         fs::write(&path, archive.into_inner().unwrap()).unwrap();
         fs::create_dir(&draft).unwrap();
         let (native, id) = (Native::new(), linux::trial_id());
-        let admitted =
-            linux::admit_provisionally(NAME, &RootSource::Archive(path).build_spec(&draft).unwrap()).unwrap();
+        let admitted = linux::admit_provisionally(
+            NAME,
+            &RootSource::Archive(path).build_spec(&draft).unwrap(),
+        )
+        .unwrap();
         let sandbox = native.create(&id, &admitted).await.unwrap();
         let unpacked = unpack_archive(&*sandbox, admitted.limits()).await;
         native.destroy(&id).await.unwrap();

@@ -56,7 +56,10 @@ pub(super) fn add_snapshot_support(inside: Capabilities, captured: bool) -> Capa
 }
 
 /// As measured inside, told of the machine.
-pub(super) fn adapt_capabilities(boundary: stockade_core::Boundary, inside: &Capabilities) -> Capabilities {
+pub(super) fn adapt_capabilities(
+    boundary: stockade_core::Boundary,
+    inside: &Capabilities,
+) -> Capabilities {
     let mut start = Capabilities::none(NAME, boundary);
     start.private_disk.clone_from(&inside.private_disk);
     let same = |all: Capabilities, at: &Feature| all.with(*at, inside.support(*at));
@@ -71,7 +74,10 @@ pub(super) fn adapt_capabilities(boundary: stockade_core::Boundary, inside: &Cap
 }
 
 /// It cannot work here.
-pub(super) fn unavailable_capabilities(boundary: stockade_core::Boundary, error: &Error) -> Capabilities {
+pub(super) fn unavailable_capabilities(
+    boundary: stockade_core::Boundary,
+    error: &Error,
+) -> Capabilities {
     let remedy = error.hint().unwrap_or("see docs/backends/microvm.md").to_owned();
     Capabilities::unavailable(NAME, boundary, linux::describe_error(error), remedy)
 }

@@ -12,7 +12,7 @@ use stockade_core::{
 
 use super::create::{Incarnation, LiveSandbox, connection_from_stream};
 use super::private::PrivateDir;
-use super::{MicrovmInner, NAME, capture, system_error, identity};
+use super::{MicrovmInner, NAME, capture, identity, system_error};
 use crate::across::near::{FarSandbox, UsedNumbers};
 use crate::linux;
 use crate::linux::brake::Braked;
@@ -63,7 +63,8 @@ impl Parted {
         let (now, used) = (self.live.now.get(), self.inside.numbers());
         let backend = self.upgrade_backend("snapshot")?;
         let driver = &backend.workshop().await?.driver;
-        let captured = capture::capture_machine(&now, into, (&**driver, &self.admitted), used).await;
+        let captured =
+            capture::capture_machine(&now, into, (&**driver, &self.admitted), used).await;
         now.vm.unpause().await?;
         captured
     }

@@ -188,7 +188,12 @@ impl Maker {
     }
 
     /// Puts something into its place, and removes the oldest of its kind.
-    pub(super) fn publish_entry(&self, kind: StoreKind, name: &str, made: &Path) -> Result<PathBuf> {
+    pub(super) fn publish_entry(
+        &self,
+        kind: StoreKind,
+        name: &str,
+        made: &Path,
+    ) -> Result<PathBuf> {
         let path = self.store.0.join(kind.name()).join(name);
         fs::rename(made, &path).map_err(unusable_error)?;
         let used = |path: &PathBuf| fs::metadata(path).and_then(|found| found.modified()).ok();
@@ -232,7 +237,9 @@ mod tests {
         }
         assert_eq!(store.list_entries("templates").len(), MAX_CACHED_ENTRIES);
         assert!(store.find_entry(StoreKind::Template, "0").is_none());
-        assert!(store.find_entry(StoreKind::Template, &(MAX_CACHED_ENTRIES + 2).to_string()).is_some());
+        assert!(
+            store.find_entry(StoreKind::Template, &(MAX_CACHED_ENTRIES + 2).to_string()).is_some()
+        );
     }
 
     #[test]

@@ -14,13 +14,13 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::capture::MachineSource;
-use super::driver::{MachineDisk, Driver, MachineSpec, Saved, Vm};
+use super::driver::{Driver, MachineDisk, MachineSpec, Saved, Vm};
 use super::image::RootSource;
 use super::initramfs::Initramfs;
 use super::kernel::HostKernel;
 use super::private::Trial;
-use super::store::{StoreKind, Maker, MachineStore};
-use super::{Progress, create, system_error, probe, tsc};
+use super::store::{MachineStore, Maker, StoreKind};
+use super::{Progress, create, probe, system_error, tsc};
 use crate::across::far::{FAR_DIGEST, FAR_PROGRAM};
 use crate::across::guest::{MAX_LINE_BYTES, Ready};
 use crate::linux::fingerprint;
@@ -108,7 +108,10 @@ impl TemplateWorkshop {
     }
 
     /// The template, made if it is not there.
-    pub(super) async fn find_or_make_template(&self, wanted: &WantedMachine) -> Result<MachineTemplate> {
+    pub(super) async fn find_or_make_template(
+        &self,
+        wanted: &WantedMachine,
+    ) -> Result<MachineTemplate> {
         if let Some(found) = self.find_template(wanted)? {
             return Ok(found);
         }
@@ -153,7 +156,11 @@ impl TemplateWorkshop {
         self.try_resume_copy(&MachineSource::prepared(draft.path(), image, wanted)).await?;
         let spare = [&machine.kernel, &machine.initramfs];
         spare.into_iter().try_for_each(fs::remove_file).map_err(unusable_error)?;
-        maker.publish_entry(StoreKind::Template, &wanted.cache_key(&self.runner, kernel, key), draft.path())?;
+        maker.publish_entry(
+            StoreKind::Template,
+            &wanted.cache_key(&self.runner, kernel, key),
+            draft.path(),
+        )?;
         Ok(measured)
     }
 
@@ -347,7 +354,8 @@ mod tests {
             let trial = Trial::make().unwrap();
             let private = trial.get();
             let (disk, source) = (private.path().join("disk"), template.machine_source());
-            sparse::copy_sparse(&File::open(&source.disk).unwrap(), File::create(&disk).unwrap()).unwrap();
+            sparse::copy_sparse(&File::open(&source.disk).unwrap(), File::create(&disk).unwrap())
+                .unwrap();
             let machine = source.machine_with_disk(disk);
             let vm =
                 driver.resume(private.id(), &machine, &source.saved, private.path()).await.unwrap();

@@ -61,8 +61,12 @@ impl ProcessMemory {
                 let count = (stretch.pages - done).min(PAGEMAP_CHUNK_ENTRIES as u64);
                 let entries = &mut entries[..count as usize * 8];
                 self.map.read_exact_at(entries, (stretch.at / PAGE_BYTES + done) * 8)?;
-                let own =
-                    entries.as_chunks().0.iter().zip(done..).filter(|(entry, _)| is_private_page(**entry));
+                let own = entries
+                    .as_chunks()
+                    .0
+                    .iter()
+                    .zip(done..)
+                    .filter(|(entry, _)| is_private_page(**entry));
                 touched.extend(own.map(|(_, page)| stretch.first + page));
                 done += count;
             }
@@ -200,7 +204,10 @@ mod tests {
         let bytes: Vec<u8> = [1u8, 2, 3].iter().flat_map(|of| [*of; PAGE_BYTES as usize]).collect();
         let into = create_memory(300);
         let pages = [4, 255, 256];
-        assert_eq!(apply_pages(write_temp_file(&encode_pages(&pages, &bytes)), &into).unwrap(), pages);
+        assert_eq!(
+            apply_pages(write_temp_file(&encode_pages(&pages, &bytes)), &into).unwrap(),
+            pages
+        );
         for (page, of) in pages.iter().zip(1u8..) {
             let mut seen = [0; PAGE_BYTES as usize];
             into.read_exact_at(&mut seen, page * PAGE_BYTES).unwrap();
@@ -215,7 +222,10 @@ mod tests {
         assert!(apply_pages(write_temp_file(&good), &create_memory(2)).is_ok());
         for length in 0..good.len() {
             if length < 64 || length % 97 == 0 {
-                assert!(apply_pages(write_temp_file(&good[..length]), &create_memory(2)).is_err(), "cut at {length}");
+                assert!(
+                    apply_pages(write_temp_file(&good[..length]), &create_memory(2)).is_err(),
+                    "cut at {length}"
+                );
             }
         }
         let twice = [page, page].concat();

@@ -67,7 +67,8 @@ impl VmmOutput {
 
     /// The same without waiting for more.
     pub(super) fn read_so_far(&self) -> String {
-        let said: Vec<String> = [&self.out, &self.err].iter().map(|kept| kept.shown_text()).collect();
+        let said: Vec<String> =
+            [&self.out, &self.err].iter().map(|kept| kept.shown_text()).collect();
         said.iter().filter(|text| !text.is_empty()).cloned().collect::<Vec<_>>().join(" | ")
     }
 }
@@ -107,7 +108,9 @@ async fn collect_events(
         match event {
             ProcessEvent::Output(StreamId::Stdout, data) => out.append_bytes(&data),
             ProcessEvent::Output(StreamId::Stderr, data) => err.append_bytes(&data),
-            ProcessEvent::Exit(exit) => return err.append_bytes(describe_exit(&exit.status).as_bytes()),
+            ProcessEvent::Exit(exit) => {
+                return err.append_bytes(describe_exit(&exit.status).as_bytes());
+            }
         }
     }
 }

@@ -158,7 +158,11 @@ impl MockSandbox {
     }
 
     /// Starts what ran when this state was captured with its memory.
-    pub(super) async fn resume_programs(&self, from: &Parts, limits: &EffectiveLimits) -> Result<()> {
+    pub(super) async fn resume_programs(
+        &self,
+        from: &Parts,
+        limits: &EffectiveLimits,
+    ) -> Result<()> {
         if from.kind != SnapshotKind::Full {
             return Ok(());
         }
@@ -267,7 +271,8 @@ impl Sandbox for MockSandbox {
 
     async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
         if kind == SnapshotKind::Full {
-            let programs = serde_json::to_vec(&self.list_running_commands()).map_err(io::Error::from);
+            let programs =
+                serde_json::to_vec(&self.list_running_commands()).map_err(io::Error::from);
             let written =
                 programs.and_then(|programs| fs::write(into.join(PROGRAMS_PART), programs));
             written.map_err(|error| {

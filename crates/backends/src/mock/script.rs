@@ -37,7 +37,9 @@ impl MockProgram for Script {
         for step in &self.0 {
             match step {
                 Step::Write(stream, data) => guest.out(*stream, data.clone()).await,
-                Step::Flood(stream, bytes, piece) => write_flood(guest, *stream, *bytes, *piece).await,
+                Step::Flood(stream, bytes, piece) => {
+                    write_flood(guest, *stream, *bytes, *piece).await
+                }
                 Step::Echo => {
                     while let Some(data) = guest.input().await {
                         guest.out(StreamId::Stdout, data).await;

@@ -66,6 +66,7 @@ impl Tree {
             nodes.insert(directory.to_owned(), Node::Directory);
         }
         nodes.insert("/etc/hostname".into(), Node::File(b"mock\n".to_vec()));
+        nodes.insert("/etc/os-release".into(), Node::File(b"NAME=mock\n".to_vec()));
         Self { nodes, modes: BTreeMap::new(), read_only_workspace, writable_root, room }
     }
 

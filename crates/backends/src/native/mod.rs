@@ -134,7 +134,11 @@ impl Native {
     }
 
     /// The walls of a sandbox, and this side's end of its pipe.
-    async fn build_walls(&self, id: &SandboxId, admitted: &Admitted) -> Result<(Built, UnixStream)> {
+    async fn build_walls(
+        &self,
+        id: &SandboxId,
+        admitted: &Admitted,
+    ) -> Result<(Built, UnixStream)> {
         let held = hold::hold_layers(&NAME, admitted.spec())?;
         let group = self.site.create_group(id, admitted)?;
         let (ours, theirs) = self.site.open_pipe()?;
@@ -168,7 +172,8 @@ impl Native {
             if let Some(pidfd) =
                 find::kill_if(pid, |pid| find::sandbox_of(AGENT_NAME, pid).as_ref() == Some(id))
             {
-                let _ = tokio::time::timeout(TEARDOWN_TIMEOUT, running::wait_for_exit(&pidfd)).await;
+                let _ =
+                    tokio::time::timeout(TEARDOWN_TIMEOUT, running::wait_for_exit(&pidfd)).await;
             }
         }
         self.site.remove_leftover_group(id).await

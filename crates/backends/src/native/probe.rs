@@ -71,7 +71,12 @@ pub(super) async fn measure_capabilities(native: &Native) -> Capabilities {
         && let Err(error) = try_root(native, RootMode::ReadOnly).await
     {
         let remedy = error.hint().unwrap_or("see docs/backends/native.md").to_owned();
-        return Capabilities::unavailable(NAME, NATIVE_BOUNDARY, linux::describe_error(&error), remedy);
+        return Capabilities::unavailable(
+            NAME,
+            NATIVE_BOUNDARY,
+            linux::describe_error(&error),
+            remedy,
+        );
     }
     let workspace = try_overlay(native).await;
     measured_features(native, overlay_support(root), overlay_support(workspace))
@@ -91,7 +96,8 @@ async fn try_root(native: &Native, root: RootMode) -> Result<(), Error> {
 async fn try_overlay(native: &Native) -> Result<(), Error> {
     let id = linux::trial_id();
     let admitted = linux::admit_provisionally(NAME, &SandboxSpec::default())?;
-    let plan = LaunchPlan { workspace: Workspace::Trial, ..plan::build_plan(&id, &admitted, false)? };
+    let plan =
+        LaunchPlan { workspace: Workspace::Trial, ..plan::build_plan(&id, &admitted, false)? };
     let (_ours, theirs) = native.site.open_pipe()?;
     let launched = native.send_plan(&plan, theirs.into()).await?;
     // It may have ended already.
@@ -111,9 +117,11 @@ fn measured_features(native: &Native, root: Support, workspace: Support) -> Capa
     for (feature, reason, remedy) in MISSING_FEATURES {
         all = all.with(feature, Support::missing(reason, remedy));
     }
-    for (feature, support) in
-        limits::measure_limits(native.site.hierarchy(), process_limit_support(), limits::disk_by_counting())
-    {
+    for (feature, support) in limits::measure_limits(
+        native.site.hierarchy(),
+        process_limit_support(),
+        limits::disk_by_counting(),
+    ) {
         all = all.with(feature, support);
     }
     all.private_disk = Some(limits::ONE_PRIVATE_FILE_SYSTEM.into());

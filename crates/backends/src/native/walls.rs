@@ -25,7 +25,9 @@ impl Native {
     /// `create`, nothing is left if it fails.
     pub async fn walls(&self, id: &SandboxId, admitted: &Admitted) -> Result<(Walls, UnixStream)> {
         match self.build_walls(id, admitted).await {
-            Ok((built, pipe)) => Ok((Walls { running: self.site.register_running(id, built, admitted) }, pipe)),
+            Ok((built, pipe)) => {
+                Ok((Walls { running: self.site.register_running(id, built, admitted) }, pipe))
+            }
             Err(error) => {
                 self.destroy(id).await?;
                 Err(error)

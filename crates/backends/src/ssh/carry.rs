@@ -85,7 +85,8 @@ pub(super) async fn upload_program(
     program: &[u8],
     patience: Duration,
 ) -> Result<()> {
-    let carried = timeout(patience, run_ssh(host, host.ssh_command(&cargo.carry_script())?, program)).await;
+    let carried =
+        timeout(patience, run_ssh(host, host.ssh_command(&cargo.carry_script())?, program)).await;
     let (status, _, said) = carried.map_err(|_| too_slow(host, "carrying the program there"))??;
     if status.success() {
         return Ok(());
@@ -94,19 +95,22 @@ pub(super) async fn upload_program(
         return Err(no_connection(host, "connect", Some(status), &said));
     }
     let last = clean_foreign(said.lines().last().unwrap_or("it did not say why"));
-    let error = host.unavailable_error("connect", format!("the program cannot be put there: {last}"));
+    let error =
+        host.unavailable_error("connect", format!("the program cannot be put there: {last}"));
     Err(error.remedy("see that `~/.cache/stockade` there is yours alone, and that there is room"))
 }
 
 /// Asks the program one thing, carrying it there first if it has to be.
 pub(super) async fn ask_far(host: &Host, verb: &str, input: &[u8]) -> Result<Said> {
     let asked = async {
-        let (status, answer, said) = run_ssh(host, host.ssh_command(&start_script(verb))?, input).await?;
+        let (status, answer, said) =
+            run_ssh(host, host.ssh_command(&start_script(verb))?, input).await?;
         if !is_missing(status) {
             return parse_answer(host, status, &answer, &said);
         }
         upload_far(host).await?;
-        let (status, answer, said) = run_ssh(host, host.ssh_command(&start_script(verb))?, input).await?;
+        let (status, answer, said) =
+            run_ssh(host, host.ssh_command(&start_script(verb))?, input).await?;
         parse_answer(host, status, &answer, &said)
     };
     let limit = ANSWER_TIMEOUT + UPLOAD_TIMEOUT;
@@ -118,7 +122,12 @@ pub(super) fn too_slow(host: &Host, what: &str) -> Error {
     Error::new(ErrorCode::TooSlow, "connect", message).backend(super::NAME)
 }
 
-fn parse_answer(host: &Host, status: std::process::ExitStatus, answer: &str, said: &str) -> Result<Said> {
+fn parse_answer(
+    host: &Host,
+    status: std::process::ExitStatus,
+    answer: &str,
+    said: &str,
+) -> Result<Said> {
     // Whatever a login shell prints comes before it.
     let line = answer.lines().last().unwrap_or_default();
     match serde_json::from_str(line) {

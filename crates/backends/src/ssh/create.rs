@@ -11,9 +11,14 @@ use super::start::start_far;
 use super::{HostedSandbox, NAME, Ssh, lock};
 use crate::across::near::{FarSandbox, build_sandbox, check_workspace};
 
-pub(super) async fn create_sandbox(ssh: &Ssh, id: &SandboxId, admitted: &Admitted) -> Result<FarSandbox> {
+pub(super) async fn create_sandbox(
+    ssh: &Ssh,
+    id: &SandboxId,
+    admitted: &Admitted,
+) -> Result<FarSandbox> {
     check_workspace(&NAME, admitted)?;
-    let live = Arc::new(HostedSandbox { host: Mutex::default(), bridge: tokio::sync::Mutex::new(None) });
+    let live =
+        Arc::new(HostedSandbox { host: Mutex::default(), bridge: tokio::sync::Mutex::new(None) });
     lock(&ssh.live).insert(id.clone(), Arc::clone(&live));
     let mut reasons = Vec::new();
     for at in rank_hosts(ssh, id) {

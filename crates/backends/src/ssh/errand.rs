@@ -66,13 +66,15 @@ enum Began {
 impl Errand {
     /// Connects, carrying this executable there first if it has to be.
     pub async fn begin(host: &Host, party: Party<'_>) -> Result<Self> {
-        if let Began::Errand(errand) = try_begin(host, &installed_script(party)?, party.hello).await? {
+        if let Began::Errand(errand) =
+            try_begin(host, &installed_script(party)?, party.hello).await?
+        {
             return Ok(*errand);
         }
         // Read only now: it is large.
-        let (program, sum) = read_this_program()
-            .await
-            .map_err(|error| host.unavailable_error("connect", "this program cannot be read").source(error))?;
+        let (program, sum) = read_this_program().await.map_err(|error| {
+            host.unavailable_error("connect", "this program cannot be read").source(error)
+        })?;
         let cargo = Cargo { place: "own", name: "stockade", sum: &sum };
         let script = carried_script(&cargo, party);
         if let Began::Errand(errand) = try_begin(host, &script, party.hello).await? {
@@ -253,8 +255,11 @@ mod tests {
         let cargo = Cargo { place: "own", name: "stockade", sum: "0" };
         let program = Some(Path::new("/opt/stockade-1.2/bin/stockade"));
         let [found, named] = [None, program].map(|program| Party { program, ..TEST_PARTY });
-        let scripts =
-            [installed_script(found).unwrap(), installed_script(named).unwrap(), carried_script(&cargo, found)];
+        let scripts = [
+            installed_script(found).unwrap(),
+            installed_script(named).unwrap(),
+            carried_script(&cargo, found),
+        ];
         for script in scripts {
             assert!(!script.contains(['\'', '\n', '!']), "{script}");
             let parsed = std::process::Command::new("sh").args(["-n", "-c", &script]).status();
@@ -275,7 +280,8 @@ mod tests {
         assert_eq!(given_up.unwrap(), Err(Expired));
         // One that takes everything at once is never waited for, and has an end all the same.
         let mut sink = tokio::io::sink();
-        let given_up = send_pieces(&mut sink, write_forever, Deadline::after(brief, 2 * brief)).await;
+        let given_up =
+            send_pieces(&mut sink, write_forever, Deadline::after(brief, 2 * brief)).await;
         assert_eq!(given_up.unwrap(), Err(Expired));
     }
 

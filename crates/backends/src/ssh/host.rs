@@ -74,7 +74,11 @@ impl Host {
     }
 
     /// How its error messages start.
-    pub(super) fn unavailable_error(&self, operation: &'static str, what: impl std::fmt::Display) -> Error {
+    pub(super) fn unavailable_error(
+        &self,
+        operation: &'static str,
+        what: impl std::fmt::Display,
+    ) -> Error {
         let message = format!("host `{}`: {what}", self.name);
         Error::new(ErrorCode::Unavailable, operation, message).backend(NAME)
     }
@@ -98,7 +102,8 @@ impl Host {
             command.args(["-o", option]);
         }
         let socket = self.control_socket_path().map_err(|error| {
-            self.unavailable_error("connect", "there is no private place for its connection").source(error)
+            self.unavailable_error("connect", "there is no private place for its connection")
+                .source(error)
         })?;
         command.arg("-o").arg(format!("ControlPath={}", socket.display()));
         command.args(["-o", &format!("ControlPersist={CONTROL_PERSIST_SECS}")]);

@@ -66,7 +66,8 @@ pub(super) fn combine_hosts(measured: Vec<MeasuredHost>) -> Capabilities {
             Err(reason) => skipped.push(reason),
         }
     }
-    let joined = |at: fn(&SkippedHost) -> &str| skipped.iter().map(at).collect::<Vec<_>>().join("; ");
+    let joined =
+        |at: fn(&SkippedHost) -> &str| skipped.iter().map(at).collect::<Vec<_>>().join("; ");
     let (reasons, remedies) = (joined(|host| &host.0), joined(|host| &host.1));
     let Some(boundary) = usable.iter().map(|(_, found)| found.boundary).min() else {
         return Capabilities::unavailable(NAME, Boundary::None, reasons, remedies);

@@ -67,7 +67,8 @@ async fn try_start(host: &Host) -> Result<Option<PeerConnection>> {
         }
         Ok(true) => {
             // So that nobody there waits for somebody to read it.
-            let reading = tokio::spawn(async move { drop(read_stderr(stderr).await) }).abort_handle();
+            let reading =
+                tokio::spawn(async move { drop(read_stderr(stderr).await) }).abort_handle();
             Ok(Some(PeerConnection {
                 input: Box::new(input),
                 output: Box::new(output),

@@ -76,7 +76,9 @@ pub(super) fn no_connection(
 /// `ssh` itself could not be started.
 pub(super) fn no_ssh(host: &Host, operation: &'static str, error: std::io::Error) -> Error {
     if error.kind() == std::io::ErrorKind::NotFound {
-        return host.unavailable_error(operation, "ssh is not installed").remedy("install openssh-client");
+        return host
+            .unavailable_error(operation, "ssh is not installed")
+            .remedy("install openssh-client");
     }
     host.unavailable_error(operation, "ssh cannot be started").source(error)
 }

@@ -30,7 +30,10 @@ enum DiskBalance {
 impl ResourceAccount {
     /// An account that only this process knows.
     pub(super) fn new(limits: &EffectiveLimits) -> Self {
-        Self::with_disk(limits, DiskBalance::Own(AtomicU64::new(limits.disk.map_or(u64::MAX, |most| most.0))))
+        Self::with_disk(
+            limits,
+            DiskBalance::Own(AtomicU64::new(limits.disk.map_or(u64::MAX, |most| most.0))),
+        )
     }
 
     /// One whose disk is shared with other processes.
@@ -62,7 +65,8 @@ impl ResourceAccount {
             DiskBalance::Own(left) => reserve_bytes(left, bytes),
             // A number that cannot be read leaves no room.
             DiskBalance::Shared(ledger) => {
-                bytes == 0 || ledger.update_bytes_left(|left| left.checked_sub(bytes)).unwrap_or(false)
+                bytes == 0
+                    || ledger.update_bytes_left(|left| left.checked_sub(bytes)).unwrap_or(false)
             }
         }
     }
@@ -73,7 +77,9 @@ impl ResourceAccount {
             DiskBalance::Own(left) => release_bytes(left, bytes),
             DiskBalance::Shared(_) if bytes == 0 => {}
             // What cannot be given back counts as written.
-            DiskBalance::Shared(ledger) => drop(ledger.update_bytes_left(|left| Some(left.saturating_add(bytes)))),
+            DiskBalance::Shared(ledger) => {
+                drop(ledger.update_bytes_left(|left| Some(left.saturating_add(bytes))))
+            }
         }
     }
 

@@ -16,7 +16,7 @@ use super::files::TreeFiles;
 use super::find::{self, StartDir};
 use super::openings::Openings;
 use super::program::Given;
-use super::tree::{TEMP_DIR, GuestTree};
+use super::tree::{GuestTree, TEMP_DIR};
 use super::{NAME, WasmShared, snapshot};
 
 /// Environment variables of every program whose command does not set them.
@@ -53,7 +53,11 @@ async fn run_blocking(
 }
 
 impl WasmBody {
-    pub(super) fn new(id: &SandboxId, admitted: &Admitted, shared: Arc<WasmShared>) -> Result<Self> {
+    pub(super) fn new(
+        id: &SandboxId,
+        admitted: &Admitted,
+        shared: Arc<WasmShared>,
+    ) -> Result<Self> {
         let spec = admitted.spec();
         let tree = Arc::new(GuestTree::make(id, spec, shared.library.directory())?);
         Ok(Self {
@@ -71,7 +75,11 @@ impl WasmBody {
 
     /// The bytes of the program that a name means. Without a directory it is the image's, or one that
     /// was given to the backend; any other is a path of the sandbox.
-    pub(super) fn read_program(&self, start: &StartDir<'_>, name: &str) -> Result<Given, StartFailure> {
+    pub(super) fn read_program(
+        &self,
+        start: &StartDir<'_>,
+        name: &str,
+    ) -> Result<Given, StartFailure> {
         if name.contains('/') {
             return find::read_program_file(&self.tree, start, name).map(hash_program_bytes);
         }

@@ -97,8 +97,9 @@ impl Cache {
         let path = self.entry_path(machine, hash);
         let number = NEXT_DRAFT_NUMBER.fetch_add(1, Ordering::Relaxed);
         let draft = self.entries.join(format!("draft-{}-{number}", std::process::id()));
-        let written =
-            self.write_entry(&draft, &entry_name(&path), code).and_then(|()| fs::rename(&draft, &path));
+        let written = self
+            .write_entry(&draft, &entry_name(&path), code)
+            .and_then(|()| fs::rename(&draft, &path));
         if written.is_err() {
             let _ = fs::remove_file(&draft);
         }

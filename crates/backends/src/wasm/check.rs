@@ -68,8 +68,9 @@ fn first_line(text: &str) -> String {
 /// Counts what is in it; everything else is found by validation when it is compiled.
 #[expect(clippy::wildcard_enum_match_arm, reason = "other sections are left to validation")]
 pub(super) fn validate_binary(binary: &[u8]) -> Result<ProgramKind, UnfitProgram> {
-    let malformed =
-        |error: wasmparser::BinaryReaderError| UnfitProgram::Malformed(first_line(&error.to_string()));
+    let malformed = |error: wasmparser::BinaryReaderError| {
+        UnfitProgram::Malformed(first_line(&error.to_string()))
+    };
     let mut kind = None;
     let (mut functions, mut depth) = (0_u64, 0_usize);
     for payload in Parser::new(0).parse_all(binary) {
@@ -81,11 +82,15 @@ pub(super) fn validate_binary(binary: &[u8]) -> Result<ProgramKind, UnfitProgram
                 });
             }
             Payload::MemorySection(memories) if memories.count() > MAX_MODULE_PARTS => {
-                return Err(UnfitProgram::TooMuch(format!("has more than {MAX_MODULE_PARTS} memories")));
+                return Err(UnfitProgram::TooMuch(format!(
+                    "has more than {MAX_MODULE_PARTS} memories"
+                )));
             }
             Payload::TableSection(tables) => {
                 if tables.count() > MAX_MODULE_PARTS {
-                    return Err(UnfitProgram::TooMuch(format!("has more than {MAX_MODULE_PARTS} tables")));
+                    return Err(UnfitProgram::TooMuch(format!(
+                        "has more than {MAX_MODULE_PARTS} tables"
+                    )));
                 }
                 for table in tables {
                     if table.map_err(malformed)?.ty.initial > MAX_TABLE_ENTRIES {

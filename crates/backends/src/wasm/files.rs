@@ -65,7 +65,11 @@ impl LocatedFile<'_> {
         let trimmed = self.rest.trim_end_matches('/');
         let (parent, name) = trimmed.rsplit_once('/').unwrap_or((".", trimmed));
         if matches!(name, "" | "." | "..") {
-            return Err(invalid_path_error(self.operation, self.path, "names no entry of a directory"));
+            return Err(invalid_path_error(
+                self.operation,
+                self.path,
+                "names no entry of a directory",
+            ));
         }
         Ok((self.open_rest(parent, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?, name))
     }
@@ -147,7 +151,11 @@ fn errno_error(operation: &'static str, path: &SandboxPath, errno: Errno) -> Err
 }
 
 impl TreeFiles {
-    fn locate_file<'t>(&'t self, operation: &'static str, path: &'t SandboxPath) -> Result<LocatedFile<'t>> {
+    fn locate_file<'t>(
+        &'t self,
+        operation: &'static str,
+        path: &'t SandboxPath,
+    ) -> Result<LocatedFile<'t>> {
         let (place, rest) =
             self.0.locate_path(path).ok_or_else(|| errno_error(operation, path, Errno::NOENT))?;
         Ok(LocatedFile { operation, path, place, rest })

@@ -23,7 +23,10 @@ pub(super) struct StartDir<'t> {
 }
 
 /// The directory a command names to start in.
-pub(super) fn resolve_start_dir<'t>(tree: &'t GuestTree, command: &Command) -> Result<StartDir<'t>, StartFailure> {
+pub(super) fn resolve_start_dir<'t>(
+    tree: &'t GuestTree,
+    command: &Command,
+) -> Result<StartDir<'t>, StartFailure> {
     let Some(given) = &command.dir else {
         return Ok(StartDir { place: tree.workspace(), rest: CURRENT_DIR.into() });
     };
@@ -50,7 +53,11 @@ impl StartDir<'_> {
 }
 
 /// The bytes of a program that is named by a path.
-pub(super) fn read_program_file(tree: &GuestTree, start: &StartDir<'_>, name: &str) -> Result<Vec<u8>, StartFailure> {
+pub(super) fn read_program_file(
+    tree: &GuestTree,
+    start: &StartDir<'_>,
+    name: &str,
+) -> Result<Vec<u8>, StartFailure> {
     let missing = || StartFailure::NotFound(format!("there is no `{name}`"));
     let located = match name.starts_with('/') {
         true => name.parse().ok().and_then(|path: SandboxPath| tree.locate_path(&path)),

@@ -20,11 +20,11 @@ use super::body::{WasmBody, build_environment};
 use super::cache::{Cache, encode_hex};
 use super::engine::EngineMode;
 use super::ledger::{self, DiskLedger};
-use super::process::{self, ProcessInside, PresenceGuard};
+use super::process::{self, PresenceGuard, ProcessInside};
 use super::relay::{Relay, relay_process};
-use super::report::{WorkerOrder, WORKER_DIR};
+use super::report::{WORKER_DIR, WorkerOrder};
 use super::sandbox::ProgramHandles;
-use super::workshop::{self, ProgramSource, WorkerWalls, Worker, build_mount};
+use super::workshop::{self, ProgramSource, Worker, WorkerWalls, build_mount};
 use super::{NAME, find};
 use crate::linux;
 
@@ -59,15 +59,22 @@ struct Floor {
 }
 
 impl IsolatedSandbox {
-    pub(super) async fn new(body: WasmBody, admitted: &Admitted, walls: Arc<WorkerWalls>) -> Result<Self> {
+    pub(super) async fn new(
+        body: WasmBody,
+        admitted: &Admitted,
+        walls: Arc<WorkerWalls>,
+    ) -> Result<Self> {
         let private = &body.tree.private;
-        prepare_private_dir(private, &body.tree.workspace().host, admitted.limits()).map_err(|error| {
-            Error::new(ErrorCode::System, "create", "its private directory cannot be furnished")
-                .backend(NAME)
-                .source(error)
-        })?;
+        prepare_private_dir(private, &body.tree.workspace().host, admitted.limits()).map_err(
+            |error| {
+                Error::new(ErrorCode::System, "create", "its private directory cannot be furnished")
+                    .backend(NAME)
+                    .source(error)
+            },
+        )?;
         let spec = build_spec(&body, admitted, &walls.worker)?;
-        let inner = walls.native.create(&body.id, &linux::admit_provisionally(NAME, &spec)?).await?;
+        let inner =
+            walls.native.create(&body.id, &linux::admit_provisionally(NAME, &spec)?).await?;
         let own_cache = match body.shared.library.cache() {
             Some(_) => None,
             None => Cache::open(&private.join("cache")).ok(),
@@ -90,7 +97,11 @@ impl IsolatedSandbox {
 }
 
 /// The directories that only walls make use of. The guest stands for whoever owns the workspace.
-fn prepare_private_dir(private: &Path, workspace: &Path, limits: &EffectiveLimits) -> std::io::Result<()> {
+fn prepare_private_dir(
+    private: &Path,
+    workspace: &Path,
+    limits: &EffectiveLimits,
+) -> std::io::Result<()> {
     let owner = fs::metadata(workspace)?;
     for (name, mode) in [("code", 0o755), ("answers", 0o700)] {
         let path = private.join(name);
@@ -162,7 +173,12 @@ impl Floor {
     }
 
     /// Has the program compiled and started, and passes on what becomes of it.
-    async fn run_command(self: Arc<Self>, command: Command, limits: EffectiveLimits, inside: ProcessInside) {
+    async fn run_command(
+        self: Arc<Self>,
+        command: Command,
+        limits: EffectiveLimits,
+        inside: ProcessInside,
+    ) {
         let number = self.next.fetch_add(1, Ordering::SeqCst);
         let mut killed = inside.killed.clone();
         let started = tokio::select! {
@@ -214,8 +230,10 @@ impl Floor {
         let source = ProgramSource { mode, name, given, present: present.clone() };
         let code = self.prepare_code(number, source).await?;
         let env = build_environment(&command.env);
-        let order = WorkerOrder { argv, env, ..self.build_order(number, limits, mode, code, start) };
-        let order = order.encode_frame().map_err(|error| StartFailure::NoResources(error.to_string()))?;
+        let order =
+            WorkerOrder { argv, env, ..self.build_order(number, limits, mode, code, start) };
+        let order =
+            order.encode_frame().map_err(|error| StartFailure::NoResources(error.to_string()))?;
         // Its own environment stays empty: what the program is given means nothing to it.
         let mut outer = self.walls.worker.build_command(["run".to_owned()]);
         outer.stdin = Stdin::Stream;
@@ -230,7 +248,11 @@ impl Floor {
     }
 
     /// The code of the program, by its digest in the directory that the worker sees.
-    async fn prepare_code(&self, number: u32, source: ProgramSource<'_>) -> Result<String, StartFailure> {
+    async fn prepare_code(
+        &self,
+        number: u32,
+        source: ProgramSource<'_>,
+    ) -> Result<String, StartFailure> {
         let lacking = |what: String| StartFailure::NoResources(what);
         let machine = self.body.shared.machines.get_or_create(source.mode);
         let key = machine.ok_or_else(|| lacking("no virtual machine".into()))?.cache_key();

@@ -30,7 +30,10 @@ impl DiskLedger {
 
     /// Changes the number, or leaves it where there is no such change. A lock that its holder did not
     /// live to give back is given back by the kernel.
-    pub(super) fn update_bytes_left(&self, by: impl FnOnce(u64) -> Option<u64>) -> io::Result<bool> {
+    pub(super) fn update_bytes_left(
+        &self,
+        by: impl FnOnce(u64) -> Option<u64>,
+    ) -> io::Result<bool> {
         flock(&self.0, FlockOperation::LockExclusive)?;
         let changed = self.replace_bytes_left(by);
         flock(&self.0, FlockOperation::Unlock)?;

@@ -215,7 +215,8 @@ impl Backend for Wasm {
 
     fn fingerprint(&self) -> Option<String> {
         let worker = self.walls.as_ref().map(|walls| &walls.worker);
-        crate::linux::host_fingerprint().map(|own| format!("{own}\n{worker:?} {}", self.walls_may_lack))
+        crate::linux::host_fingerprint()
+            .map(|own| format!("{own}\n{worker:?} {}", self.walls_may_lack))
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {

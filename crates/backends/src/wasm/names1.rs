@@ -9,7 +9,7 @@ use wasmtime_wasi::p1::wasi_snapshot_preview1::{self as wasi, WasiSnapshotPrevie
 use wiggle::{GuestMemory, GuestPtr};
 
 use super::account::DIR_ENTRY_BYTES;
-use super::preview1::{NO_SPACE, PREVIEW1_MODULE, wait_for_own_thread, split_memory_and_state};
+use super::preview1::{NO_SPACE, PREVIEW1_MODULE, split_memory_and_state, wait_for_own_thread};
 use super::state::StoreState;
 
 const ACCESS_DENIED: i32 = 2;
@@ -111,7 +111,11 @@ fn add_open_call(linker: &mut Linker<StoreState>) -> Result<()> {
 }
 
 /// Keeps what was opened, if it is what it was taken for: somebody outside may have swapped it.
-async fn keep_if_safe(state: &mut StoreState, memory: &mut GuestMemory<'_>, number: u32) -> Result<i32> {
+async fn keep_if_safe(
+    state: &mut StoreState,
+    memory: &mut GuestMemory<'_>,
+    number: u32,
+) -> Result<i32> {
     let found = state.wasi.fd_filestat_get(memory, types::Fd::from(number)).await;
     if found.is_ok_and(|found| is_safe_to_open(found.filetype)) {
         state.descriptors.record_open(number);
@@ -144,7 +148,8 @@ fn add_create_calls(linker: &mut Linker<StoreState>) -> Result<()> {
     linker.func_wrap_async(
         PREVIEW1_MODULE,
         "path_symlink",
-        |mut caller: Caller<'_, StoreState>, (to, to_len, dir, path, len): (i32, i32, i32, i32, i32)| {
+        |mut caller: Caller<'_, StoreState>,
+         (to, to_len, dir, path, len): (i32, i32, i32, i32, i32)| {
             Box::new(async move {
                 wait_for_own_thread(&caller).await;
                 let (mut memory, state) = split_memory_and_state(&mut caller)?;
@@ -165,7 +170,8 @@ fn add_create_calls(linker: &mut Linker<StoreState>) -> Result<()> {
     linker.func_wrap_async(
         PREVIEW1_MODULE,
         "path_link",
-        |mut caller: Caller<'_, StoreState>, (dir, look, path, len, to, name, name_len): PathLinkArguments| {
+        |mut caller: Caller<'_, StoreState>,
+         (dir, look, path, len, to, name, name_len): PathLinkArguments| {
             Box::new(async move {
                 wait_for_own_thread(&caller).await;
                 let (mut memory, state) = split_memory_and_state(&mut caller)?;

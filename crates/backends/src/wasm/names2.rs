@@ -42,7 +42,8 @@ fn add_open_call(files: &mut LinkerInstance<'_, StoreState>) -> Result<()> {
     type OpenAtArguments = (Dir, PathFlags, String, OpenFlags, DescriptorFlags);
     files.func_wrap_async(
         "[method]descriptor.open-at",
-        |mut store: StoreContextMut<'_, StoreState>, (fd, look, path, how, flags): OpenAtArguments| {
+        |mut store: StoreContextMut<'_, StoreState>,
+         (fd, look, path, how, flags): OpenAtArguments| {
             Box::new(async move {
                 let state = store.data_mut();
                 if state.is_full() {
@@ -129,7 +130,8 @@ fn add_create_calls(files: &mut LinkerInstance<'_, StoreState>) -> Result<()> {
     type LinkAtArguments = (Dir, PathFlags, String, Dir, String);
     files.func_wrap_async(
         "[method]descriptor.link-at",
-        |mut store: StoreContextMut<'_, StoreState>, (fd, look, path, to, name): LinkAtArguments| {
+        |mut store: StoreContextMut<'_, StoreState>,
+         (fd, look, path, to, name): LinkAtArguments| {
             Box::new(async move {
                 let state = store.data_mut();
                 let account = Arc::clone(&state.meter.account);

@@ -10,7 +10,7 @@ use wiggle::{GuestMemory, GuestPtr};
 use stockade_core::Signal;
 
 use super::names1;
-use super::state::{StoreState, StopReason};
+use super::state::{StopReason, StoreState};
 
 /// Module name under which programs import this interface.
 pub(super) const PREVIEW1_MODULE: &str = "wasi_snapshot_preview1";
@@ -61,7 +61,9 @@ pub(super) fn split_memory_and_state<'a>(
 }
 
 /// Waits for a thread of its own, before something that may take long.
-pub(super) fn wait_for_own_thread(caller: &Caller<'_, StoreState>) -> impl Future<Output = ()> + Send + use<> {
+pub(super) fn wait_for_own_thread(
+    caller: &Caller<'_, StoreState>,
+) -> impl Future<Output = ()> + Send + use<> {
     caller.data().meter.lane.wait_for_own_thread()
 }
 
@@ -179,7 +181,8 @@ fn add_write_calls(linker: &mut Linker<StoreState>) -> Result<()> {
     linker.func_wrap_async(
         PREVIEW1_MODULE,
         "fd_pwrite",
-        |mut caller: Caller<'_, StoreState>, (fd, list, count, at, out): (i32, i32, i32, i64, i32)| {
+        |mut caller: Caller<'_, StoreState>,
+         (fd, list, count, at, out): (i32, i32, i32, i64, i32)| {
             Box::new(async move {
                 let (mut memory, state) = split_memory_and_state(&mut caller)?;
                 let room = match reserve_disk(state, &memory, fd, list, count)? {
@@ -341,7 +344,7 @@ mod tests {
 
     use super::*;
     use crate::wasm::account::ResourceAccount;
-    use crate::wasm::engine::{WasmMachine, Machines, EngineMode, Supply};
+    use crate::wasm::engine::{EngineMode, Machines, Supply, WasmMachine};
     use crate::wasm::lane::ThreadLane;
     use crate::wasm::openings::Openings;
     use crate::wasm::run::{self, ProgramJob};

@@ -14,7 +14,7 @@ use wasmtime_wasi::p2::bindings::CommandPre;
 use super::cache::Cache;
 use super::check::{self, ProgramKind, UnfitProgram};
 use super::code;
-use super::engine::{WasmMachine, EngineMode};
+use super::engine::{EngineMode, WasmMachine};
 use super::state::StoreState;
 
 /// Compiled programs kept in memory.
@@ -76,7 +76,11 @@ impl Library {
     }
 
     /// The program of these bytes.
-    pub(super) fn load_program(&self, machine: &WasmMachine, given: Given) -> Result<Arc<LoadedProgram>, UnfitProgram> {
+    pub(super) fn load_program(
+        &self,
+        machine: &WasmMachine,
+        given: Given,
+    ) -> Result<Arc<LoadedProgram>, UnfitProgram> {
         let Given { bytes, hash } = given;
         if let Some(program) = self.recall_program(machine.mode, &hash) {
             return Ok(program);
@@ -92,7 +96,11 @@ impl Library {
     }
 
     /// The program of this digest, if it need only be taken.
-    pub(super) fn recall_program(&self, mode: EngineMode, hash: &Hash) -> Option<Arc<LoadedProgram>> {
+    pub(super) fn recall_program(
+        &self,
+        mode: EngineMode,
+        hash: &Hash,
+    ) -> Option<Arc<LoadedProgram>> {
         let mut warm = self.warm();
         let at = warm.iter().position(|(of, known, _)| *of == mode && known == hash)?;
         let found = warm.remove(at)?;
@@ -101,7 +109,12 @@ impl Library {
         Some(program)
     }
 
-    fn prepare_program(&self, machine: &WasmMachine, binary: &[u8], hash: &Hash) -> Result<LoadedProgram, UnfitProgram> {
+    fn prepare_program(
+        &self,
+        machine: &WasmMachine,
+        binary: &[u8],
+        hash: &Hash,
+    ) -> Result<LoadedProgram, UnfitProgram> {
         let kind = check::validate_binary(binary)?;
         if let Some(cache) = self.cache()
             && let Some(compiled) = cache.load_entry(&machine.cache_key(), hash)
@@ -122,7 +135,11 @@ impl Library {
 
 type Compiled = wasmtime::Result<Vec<u8>>;
 
-fn compile_program(machine: &WasmMachine, kind: ProgramKind, binary: &[u8]) -> Result<(LoadedProgram, Compiled), UnfitProgram> {
+fn compile_program(
+    machine: &WasmMachine,
+    kind: ProgramKind,
+    binary: &[u8],
+) -> Result<(LoadedProgram, Compiled), UnfitProgram> {
     match kind {
         ProgramKind::Core => {
             let module = Module::from_binary(&machine.engine, binary).map_err(to_unfit)?;
@@ -138,7 +155,11 @@ fn compile_program(machine: &WasmMachine, kind: ProgramKind, binary: &[u8]) -> R
 }
 
 /// The code of a program, for somebody else to run.
-pub(super) fn compile_only(machine: &WasmMachine, kind: ProgramKind, binary: &[u8]) -> Result<Vec<u8>, UnfitProgram> {
+pub(super) fn compile_only(
+    machine: &WasmMachine,
+    kind: ProgramKind,
+    binary: &[u8],
+) -> Result<Vec<u8>, UnfitProgram> {
     compile_program(machine, kind, binary)?.1.map_err(to_unfit)
 }
 
@@ -149,10 +170,14 @@ pub(super) fn load_compiled(
     compiled: &code::Trusted,
 ) -> Result<LoadedProgram, UnfitProgram> {
     match kind {
-        ProgramKind::Core => link_core(machine, &code::deserialize_module(&machine.engine, compiled).map_err(to_unfit)?),
-        ProgramKind::Component => {
-            link_component(machine, &code::deserialize_component(&machine.engine, compiled).map_err(to_unfit)?)
-        }
+        ProgramKind::Core => link_core(
+            machine,
+            &code::deserialize_module(&machine.engine, compiled).map_err(to_unfit)?,
+        ),
+        ProgramKind::Component => link_component(
+            machine,
+            &code::deserialize_component(&machine.engine, compiled).map_err(to_unfit)?,
+        ),
     }
 }
 
@@ -160,7 +185,10 @@ fn link_core(machine: &WasmMachine, module: &Module) -> Result<LoadedProgram, Un
     machine.core.instantiate_pre(module).map(LoadedProgram::Core).map_err(to_unfit)
 }
 
-fn link_component(machine: &WasmMachine, component: &Component) -> Result<LoadedProgram, UnfitProgram> {
+fn link_component(
+    machine: &WasmMachine,
+    component: &Component,
+) -> Result<LoadedProgram, UnfitProgram> {
     let linked = machine.component.instantiate_pre(component).map_err(to_unfit)?;
     CommandPre::new(linked).map(LoadedProgram::Component).map_err(to_unfit)
 }

@@ -119,8 +119,12 @@ impl WorkerAnswer {
     /// The answer to how a program ended.
     pub(super) fn of(exit: &Exit) -> Self {
         let ending = match &exit.status {
-            ExitStatus::Exited(code) => WorkerEnding::Exited(u8::try_from(*code & 0xff).unwrap_or(0)),
-            ExitStatus::Signalled(signal) => WorkerEnding::Signalled(u8::try_from(signal.0).unwrap_or(9)),
+            ExitStatus::Exited(code) => {
+                WorkerEnding::Exited(u8::try_from(*code & 0xff).unwrap_or(0))
+            }
+            ExitStatus::Signalled(signal) => {
+                WorkerEnding::Signalled(u8::try_from(signal.0).unwrap_or(9))
+            }
             ExitStatus::LimitExceeded(limit) => WorkerEnding::Limit(*limit),
             ExitStatus::StartFailed(failure) => WorkerEnding::NotStarted(failure.clone()),
             ExitStatus::Lost(why) => WorkerEnding::Lost(why.clone()),

@@ -11,12 +11,12 @@ use wasmtime_wasi::filesystem::WasiFilesystemView;
 use wasmtime_wasi::{I32Exit, WasiCtxBuilder, WasiView};
 
 use super::account::ResourceAccount;
-use super::engine::{WasmMachine, EngineMode, TIME_SLICE_TICKS};
+use super::engine::{EngineMode, TIME_SLICE_TICKS, WasmMachine};
 use super::fixed;
 use super::lane::ThreadLane;
 use super::openings::Openings;
 use super::program::LoadedProgram;
-use super::state::{Descriptors, Meter, STDIO_STREAMS, StoreState, StopReason};
+use super::state::{Descriptors, Meter, STDIO_STREAMS, StopReason, StoreState};
 
 /// Host resources that a component may hold at once: files, streams, pollables.
 const MAX_HOST_RESOURCES: usize = 100_000;
@@ -127,7 +127,10 @@ pub(super) enum RunPhase {
     Running,
 }
 
-async fn drive_program(store: &mut Store<StoreState>, program: &LoadedProgram) -> Result<i32, (RunPhase, Error)> {
+async fn drive_program(
+    store: &mut Store<StoreState>,
+    program: &LoadedProgram,
+) -> Result<i32, (RunPhase, Error)> {
     let (making, running) = (|error| (RunPhase::Making, error), |error| (RunPhase::Running, error));
     match program {
         LoadedProgram::Core(module) => {
@@ -157,7 +160,9 @@ pub(super) fn judge_error(phase: RunPhase, error: &Error, meter: &Meter) -> Exit
     }
     match (error.downcast_ref::<Trap>(), phase) {
         (Some(trap), _) => trap_status(*trap, meter),
-        (None, RunPhase::Making) => ExitStatus::StartFailed(StartFailure::NoResources(shorten_error(error))),
+        (None, RunPhase::Making) => {
+            ExitStatus::StartFailed(StartFailure::NoResources(shorten_error(error)))
+        }
         // A call that the host cannot make sense of ends a program as its own mistakes do.
         (None, RunPhase::Running) => trap_status(Trap::UnreachableCodeReached, meter),
     }

@@ -14,14 +14,14 @@ use wasmtime_wasi::WasiCtxBuilder;
 
 use super::NAME;
 use super::body::{WasmBody, build_environment};
-use super::engine::{WasmMachine, EngineMode};
+use super::engine::{EngineMode, WasmMachine};
 use super::find::{self, StartDir};
 use super::lane::ThreadLane;
 use super::openings::{Opening, Openings};
-use super::process::{self, ProgramHandle, ProcessInside};
+use super::process::{self, ProcessInside, ProgramHandle};
 use super::program::LoadedProgram;
 use super::run::{self, ProgramJob};
-use super::streams::{Inlet, EventOutlet};
+use super::streams::{EventOutlet, Inlet};
 use super::tree::GuestPlace;
 use crate::linux::running::left_behind;
 

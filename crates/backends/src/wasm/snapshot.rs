@@ -22,7 +22,12 @@ const OPEN_DIR_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Captures every directory of the sandbox that can be written to.
-pub(super) fn take_snapshot(tree: &GuestTree, kind: SnapshotKind, into: &Path, most: u64) -> Result<()> {
+pub(super) fn take_snapshot(
+    tree: &GuestTree,
+    kind: SnapshotKind,
+    into: &Path,
+    most: u64,
+) -> Result<()> {
     if kind == SnapshotKind::Full {
         return Err(Error::unsupported("snapshot", kind.feature()));
     }
@@ -39,7 +44,8 @@ fn write_archive(place: &GuestPlace, most: u64, out: File) -> Result<()> {
     let captured = tree::Tree::open(&place.host, Side::Near, most)
         .map_err(tree::TreeError::from)
         .and_then(|mut tree| tree.send(out));
-    captured.map_err(|error| snapshot_error("snapshot", "the files cannot be captured").source(error))
+    captured
+        .map_err(|error| snapshot_error("snapshot", "the files cannot be captured").source(error))
 }
 
 /// Brings a snapshot back: what was made since is gone, what was removed is there. Nothing is removed
@@ -48,22 +54,26 @@ pub(super) fn restore_snapshot(tree: &GuestTree, from: &Parts, most: u64) -> Res
     if from.kind == SnapshotKind::Full {
         return Err(Error::unsupported("restore", from.kind.feature()));
     }
-    let staged: Result<Vec<_>> = writable_places(tree).map(|place| stage_archive(place, from, most)).collect();
+    let staged: Result<Vec<_>> =
+        writable_places(tree).map(|place| stage_archive(place, from, most)).collect();
     let swapped = staged.and_then(|staged| {
         for (place, _stage) in writable_places(tree).zip(staged) {
-            swap_in_staged(place).map_err(|errno| snapshot_error("restore", "the files").source(errno))?;
+            swap_in_staged(place)
+                .map_err(|errno| snapshot_error("restore", "the files").source(errno))?;
         }
         Ok(())
     });
     for place in writable_places(tree) {
-        let _ = open_dir(&place.host).and_then(|dir| remove_entry(&dir, &CString::new(STAGING_DIR_NAME)?));
+        let _ = open_dir(&place.host)
+            .and_then(|dir| remove_entry(&dir, &CString::new(STAGING_DIR_NAME)?));
     }
     swapped
 }
 
 /// Unpacks the archive of one place inside of it.
 fn stage_archive(place: &GuestPlace, from: &Parts, most: u64) -> Result<()> {
-    let failed = |error: io::Error| snapshot_error("restore", "the files cannot be unpacked").source(error);
+    let failed =
+        |error: io::Error| snapshot_error("restore", "the files cannot be unpacked").source(error);
     let dir = open_dir(&place.host).map_err(failed)?;
     CString::new(STAGING_DIR_NAME)
         .map_err(io::Error::from)

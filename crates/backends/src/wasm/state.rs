@@ -143,7 +143,9 @@ impl Meter {
     /// Fails when the processor time is used up.
     pub(super) fn check_cpu_time(&self) -> Result<()> {
         match self.cpu_most {
-            Some(most) if self.cpu_time() > most => Err(StopReason::Limit(LimitKind::CpuTime).into()),
+            Some(most) if self.cpu_time() > most => {
+                Err(StopReason::Limit(LimitKind::CpuTime).into())
+            }
             Some(_) | None => Ok(()),
         }
     }

@@ -64,7 +64,12 @@ impl GuestTree {
         ];
         for mount in &spec.mounts {
             let source = resolve_path(&NAME, "mounts", &mount.source)?;
-            places.push(GuestPlace::open("mounts", mount.target.as_str(), source, mount.read_only)?);
+            places.push(GuestPlace::open(
+                "mounts",
+                mount.target.as_str(),
+                source,
+                mount.read_only,
+            )?);
         }
         Ok(Self { private, places })
     }
@@ -147,7 +152,8 @@ fn create_private_dir(bases: &[PathBuf], id: &SandboxId) -> io::Result<PathBuf> 
 
 /// The sandboxes of this user that have one.
 pub(super) fn list_sandbox_ids() -> Vec<SandboxId> {
-    let entries = private_dir_bases().flat_map(|base| fs::read_dir(base).into_iter().flatten().flatten());
+    let entries =
+        private_dir_bases().flat_map(|base| fs::read_dir(base).into_iter().flatten().flatten());
     let ours = entries.filter(|entry| is_own(entry.metadata()));
     ours.filter_map(|entry| {
         entry.file_name().to_str()?.strip_prefix(PRIVATE_DIR_PREFIX)?.parse().ok()

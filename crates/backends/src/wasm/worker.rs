@@ -15,14 +15,14 @@ use wasmtime_wasi::WasiCtxBuilder;
 use wasmtime_wasi::cli::OutputFile;
 
 use super::account::ResourceAccount;
-use super::check::{self, ProgramKind, MAX_PROGRAM_BYTES, UnfitProgram};
+use super::check::{self, MAX_PROGRAM_BYTES, ProgramKind, UnfitProgram};
 use super::code::Trusted;
 use super::engine::{Machines, Supply};
 use super::lane::ThreadLane;
 use super::ledger::DiskLedger;
 use super::openings::{Opening, Openings};
 use super::program;
-use super::report::{WorkerAnswer, WorkerOrder, WORKER_DIR, WorkerMode};
+use super::report::{WORKER_DIR, WorkerAnswer, WorkerMode, WorkerOrder};
 use super::run::{self, ProgramJob};
 use super::{cache, find, ledger};
 
@@ -52,7 +52,8 @@ fn compile_stdin(way: &str) -> i32 {
     let compiled = check::to_binary(given.into()).and_then(|binary| {
         let kind = check::validate_binary(&binary)?;
         let machine = Machines::new(Supply::Single).get_or_create(way.into());
-        let machine = machine.ok_or_else(|| UnfitProgram::TooMuch("cannot be compiled here".into()))?;
+        let machine =
+            machine.ok_or_else(|| UnfitProgram::TooMuch("cannot be compiled here".into()))?;
         program::compile_only(&machine, kind, &binary).map(|code| (kind, code))
     });
     let (code, said) = match compiled {
@@ -93,8 +94,8 @@ fn run_order(order: WorkerOrder) -> i32 {
         ..Limits::default()
     };
     let path = answers_dir().join(&order.answer);
-    let exit =
-        execute_order(order, limits).unwrap_or_else(|failure| ExitStatus::StartFailed(failure).into());
+    let exit = execute_order(order, limits)
+        .unwrap_or_else(|failure| ExitStatus::StartFailed(failure).into());
     let answer = WorkerAnswer::of(&exit);
     let written = serde_json::to_vec(&answer)
         .map_err(std::io::Error::from)
@@ -109,11 +110,12 @@ fn answers_dir() -> PathBuf {
 fn execute_order(mut order: WorkerOrder, limits: Limits) -> Result<Exit, StartFailure> {
     let lacking = |what: &str| StartFailure::NoResources(what.to_owned());
     let machines = Machines::new(Supply::Single);
-    let machine = machines.get_or_create(order.mode.into()).ok_or_else(|| lacking("no virtual machine"))?;
+    let machine =
+        machines.get_or_create(order.mode.into()).ok_or_else(|| lacking("no virtual machine"))?;
     let (kind, code) = read_order_code(&order)?;
     let name = order.argv.first().cloned().unwrap_or_default();
-    let program =
-        program::load_compiled(&machine, kind, &code).map_err(|unfit| find::to_start_failure(&name, &unfit))?;
+    let program = program::load_compiled(&machine, kind, &code)
+        .map_err(|unfit| find::to_start_failure(&name, &unfit))?;
     let account = match order.disk {
         true => DiskLedger::open(&answers_dir().join(ledger::LEDGER_FILE_NAME))
             .map(|ledger| ResourceAccount::with_ledger(&limits, ledger))
@@ -131,7 +133,12 @@ fn execute_order(mut order: WorkerOrder, limits: Limits) -> Result<Exit, StartFa
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let runtime = runtime.map_err(|error| lacking(&error.to_string()))?;
-    Ok(runtime.block_on(run::run_program(&machine, &program, job, std::future::pending::<ExitStatus>())))
+    Ok(runtime.block_on(run::run_program(
+        &machine,
+        &program,
+        job,
+        std::future::pending::<ExitStatus>(),
+    )))
 }
 
 /// The code that was ordered. Read as a whole before it is compared, so that nobody changes it after.
@@ -142,7 +149,8 @@ fn read_order_code(order: &WorkerOrder) -> Result<(ProgramKind, Trusted), StartF
     let same = cache::encode_hex(&Sha256::digest(&whole)) == order.code;
     match whole.split_first() {
         Some((tag, code)) if same => {
-            let kind = kind_of_tag(*tag).ok_or_else(|| StartFailure::NoResources("of no kind".into()))?;
+            let kind =
+                kind_of_tag(*tag).ok_or_else(|| StartFailure::NoResources("of no kind".into()))?;
             Ok((kind, Trusted::vouched(code.to_vec())))
         }
         Some(_) | None => {

@@ -28,8 +28,9 @@ use crate::native::Native;
 const COMPILE_MEMORY_LIMIT: Bytes = Bytes(4 << 30);
 /// Processor time limit of one compilation.
 const COMPILE_CPU_LIMIT: Span = Span::secs(240);
-/// Wall-clock timeout of one compilation.
-const COMPILE_TIMEOUT: Duration = Duration::from_secs(240);
+/// Wall-clock timeout of one compilation: for one that hangs. What a busy machine takes is no reason to end it,
+/// since its processor time is limited.
+const COMPILE_TIMEOUT: Duration = Duration::from_secs(1800);
 /// Compilers at once, where there are that many processors.
 const MAX_COMPILERS: usize = 4;
 /// Most code that is read from a compiler.

@@ -85,7 +85,9 @@ fn put_question(open: &OpenQuestion) -> Decision {
     }
     let page = page::build_page(&open.question, usize::from(terminal::read_terminal_size().cols));
     write_to_stderr(&page.text);
-    let heard = typed::read_answer_line(&open.withdrawn, ANSWER_DELAY, || write_to_stderr(prompt_text(page.whole)));
+    let heard = typed::read_answer_line(&open.withdrawn, ANSWER_DELAY, || {
+        write_to_stderr(prompt_text(page.whole))
+    });
     let (decision, said) = decide_answer(heard);
     write_to_stderr(said);
     decision

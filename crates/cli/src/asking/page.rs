@@ -22,7 +22,8 @@ pub struct QuestionPage {
 /// The question for a terminal of this width.
 pub fn build_page(question: &Question, width: usize) -> QuestionPage {
     let facts = &question.facts;
-    let mut page = QuestionPage { text: "\nstockade: an agent needs your leave\n".into(), whole: true };
+    let mut page =
+        QuestionPage { text: "\nstockade: an agent needs your leave\n".into(), whole: true };
     page.add_field("tool", &escape_text(&facts.tool));
     page.add_field("where", &describe_place(question));
     page.add_field("network", describe_network(facts.network));

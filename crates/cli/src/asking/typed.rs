@@ -44,7 +44,11 @@ pub fn discard_typed_input() {
 
 /// Waits for a line that is typed after `prompt`, which comes when the question could be read. Ends when
 /// the other end of `withdrawn` does.
-pub fn read_answer_line(withdrawn: &impl AsFd, reading: Duration, prompt: impl FnOnce()) -> TerminalAnswer {
+pub fn read_answer_line(
+    withdrawn: &impl AsFd,
+    reading: Duration,
+    prompt: impl FnOnce(),
+) -> TerminalAnswer {
     let withdrawn = || PollFd::new(withdrawn, PollFlags::IN);
     match poll_first_ready(&mut [withdrawn()], Some(reading)) {
         Ok(None) => {}

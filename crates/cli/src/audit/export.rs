@@ -5,7 +5,7 @@ use stockade_core::{Ending, Outcome, Result};
 use stockade_engine::{Event, Job, Journal};
 
 use super::select::{self, SelectArgs};
-use super::{format_command_line, find_outcome};
+use super::{find_outcome, format_command_line};
 use crate::printer::Printer;
 
 const CSV_COLUMNS: [&str; 15] = [

@@ -8,7 +8,7 @@ use stockade_core::{JobId, Result};
 use stockade_engine::{Event, Job, Journal, Record};
 
 use super::select::SelectArgs;
-use super::{format_command_line, describe_result, to_the_second};
+use super::{describe_result, format_command_line, to_the_second};
 use crate::printer::{Printer, on_one_line};
 
 /// Poll interval of the journal.
@@ -55,7 +55,11 @@ fn format_job_line(job: &Job, printer: &Printer) -> String {
     let Event::Started { job: id, command, .. } = &job.started.event else { return String::new() };
     let (tone, how) = describe_result(job);
     let when = job.stopped.as_ref().map(|record| to_the_second(record.time)).unwrap_or_default();
-    format!("{when}  {id}  {}  {}\n", printer.tone(tone, &how), on_one_line(&format_command_line(command)))
+    format!(
+        "{when}  {id}  {}  {}\n",
+        printer.tone(tone, &how),
+        on_one_line(&format_command_line(command))
+    )
 }
 
 /// Prints every record.

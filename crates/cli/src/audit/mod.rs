@@ -106,7 +106,12 @@ pub fn audit(args: AuditArgs, printer: &Printer) -> Result<i32> {
     }
 }
 
-fn list_jobs(journal: &Journal, select: &SelectArgs, limit: usize, printer: &Printer) -> Result<i32> {
+fn list_jobs(
+    journal: &Journal,
+    select: &SelectArgs,
+    limit: usize,
+    printer: &Printer,
+) -> Result<i32> {
     let jobs = journal.newest_jobs(select.filter())?;
     let mut jobs =
         jobs.filter(|job| job.as_ref().is_ok_and(|job| select.admits(job)) || job.is_err());

@@ -59,7 +59,11 @@ impl SupervisorConnection {
     }
 
     /// The same with a payload.
-    pub async fn ask_with(&mut self, request: &SupervisorRequest, data: &[u8]) -> Result<(SupervisorReply, Bytes)> {
+    pub async fn ask_with(
+        &mut self,
+        request: &SupervisorRequest,
+        data: &[u8],
+    ) -> Result<(SupervisorReply, Bytes)> {
         self.say(request, data).await?;
         self.hear().await
     }
@@ -82,7 +86,10 @@ impl SupervisorConnection {
 }
 
 /// Hears one thing. An error on the other side is one here.
-pub async fn receive_reply(reader: &mut OwnedReadHalf, operation: &'static str) -> Result<(SupervisorReply, Bytes)> {
+pub async fn receive_reply(
+    reader: &mut OwnedReadHalf,
+    operation: &'static str,
+) -> Result<(SupervisorReply, Bytes)> {
     match frame::receive_frame(reader).await {
         Ok(Some((SupervisorReply::Failed(error), _))) => Err(error.into_error(operation)),
         Ok(Some(heard)) => Ok(heard),

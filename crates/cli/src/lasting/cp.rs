@@ -10,7 +10,7 @@ use clap::Args;
 use serde_json::json;
 use stockade_core::{Bytes, Error, ErrorCode, Result, SandboxId};
 
-use super::copy::{GuestFiles, CopyPrograms, CopySummary, inward, outward};
+use super::copy::{CopyPrograms, CopySummary, GuestFiles, inward, outward};
 use super::place::SandboxDirectory;
 use crate::config::Settings;
 use crate::printer::Printer;
@@ -75,7 +75,14 @@ async fn copy_tree(args: &CpArgs, place: &SandboxDirectory) -> Result<CopySummar
         }
         (CopyEnd::There(id, source), CopyEnd::Here(target)) => {
             let mut guest = GuestFiles::new(place.reach(id, CP_OPERATION).await?);
-            outward::copy_outward(&mut guest, CopyPrograms { place, id }, source, target, args.max_size).await
+            outward::copy_outward(
+                &mut guest,
+                CopyPrograms { place, id },
+                source,
+                target,
+                args.max_size,
+            )
+            .await
         }
         (CopyEnd::Here(_), CopyEnd::Here(_)) => Err(one_side("neither side names a sandbox")),
         (CopyEnd::There(..), CopyEnd::There(..)) => Err(one_side("both sides name a sandbox")),

@@ -9,7 +9,7 @@ use stockade_core::{
 use stockade_engine::{HostThings, Snapshot};
 
 use super::launch::launch_supervisor;
-use super::message::{SupervisorOrder, SandboxReady};
+use super::message::{SandboxReady, SupervisorOrder};
 use super::snapshot;
 use crate::args::SpecArgs;
 use crate::config::Settings;
@@ -76,7 +76,8 @@ pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
     let lifetime = Some(require_positive_span("--lifetime", args.life.lifetime)?);
     let origin = configured.origin.clone();
     let from = args.from;
-    let order = SupervisorOrder { spec, idle, lifetime, command: None, workspace: None, origin, from };
+    let order =
+        SupervisorOrder { spec, idle, lifetime, command: None, workspace: None, origin, from };
     let (ready, workspace) = build_sandbox(order, &wanted, &configured.settings, printer).await?;
     if printer.is_json() {
         printer.json(&json!({
@@ -98,7 +99,8 @@ pub fn as_captured(
     settings: &Settings,
     printer: &Printer,
 ) -> Result<SandboxSpec> {
-    let Snapshot { spec: captured, shown, .. } = snapshot::open_snapshot_store(settings)?.get(snapshot)?;
+    let Snapshot { spec: captured, shown, .. } =
+        snapshot::open_snapshot_store(settings)?.get(snapshot)?;
     host_things_are_named(&spec, &captured, &shown, printer)?;
     let backend = if flags.backend.is_some() { spec.backend } else { captured.backend };
     let image = if shown.image.is_some() { spec.image } else { captured.image };
@@ -202,7 +204,9 @@ async fn build_sandbox(
     let asked = order.spec.limits;
     match launch_supervisor(order, printer).await {
         Ok(ready) => {
-            if let (Some(line), false) = (describe_watched_limits(&asked, &ready.limits), printer.is_json()) {
+            if let (Some(line), false) =
+                (describe_watched_limits(&asked, &ready.limits), printer.is_json())
+            {
                 printer.note(&line);
             }
             if let (Some(id), false) = (&workspace, printer.is_json()) {

@@ -69,7 +69,8 @@ fn gone_is_none<T>(error: Error) -> Result<Option<T>> {
 
 /// Has its owner end it. Whether that has left anything is for the lease to say.
 async fn by_its_owner(mut connection: SupervisorConnection) -> Result<bool> {
-    let answer = connection.ask(&SupervisorRequest::Destroy).await.map(Some).or_else(gone_is_none)?;
+    let answer =
+        connection.ask(&SupervisorRequest::Destroy).await.map(Some).or_else(gone_is_none)?;
     match answer {
         Some((SupervisorReply::Done, _)) | None => {
             let _ = tokio::time::timeout(SUPERVISOR_EXIT_TIMEOUT, connection.gone()).await;

@@ -13,7 +13,9 @@ use stockade_core::{
 use super::client::SupervisorConnection;
 use super::place::SandboxDirectory;
 use super::remote::Remote;
-use crate::attend::{ProgramEnd, ProgramEvents, attend_program, collect_output, conclude_program, relay_output};
+use crate::attend::{
+    ProgramEnd, ProgramEvents, attend_program, collect_output, conclude_program, relay_output,
+};
 use crate::capture::Captured;
 use crate::command::CommandArgs;
 use crate::config::Settings;
@@ -134,7 +136,11 @@ async fn exec_detached(id: &SandboxId, command: Command, printer: &Printer) -> R
 }
 
 /// Runs a command and stays with it to its end.
-pub async fn exec_attached(connection: SupervisorConnection, command: Command, printer: &Printer) -> Result<i32> {
+pub async fn exec_attached(
+    connection: SupervisorConnection,
+    command: Command,
+    printer: &Printer,
+) -> Result<i32> {
     let command = fit_command(command, printer)?;
     terminal::require_terminal(&command)?;
     let mut interrupts = Interrupts::listen()?;

@@ -96,8 +96,12 @@ pub fn broken_connection_error(operation: &'static str, error: SupervisorFrameEr
     };
     match error {
         SupervisorFrameError::Closed => gone("the sandbox's supervisor went away"),
-        SupervisorFrameError::Io(source) => gone("the connection to the sandbox failed").source(source),
-        SupervisorFrameError::TooLong(_) => told(ErrorCode::TooLarge, "a message is longer than one may be"),
+        SupervisorFrameError::Io(source) => {
+            gone("the connection to the sandbox failed").source(source)
+        }
+        SupervisorFrameError::TooLong(_) => {
+            told(ErrorCode::TooLarge, "a message is longer than one may be")
+        }
         SupervisorFrameError::Malformed(source) => {
             told(ErrorCode::Protocol, "a message cannot be understood").source(source)
         }

@@ -42,9 +42,11 @@ pub async fn fork(args: &ForkArgs, printer: &Printer) -> Result<i32> {
     let place = SandboxDirectory::open(&settings)?;
     let sandbox = place.resolve(&args.sandbox, FORK_OPERATION)?;
     let described = request_description(&mut place.reach(&sandbox, FORK_OPERATION).await?).await?;
-    let taken = snapshot::take_snapshot(&place, &sandbox, pick_fullest_kind(&described), printer).await?;
+    let taken =
+        snapshot::take_snapshot(&place, &sandbox, pick_fullest_kind(&described), printer).await?;
     let passing = Arc::new(snapshot::open_snapshot_store(&settings)?).passing(taken)?;
-    let (made, failed) = launch_copies(&described, &passing.snapshot().id, args.count, printer).await;
+    let (made, failed) =
+        launch_copies(&described, &passing.snapshot().id, args.count, printer).await;
     if let Some(error) = failed {
         for id in &made {
             end::end_sandbox(&place, &settings, id, FORK_OPERATION).await?;

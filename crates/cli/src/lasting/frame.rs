@@ -38,7 +38,10 @@ pub async fn send_frame<T: Serialize>(
     payload: &[u8],
 ) -> Result<(), SupervisorFrameError> {
     let header = serde_json::to_vec(header)?;
-    let lengths = [check_frame_length(header.len(), MAX_HEADER)?, check_frame_length(payload.len(), MAX_PAYLOAD)?];
+    let lengths = [
+        check_frame_length(header.len(), MAX_HEADER)?,
+        check_frame_length(payload.len(), MAX_PAYLOAD)?,
+    ];
     let mut frame = Vec::with_capacity(8 + header.len() + payload.len());
     lengths.iter().for_each(|length| frame.extend_from_slice(&length.to_le_bytes()));
     frame.extend_from_slice(&header);
@@ -65,10 +68,15 @@ pub async fn receive_frame<T: DeserializeOwned>(
     Ok(Some((serde_json::from_slice(&header)?, frame)))
 }
 
-async fn fill_buffer(from: &mut (impl AsyncRead + Unpin), buffer: &mut [u8]) -> Result<(), SupervisorFrameError> {
+async fn fill_buffer(
+    from: &mut (impl AsyncRead + Unpin),
+    buffer: &mut [u8],
+) -> Result<(), SupervisorFrameError> {
     match from.read_exact(buffer).await {
         Ok(_) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(SupervisorFrameError::Closed),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            Err(SupervisorFrameError::Closed)
+        }
         Err(error) => Err(error.into()),
     }
 }

@@ -39,7 +39,9 @@ pub async fn kill(args: &KillArgs, printer: &Printer) -> Result<i32> {
         };
         let ending = end_sandbox(&place, &settings, &id, KILL_OPERATION);
         match printer.patiently("waiting until nothing is left", ending).await {
-            Ok(FoundSandbox::Nothing) if !args.all => code = printer.error(&unknown_sandbox_error(KILL_OPERATION, &id)),
+            Ok(FoundSandbox::Nothing) if !args.all => {
+                code = printer.error(&unknown_sandbox_error(KILL_OPERATION, &id))
+            }
             Ok(_) => ended.push(id),
             Err(error) => code = printer.error(&error),
         }

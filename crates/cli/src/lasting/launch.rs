@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use stockade_core::{Error, ErrorCode, Result};
 
-use super::message::{SupervisorOrder, SandboxReady, LaunchStatus};
+use super::message::{LaunchStatus, SandboxReady, SupervisorOrder};
 use super::{SUPERVISE_COMMAND, inherit};
 use crate::printer::Printer;
 
@@ -27,8 +27,8 @@ pub async fn launch_supervisor(order: SupervisorOrder, printer: &Printer) -> Res
 fn launch_now(order: &SupervisorOrder) -> Result<SandboxReady> {
     let json = serde_json::to_vec(order)
         .map_err(|error| launch_error("the order cannot be written").source(error))?;
-    let mut child =
-        spawn_supervisor().map_err(|error| launch_error("its supervisor cannot be started").source(error))?;
+    let mut child = spawn_supervisor()
+        .map_err(|error| launch_error("its supervisor cannot be started").source(error))?;
     // A supervisor that does not read has something else to say, or has ended.
     let _ = child.stdin.take().map(|mut stdin| stdin.write_all(&json));
     let line = read_supervisor_reply(&mut child)

@@ -8,7 +8,7 @@ use super::place::SandboxDirectory;
 use super::remote::Remote;
 use super::stored::Stored;
 use crate::attend::{CLOSED_PIPE, ProgramEvents};
-use crate::capture::{Captured, CaptureReport};
+use crate::capture::{CaptureReport, Captured};
 use crate::config::Settings;
 use crate::output::{Output, OutputStop};
 use crate::printer::Printer;
@@ -71,7 +71,11 @@ async fn show_stored_logs(
     if printer.is_json() {
         let held = collect_output(&mut stored.events).await?;
         let Stored { job, sandbox, walls, .. } = stored;
-        show_collected(held, |captured, outcome| captured.about(job, &sandbox, walls, outcome), printer);
+        show_collected(
+            held,
+            |captured, outcome| captured.about(job, &sandbox, walls, outcome),
+            printer,
+        );
         return Ok(0);
     }
     let code = stream_logs(&mut stored.events, printer).await?;
@@ -145,7 +149,11 @@ async fn collect_output(events: &mut impl ProgramEvents) -> Result<HeldOutput> {
     Ok(held)
 }
 
-fn show_collected(held: HeldOutput, report: impl FnOnce(Captured, Option<Outcome>) -> CaptureReport, printer: &Printer) {
+fn show_collected(
+    held: HeldOutput,
+    report: impl FnOnce(Captured, Option<Outcome>) -> CaptureReport,
+    printer: &Printer,
+) {
     let mut report = report(held.captured, held.outcome);
     report.missing_bytes = Some(held.missing);
     printer.json(&report);

@@ -53,13 +53,20 @@ impl SandboxDirectory {
 
     /// Connects to the owner of a lasting sandbox, or says why that is not possible. The beginning of an
     /// id is enough; the connection has the whole.
-    pub async fn reach(&self, given: &SandboxId, operation: &'static str) -> Result<SupervisorConnection> {
-        if let Some(connection) = SupervisorConnection::open(&self.sockets, given, operation).await? {
+    pub async fn reach(
+        &self,
+        given: &SandboxId,
+        operation: &'static str,
+    ) -> Result<SupervisorConnection> {
+        if let Some(connection) =
+            SupervisorConnection::open(&self.sockets, given, operation).await?
+        {
             return Ok(connection);
         }
         let id = &self.resolve(given, operation)?;
         if id != given
-            && let Some(connection) = SupervisorConnection::open(&self.sockets, id, operation).await?
+            && let Some(connection) =
+                SupervisorConnection::open(&self.sockets, id, operation).await?
         {
             return Ok(connection);
         }

@@ -103,7 +103,9 @@ async fn request_info(place: &SandboxDirectory, lease: &LeaseInfo) -> Option<Inf
     let info = async {
         let mut connection =
             SupervisorConnection::open(&place.sockets, &lease.body.id, "ps").await.ok()??;
-        let (SupervisorReply::Info(info), _) = connection.ask(&SupervisorRequest::Info).await.ok()? else {
+        let (SupervisorReply::Info(info), _) =
+            connection.ask(&SupervisorRequest::Info).await.ok()?
+        else {
             return None;
         };
         Some(info)
@@ -167,7 +169,13 @@ fn build_cells(row: &SandboxRow) -> [Cell; 7] {
         state,
         Cell::plain(format_age(row.age_seconds)),
         Cell::plain(row.lease.pid.to_string()),
-        Cell::lines(format_running_jobs(row).into_iter().chain(format_workspace(row)).chain(format_labels(row)).collect()),
+        Cell::lines(
+            format_running_jobs(row)
+                .into_iter()
+                .chain(format_workspace(row))
+                .chain(format_labels(row))
+                .collect(),
+        ),
     ]
 }
 

@@ -54,17 +54,31 @@ pub struct Remote {
 
 impl Remote {
     /// Starts a program.
-    pub async fn exec(connection: SupervisorConnection, command: Command, detach: bool) -> Result<Self> {
-        Self::open(connection, &SupervisorRequest::Exec { command: Box::new(command), detach }).await
+    pub async fn exec(
+        connection: SupervisorConnection,
+        command: Command,
+        detach: bool,
+    ) -> Result<Self> {
+        Self::open(connection, &SupervisorRequest::Exec { command: Box::new(command), detach })
+            .await
     }
 
     /// Reads what a program has written.
-    pub async fn logs(connection: SupervisorConnection, job: Option<JobId>, follow: bool) -> Result<Self> {
+    pub async fn logs(
+        connection: SupervisorConnection,
+        job: Option<JobId>,
+        follow: bool,
+    ) -> Result<Self> {
         Self::open(connection, &SupervisorRequest::Logs { job, from: 0, follow }).await
     }
 
-    async fn open(mut connection: SupervisorConnection, request: &SupervisorRequest) -> Result<Self> {
-        let (SupervisorReply::Started { job, backend, boundary }, _) = connection.ask(request).await? else {
+    async fn open(
+        mut connection: SupervisorConnection,
+        request: &SupervisorRequest,
+    ) -> Result<Self> {
+        let (SupervisorReply::Started { job, backend, boundary }, _) =
+            connection.ask(request).await?
+        else {
             return Err(out_of_turn(connection.operation));
         };
         let SupervisorConnection { reader, writer, operation, sandbox } = connection;
@@ -147,7 +161,10 @@ impl RemoteControl {
     }
 }
 
-async fn write_requests(mut writer: OwnedWriteHalf, mut letters: mpsc::Receiver<(SupervisorRequest, Bytes)>) {
+async fn write_requests(
+    mut writer: OwnedWriteHalf,
+    mut letters: mpsc::Receiver<(SupervisorRequest, Bytes)>,
+) {
     while let Some((request, data)) = letters.recv().await {
         if frame::send_frame(&mut writer, &request, &data).await.is_err() {
             return;

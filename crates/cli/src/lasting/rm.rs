@@ -53,7 +53,8 @@ pub async fn refuse_busy(
     operation: &'static str,
     remedy: &str,
 ) -> Result<()> {
-    let Some(mut connection) = SupervisorConnection::open(&place.sockets, id, operation).await? else {
+    let Some(mut connection) = SupervisorConnection::open(&place.sockets, id, operation).await?
+    else {
         return match place.lease(id)? {
             Some(lease) if lease.alive => Err(taken_sandbox_error(operation, &lease)),
             Some(_) | None => Ok(()),

@@ -3,7 +3,7 @@
 use clap::Args;
 use stockade_core::{Command, Result, SandboxId, Stdin};
 
-use super::exec::{exec_attached, connect_supervisor};
+use super::exec::{connect_supervisor, exec_attached};
 use crate::args::SpecArgs;
 use crate::printer::Printer;
 use crate::{run, terminal};
@@ -32,7 +32,8 @@ pub async fn shell(args: ShellArgs, printer: &Printer) -> Result<i32> {
     };
     let connection = connect_supervisor(&id, "shell", printer).await?;
     let terminal = Some(terminal::read_terminal_size());
-    let command = Command { stdin: Stdin::Stream, terminal, ..Command::program(build_shell_argv()) };
+    let command =
+        Command { stdin: Stdin::Stream, terminal, ..Command::program(build_shell_argv()) };
     exec_attached(connection, command, printer).await
 }
 

@@ -86,19 +86,28 @@ pub async fn snapshot(args: SnapshotArgs, printer: &Printer) -> Result<i32> {
     match args.verb {
         SnapshotVerb::Take { sandbox, full } => {
             let kind = if full { SnapshotKind::Full } else { SnapshotKind::Files };
-            let taken = take_snapshot(&SandboxDirectory::open(&settings)?, &sandbox, kind, printer).await?;
+            let taken =
+                take_snapshot(&SandboxDirectory::open(&settings)?, &sandbox, kind, printer).await?;
             print_snapshot(&taken, printer);
         }
         SnapshotVerb::Restore { sandbox, snapshot } => {
-            restore_snapshot(&SandboxDirectory::open(&settings)?, &sandbox, snapshot, printer).await?;
+            restore_snapshot(&SandboxDirectory::open(&settings)?, &sandbox, snapshot, printer)
+                .await?;
         }
-        SnapshotVerb::Ls { quiet } => list_snapshots(&open_snapshot_store(&settings)?, quiet, printer)?,
-        SnapshotVerb::Rm { snapshots } => remove_snapshots(&open_snapshot_store(&settings)?, &snapshots, printer)?,
+        SnapshotVerb::Ls { quiet } => {
+            list_snapshots(&open_snapshot_store(&settings)?, quiet, printer)?
+        }
+        SnapshotVerb::Rm { snapshots } => {
+            remove_snapshots(&open_snapshot_store(&settings)?, &snapshots, printer)?
+        }
         SnapshotVerb::Export { snapshot, output } => {
             export_snapshot(&open_snapshot_store(&settings)?, &snapshot, &output)?;
         }
         SnapshotVerb::Import { input, max_size } => {
-            print_snapshot(&import_snapshot(&open_snapshot_store(&settings)?, &input, max_size)?, printer);
+            print_snapshot(
+                &import_snapshot(&open_snapshot_store(&settings)?, &input, max_size)?,
+                printer,
+            );
         }
     }
     Ok(0)

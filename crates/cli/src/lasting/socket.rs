@@ -38,7 +38,12 @@ impl SupervisorSockets {
         let bind = || -> io::Result<UnixListener> {
             self.remove(id)?;
             let listener = UnixListener::bind(self.socket_path(id))?;
-            rustix::fs::chmodat(&self.dir, socket_file_name(id), Mode::from(0o600), AtFlags::empty())?;
+            rustix::fs::chmodat(
+                &self.dir,
+                socket_file_name(id),
+                Mode::from(0o600),
+                AtFlags::empty(),
+            )?;
             Ok(listener)
         };
         bind().map_err(|error| socket_error(&self.path, error))

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 use stockade_core::{SandboxSpec, Workspace};
 
-use super::{FoundToolchain, LeftOut, is_claimed_by_spec, build_host_tree};
+use super::{FoundToolchain, LeftOut, build_host_tree, is_claimed_by_spec};
 
 /// The longest `.git`, `gitdir` or `commondir` file.
 const MAX_POINTER_BYTES: u64 = 8 << 10;

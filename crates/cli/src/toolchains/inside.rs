@@ -70,7 +70,9 @@ pub(super) fn build_variables(
         let value = match value {
             VariableValue::Root(at) => root(*at)?.to_str()?.to_owned(),
             VariableValue::ShownPath => shown_path(&caller.absolute(name)?, trees)?,
-            VariableValue::Word => caller.variables.get(*name).filter(|word| is_word(word))?.clone(),
+            VariableValue::Word => {
+                caller.variables.get(*name).filter(|word| is_word(word))?.clone()
+            }
             VariableValue::GoProxy(at, inside) => {
                 let dir = root(*at)?.join(inside);
                 let shown = is_shown(&dir, trees).then_some(dir)?;

@@ -21,7 +21,7 @@ use stockade_engine::EngineConfig;
 
 use caller::{CallerEnvironment, in_path, root_paths};
 pub use choice::ToolchainChoice;
-use table::{KNOWN_TOOLCHAINS, ToolchainRoot, Toolchain};
+use table::{KNOWN_TOOLCHAINS, Toolchain, ToolchainRoot};
 
 const TOOLCHAIN_FLAG: &str = "--toolchain";
 /// The home directory of whom commands run as, inside.
@@ -89,7 +89,12 @@ pub fn add_toolchains(
     spec: &mut SandboxSpec,
     config: &EngineConfig,
 ) -> Result<Vec<FoundToolchain>> {
-    let mut found = find_toolchains(choice, spec, config, &CallerEnvironment::here().outside(written_places(spec)))?;
+    let mut found = find_toolchains(
+        choice,
+        spec,
+        config,
+        &CallerEnvironment::here().outside(written_places(spec)),
+    )?;
     if packages == Packages::Absent {
         found.iter_mut().for_each(FoundToolchain::leave_home);
     }
@@ -167,10 +172,14 @@ fn leaves_system(caller: &CallerEnvironment) -> bool {
     caller.path.iter().any(|dir| !inside::DEFAULT_PATH.iter().any(|known| dir == Path::new(known)))
 }
 
-fn all_named_are_there(choice: &ToolchainChoice, found: Vec<FoundToolchain>) -> Result<Vec<FoundToolchain>> {
+fn all_named_are_there(
+    choice: &ToolchainChoice,
+    found: Vec<FoundToolchain>,
+) -> Result<Vec<FoundToolchain>> {
     let ToolchainChoice::Named(names) = choice else { return Ok(found) };
     let is_there = |name: &String| {
-        let of = |found: &FoundToolchain| KNOWN_TOOLCHAINS.iter().find(|known| known.name == found.name);
+        let of =
+            |found: &FoundToolchain| KNOWN_TOOLCHAINS.iter().find(|known| known.name == found.name);
         found.iter().filter_map(of).any(|known| known.is_called(name))
     };
     match names.iter().find(|name| !is_there(name)) {

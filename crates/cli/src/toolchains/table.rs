@@ -146,7 +146,10 @@ pub const KNOWN_TOOLCHAINS: &[Toolchain] = &[
                 ..PLAIN_ROOT
             },
         ],
-        variables: &[("RUSTUP_HOME", VariableValue::Root(1)), ("RUSTUP_TOOLCHAIN", VariableValue::Word)],
+        variables: &[
+            ("RUSTUP_HOME", VariableValue::Root(1)),
+            ("RUSTUP_TOOLCHAIN", VariableValue::Word),
+        ],
     },
     Toolchain {
         name: "nvm",
@@ -231,7 +234,10 @@ pub const KNOWN_TOOLCHAINS: &[Toolchain] = &[
             ],
             ..NESTED_ROOT
         }],
-        variables: &[("PYENV_ROOT", VariableValue::Root(0)), ("PYENV_VERSION", VariableValue::Word)],
+        variables: &[
+            ("PYENV_ROOT", VariableValue::Root(0)),
+            ("PYENV_VERSION", VariableValue::Word),
+        ],
     },
     Toolchain {
         name: "uv",
@@ -376,7 +382,10 @@ pub const KNOWN_TOOLCHAINS: &[Toolchain] = &[
             ],
             ..NESTED_ROOT
         }],
-        variables: &[("RBENV_ROOT", VariableValue::Root(0)), ("RBENV_VERSION", VariableValue::Word)],
+        variables: &[
+            ("RBENV_ROOT", VariableValue::Root(0)),
+            ("RBENV_VERSION", VariableValue::Word),
+        ],
     },
     Toolchain {
         name: "mise",
@@ -402,7 +411,10 @@ pub const KNOWN_TOOLCHAINS: &[Toolchain] = &[
             shown: &["bin", "shims", "libexec", "lib", "plugins/*/bin", "installs", "asdf.sh"],
             ..INSTALLS_ROOT
         }],
-        variables: &[("ASDF_DATA_DIR", VariableValue::Root(0)), ("ASDF_DIR", VariableValue::ShownPath)],
+        variables: &[
+            ("ASDF_DATA_DIR", VariableValue::Root(0)),
+            ("ASDF_DIR", VariableValue::ShownPath),
+        ],
     },
     Toolchain {
         name: "homebrew",
@@ -414,7 +426,10 @@ pub const KNOWN_TOOLCHAINS: &[Toolchain] = &[
             shown: &["bin", "sbin", "lib", "libexec", "include", "share", "opt", "Cellar"],
             ..NESTED_ROOT
         }],
-        variables: &[("HOMEBREW_PREFIX", VariableValue::Root(0)), ("HOMEBREW_CELLAR", VariableValue::ShownPath)],
+        variables: &[
+            ("HOMEBREW_PREFIX", VariableValue::Root(0)),
+            ("HOMEBREW_CELLAR", VariableValue::ShownPath),
+        ],
     },
     Toolchain {
         name: "opt",
@@ -427,6 +442,9 @@ pub const KNOWN_TOOLCHAINS: &[Toolchain] = &[
             ],
             ..PLAIN_ROOT
         }],
-        variables: &[("JAVA_HOME", VariableValue::ShownPath), ("MAVEN_HOME", VariableValue::ShownPath)],
+        variables: &[
+            ("JAVA_HOME", VariableValue::ShownPath),
+            ("MAVEN_HOME", VariableValue::ShownPath),
+        ],
     },
 ];

@@ -41,9 +41,11 @@ pub fn expand_root(
 fn expand_pattern(root: &Path, pattern: &str) -> Vec<PathBuf> {
     let parts = pattern.split('/').filter(|part| *part != ".");
     parts.fold(vec![root.to_owned()], |found, part| match part {
-        "*" => {
-            found.iter().flat_map(|dir| list_children(dir).unwrap_or_default()).map(|c| c.path).collect()
-        }
+        "*" => found
+            .iter()
+            .flat_map(|dir| list_children(dir).unwrap_or_default())
+            .map(|c| c.path)
+            .collect(),
         name => found.into_iter().map(|dir| dir.join(name)).collect(),
     })
 }

@@ -50,8 +50,11 @@ pub async fn apply(args: ApplyArgs, workspaces: Workspaces, printer: &Printer) -
     // Cut off, it would be undone by the next command only: it is short, so it is seen through.
     let _held_off = Interrupts::listen()?;
     let id = args.id.find(&workspaces, APPLY_OPERATION)?;
-    let claim =
-        if args.force { None } else { Some(claim_workspace(&workspaces, &id, APPLY_OPERATION, IN_USE)?) };
+    let claim = if args.force {
+        None
+    } else {
+        Some(claim_workspace(&workspaces, &id, APPLY_OPERATION, IN_USE)?)
+    };
     if claim.is_some() {
         // Nobody has it: what is left of it after this is for its changes alone.
         workspaces.release(&id).await?;

@@ -17,7 +17,11 @@ pub struct ForkWorkspaceArgs {
 }
 
 /// Makes the second one and prints its id.
-pub async fn fork(args: ForkWorkspaceArgs, workspaces: Workspaces, printer: &Printer) -> Result<i32> {
+pub async fn fork(
+    args: ForkWorkspaceArgs,
+    workspaces: Workspaces,
+    printer: &Printer,
+) -> Result<i32> {
     let copying = off_thread(move || {
         let id = args.id.find(&workspaces, "fork")?;
         let fork = workspaces.fork(&id)?;

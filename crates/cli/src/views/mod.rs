@@ -19,7 +19,9 @@ use stockade_core::{Error, ErrorCode, Result};
 use stockade_workspaces::Workspaces;
 
 pub use handle::WorkspaceHandle;
-pub use taken::{SettledWorkspace, WorkspaceSummary, Taken, take_view_ahead, build_view_source, take_view};
+pub use taken::{
+    SettledWorkspace, Taken, WorkspaceSummary, build_view_source, take_view, take_view_ahead,
+};
 pub use wanted::{Configured, GitArg, WantedWorkspace};
 
 use crate::config::Settings;

@@ -63,7 +63,8 @@ pub async fn review_changes(
     };
     // Another command may have gone on in it while this one asked.
     let options = ApplyOptions { include, to: None, seen: Some(settled.diff) };
-    let done = attempt_apply(settled.workspaces.clone(), settled.workspace.id.clone(), options).await?;
+    let done =
+        attempt_apply(settled.workspaces.clone(), settled.workspace.id.clone(), options).await?;
     Ok(Some(report_application(&done, printer)).filter(|code| *code != 0))
 }
 

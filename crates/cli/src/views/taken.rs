@@ -149,7 +149,11 @@ pub async fn build_view_source(
 }
 
 /// By the kernel where somebody can build walls around it, else by a copy, which everybody can take.
-async fn choose_mechanism(workspaces: &Workspaces, spec: &SandboxSpec, engine: &Engine) -> Mechanism {
+async fn choose_mechanism(
+    workspaces: &Workspaces,
+    spec: &SandboxSpec,
+    engine: &Engine,
+) -> Mechanism {
     let Place::Overlay(layers) = &spec.workspace else { return Mechanism::default() };
     if workspaces.mechanism() == Mechanism::Copy {
         return Mechanism::Copy;

@@ -145,7 +145,12 @@ fn a_workspace_appears_at_the_path_that_was_chosen_and_at_its_usual_one() {
 }
 
 /// What `explain` says of one toolchain.
-fn shown_of(place: &CliPlace, name: &str, variables: &[(&str, &str)], flags: &[&str]) -> Vec<String> {
+fn shown_of(
+    place: &CliPlace,
+    name: &str,
+    variables: &[(&str, &str)],
+    flags: &[&str],
+) -> Vec<String> {
     let home = place.path("home").display().to_string();
     let mut command = place.command(&[&["explain", "--json"], flags].concat());
     command.env("PATH", format!("{home}/.local/bin:{home}/.go/bin:/usr/bin:/bin"));

@@ -25,7 +25,8 @@ pub struct Follower<'j> {
 impl Journal {
     /// Follows the journal from this instant on.
     pub fn follow(&self) -> Result<Follower<'_>> {
-        let snapshot = JournalSnapshot::take(&self.dir).map_err(|fault| fault.during(FOLLOW_OPERATION))?;
+        let snapshot =
+            JournalSnapshot::take(&self.dir).map_err(|fault| fault.during(FOLLOW_OPERATION))?;
         let (segment, offset) = (snapshot.head.segment, snapshot.head.offset);
         Ok(Follower { journal: self, segment, offset })
     }

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use super::record::{Digest, ChainLink};
+use super::record::{ChainLink, Digest};
 
 /// File of the head.
 pub(super) const HEAD_FILE: &str = "head";

@@ -102,7 +102,11 @@ impl Journal {
 }
 
 /// Those of the oldest that go.
-fn select_removable(which: Prune, finished: &[FinishedSegment], current: u64) -> &[FinishedSegment] {
+fn select_removable(
+    which: Prune,
+    finished: &[FinishedSegment],
+    current: u64,
+) -> &[FinishedSegment] {
     let mut left = current + finished.iter().map(|file| file.bytes).sum::<u64>();
     let goes = |file: &&FinishedSegment| {
         let old = which.before.is_some_and(|before| file.written < before);

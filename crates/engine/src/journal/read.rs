@@ -12,7 +12,7 @@ use super::fault::JournalFault;
 use super::record::Record;
 use super::time::Timestamp;
 use super::verify::Damage;
-use super::walk::{LinePlace, LineShape, JournalWalk};
+use super::walk::{JournalWalk, LinePlace, LineShape};
 
 pub(super) const READ_OPERATION: &str = "read the journal";
 
@@ -107,7 +107,11 @@ impl<'a> Records<'a> {
     }
 }
 
-fn parse_record(walk: &JournalWalk<'_>, place: LinePlace, line: &[u8]) -> Result<Record, JournalFault> {
+fn parse_record(
+    walk: &JournalWalk<'_>,
+    place: LinePlace,
+    line: &[u8],
+) -> Result<Record, JournalFault> {
     let what = match place.shape {
         LineShape::Whole => match serde_json::from_slice(line) {
             Ok(record) => return Ok(record),

@@ -59,7 +59,12 @@ pub(super) fn encode_event(event: &Event) -> serde_json::Result<Option<Vec<u8>>>
 }
 
 /// The whole line of a record, newline included, and its hash.
-pub(super) fn build_line(prev: Digest, seq: u64, time: Timestamp, event: &[u8]) -> (Vec<u8>, Digest) {
+pub(super) fn build_line(
+    prev: Digest,
+    seq: u64,
+    time: Timestamp,
+    event: &[u8],
+) -> (Vec<u8>, Digest) {
     let mut body = Vec::with_capacity(event.len() + MAX_ENVELOPE_BYTES);
     let fields = format!("\"prev\":\"{prev}\",\"seq\":{seq},\"time\":\"{time}\",\"event\":");
     body.extend_from_slice(fields.as_bytes());
@@ -195,7 +200,10 @@ mod tests {
         let json = encode_event(&event).unwrap().unwrap();
         let (line, hash) = build_line(Digest::GENESIS_HASH, 3, Timestamp::now(), &json);
         let line = line.strip_suffix(b"\n").unwrap();
-        assert_eq!(ChainLink::read(line), Ok(ChainLink { hash, prev: Digest::GENESIS_HASH, seq: 3 }));
+        assert_eq!(
+            ChainLink::read(line),
+            Ok(ChainLink { hash, prev: Digest::GENESIS_HASH, seq: 3 })
+        );
         let record: Record = serde_json::from_slice(line).unwrap();
         assert_eq!((record.hash, record.seq, record.event), (hash, 3, event));
         assert!(is_rotation(line, 7) && !is_rotation(line, 8));

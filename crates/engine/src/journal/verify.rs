@@ -13,8 +13,8 @@ use serde::Serialize;
 
 use super::fault::JournalFault;
 use super::head::{HEAD_FILE, Head};
-use super::record::{Digest, ChainLink, is_rotation, parse_pruned};
-use super::walk::{LinePlace, LineShape, JournalWalk, list_archived_segments};
+use super::record::{ChainLink, Digest, is_rotation, parse_pruned};
+use super::walk::{JournalWalk, LinePlace, LineShape, list_archived_segments};
 use crate::state::Directory;
 
 /// What verification found.
@@ -114,7 +114,9 @@ impl<'a> JournalCheck<'a> {
                     self.ends.insert(place.segment, (link.seq, link.hash));
                     self.pruned = parse_pruned(&line).or(self.pruned);
                 }
-                Err(FoundBreak::Here(what)) => return Ok(self.build_broken_verdict(place.segment, place.line, what)),
+                Err(FoundBreak::Here(what)) => {
+                    return Ok(self.build_broken_verdict(place.segment, place.line, what));
+                }
                 Err(FoundBreak::Gap) => return self.explain_gap(place),
             }
         }

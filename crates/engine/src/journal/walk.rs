@@ -37,8 +37,9 @@ impl JournalSnapshot {
         let current = none_if_missing(dir.open(CURRENT_SEGMENT_FILE, OFlags::RDONLY));
         let current = current.during("open", || dir.path_of(CURRENT_SEGMENT_FILE))?;
         let current_number = if unrenamed { head.segment - 1 } else { head.segment };
-        let first =
-            list_archived_segments(dir)?.first().map_or(current_number, |oldest| current_number.min(*oldest));
+        let first = list_archived_segments(dir)?
+            .first()
+            .map_or(current_number, |oldest| current_number.min(*oldest));
         let mut snapshot = Self { head, first, damage: None, current, unrenamed };
         snapshot.look_beyond().during("read", || dir.path_of(CURRENT_SEGMENT_FILE))?;
         drop(lock);
@@ -97,7 +98,8 @@ fn lock_for_reading(dir: &Directory) -> Result<Locked, JournalFault> {
     };
     let locked = Locked::within(file, Sharing::Shared, LOCK_PATIENCE);
     let locked = locked.during("lock", || dir.path_of(HEAD_FILE))?;
-    locked.ok_or_else(|| JournalFault::Locked { file: dir.path_of(HEAD_FILE), waited: LOCK_PATIENCE })
+    locked
+        .ok_or_else(|| JournalFault::Locked { file: dir.path_of(HEAD_FILE), waited: LOCK_PATIENCE })
 }
 
 /// Without a head there is no journal, unless there are records: then the head was taken away.

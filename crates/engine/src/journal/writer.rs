@@ -149,7 +149,8 @@ impl<'a> JournalWriter<'a> {
 fn open_current(dir: &Directory, head: Head) -> Result<File, JournalFault> {
     let path = || dir.path_of(CURRENT_SEGMENT_FILE);
     if rename_is_due(dir, head)? {
-        dir.rename(CURRENT_SEGMENT_FILE, &archive_file_name(head.segment - 1)).during("rename", path)?;
+        dir.rename(CURRENT_SEGMENT_FILE, &archive_file_name(head.segment - 1))
+            .during("rename", path)?;
     }
     let fresh = if head.offset == 0 { OFlags::CREATE } else { OFlags::empty() };
     match dir.open(CURRENT_SEGMENT_FILE, OFlags::RDWR | fresh) {

@@ -240,7 +240,8 @@ impl PoolMachine {
     pub(super) fn close(&mut self) -> Vec<PoolAct> {
         self.closed = true;
         let refused = std::mem::take(&mut self.line).into_iter();
-        let mut acts: Vec<_> = refused.map(|(asker, _)| PoolAct::Refuse(asker, Why::Closed)).collect();
+        let mut acts: Vec<_> =
+            refused.map(|(asker, _)| PoolAct::Refuse(asker, Why::Closed)).collect();
         for (seat, _) in std::mem::take(&mut self.ready) {
             acts.push(self.retire(seat));
         }

@@ -189,7 +189,12 @@ fn saturate_count(count: usize) -> u32 {
 pub(crate) struct Pools(Mutex<Vec<Arc<Steward>>>);
 
 impl Pools {
-    fn open(&self, order: SandboxOrder, bounds: PoolBounds, engine: &Arc<EngineInner>) -> Result<Arc<Steward>> {
+    fn open(
+        &self,
+        order: SandboxOrder,
+        bounds: PoolBounds,
+        engine: &Arc<EngineInner>,
+    ) -> Result<Arc<Steward>> {
         let mut pools = lock_mutex(&self.0);
         pools.retain(|steward| !steward.is_closed());
         if pools.iter().any(|steward| steward.can_serve(&order)) {

@@ -20,7 +20,11 @@ impl EngineInner {
     }
 
     /// Makes a prepared sandbox the caller's. Dropped half-way, the claim takes it down.
-    pub(crate) async fn keep_claimed(&self, claim: Claim, order: &SandboxOrder) -> Result<SandboxId> {
+    pub(crate) async fn keep_claimed(
+        &self,
+        claim: Claim,
+        order: &SandboxOrder,
+    ) -> Result<SandboxId> {
         let id = claim.id().clone();
         self.record(build_created_event(&id, order)).await?;
         let mut table = lock_mutex(&self.live);

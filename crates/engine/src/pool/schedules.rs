@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use super::machine::{PoolAct, PoolAsker, PoolBounds, PoolMachine, Moment, PoolSeat, Why};
+use super::machine::{Moment, PoolAct, PoolAsker, PoolBounds, PoolMachine, PoolSeat, Why};
 
 const SCHEDULE_COUNT: u64 = 5_000;
 /// What the engine gives a backend before making counts as failed.

@@ -12,7 +12,9 @@ use tokio::time::Instant;
 
 use super::claim::{Asking, Claim, Seated};
 use super::fit::{HostPlaces, same_walls};
-use super::machine::{PoolAct, PoolAsker, PoolBounds, PoolCounts, PoolMachine, Moment, PoolSeat, Why};
+use super::machine::{
+    Moment, PoolAct, PoolAsker, PoolBounds, PoolCounts, PoolMachine, PoolSeat, Why,
+};
 use crate::engine::{EngineInner, lock_mutex};
 use crate::id;
 use crate::sandboxes::{RunningSandbox, SandboxOrder};
@@ -65,7 +67,11 @@ enum StewardDeed {
 
 impl Steward {
     /// Begins to prepare. Ends with the engine, or when it is closed.
-    pub(super) fn open(template: SandboxOrder, bounds: PoolBounds, engine: &Arc<EngineInner>) -> Arc<Self> {
+    pub(super) fn open(
+        template: SandboxOrder,
+        bounds: PoolBounds,
+        engine: &Arc<EngineInner>,
+    ) -> Arc<Self> {
         let state = StewardState {
             machine: PoolMachine::new(bounds),
             parked: HashMap::new(),
@@ -147,10 +153,14 @@ impl Steward {
 
     /// Takes back a ready one that fits, for its place to be used otherwise; the oldest first. It is
     /// the caller's to take down.
-    pub(super) fn withdraw(self: &Arc<Self>, wanted: impl Fn(&RunningSandbox) -> bool) -> Option<RunningSandbox> {
+    pub(super) fn withdraw(
+        self: &Arc<Self>,
+        wanted: impl Fn(&RunningSandbox) -> bool,
+    ) -> Option<RunningSandbox> {
         let mut taken = None;
         self.tell_machine(None, |state, now| {
-            let is_wanted = |seat: &PoolSeat| state.parked.get(seat).is_some_and(|it| wanted(&it.live));
+            let is_wanted =
+                |seat: &PoolSeat| state.parked.get(seat).is_some_and(|it| wanted(&it.live));
             let Some(seat) = state.machine.ready().find(is_wanted) else { return Vec::new() };
             taken = state.parked.remove(&seat);
             state.machine.withdraw(now, seat)
@@ -215,14 +225,19 @@ impl Steward {
             }
             PoolAct::Refuse(asker, why) => {
                 let bounds = state.machine.bounds();
-                StewardDeed::Answer(state.line.remove(&asker)?, Err(self.refusal(why, bounds, failure)))
+                StewardDeed::Answer(
+                    state.line.remove(&asker)?,
+                    Err(self.refusal(why, bounds, failure)),
+                )
             }
         })
     }
 
     fn perform(self: &Arc<Self>, deed: StewardDeed) {
         match deed {
-            StewardDeed::Make(seat) => drop(self.runtime.spawn(Arc::clone(self).make(seat, self.work()))),
+            StewardDeed::Make(seat) => {
+                drop(self.runtime.spawn(Arc::clone(self).make(seat, self.work())))
+            }
             StewardDeed::TakeDown(live) => self.take_down(live),
             // One who has gone away leaves its sandbox to be taken down, as the answer is dropped.
             StewardDeed::Answer(to, answer) => drop(to.send(answer)),
@@ -245,7 +260,9 @@ impl Steward {
                     state.machine.made(now, seat)
                 });
             }
-            Err(error) => self.tell_machine(Some(error), |state, now| state.machine.failed(now, seat)),
+            Err(error) => {
+                self.tell_machine(Some(error), |state, now| state.machine.failed(now, seat))
+            }
         }
     }
 
@@ -253,7 +270,8 @@ impl Steward {
         let engine = self.engine.upgrade().ok_or_else(build_closed_error)?;
         // Looked at before anything is made of it, so that a change meanwhile is noticed.
         let places = HostPlaces::of(self.template.admitted.spec());
-        let live = engine.prepare_sandbox(&self.template, id::fresh()?, self.closing.subscribe()).await?;
+        let live =
+            engine.prepare_sandbox(&self.template, id::fresh()?, self.closing.subscribe()).await?;
         Ok(Parked { live, places })
     }
 

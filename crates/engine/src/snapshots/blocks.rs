@@ -104,14 +104,20 @@ mod tests {
         let size = 5 * BLOCK_BYTES + 100;
         let hole = write_sparse_file(size, &[(BLOCK_BYTES + 7, b"data"), (size - 1, b"x")]);
         let zeros = vec![0; BLOCK_BYTES as usize];
-        let filled =
-            write_sparse_file(size, &[(3 * BLOCK_BYTES, &zeros), (BLOCK_BYTES + 7, b"data"), (size - 1, b"x")]);
+        let filled = write_sparse_file(
+            size,
+            &[(3 * BLOCK_BYTES, &zeros), (BLOCK_BYTES + 7, b"data"), (size - 1, b"x")],
+        );
         assert_eq!(digest_file(&hole, size).unwrap(), digest_file(&filled, size).unwrap());
     }
 
     #[test]
     fn a_byte_its_place_and_the_length_all_count() {
-        let base = digest_file(&write_sparse_file(3 * BLOCK_BYTES, &[(BLOCK_BYTES, b"a")]), 3 * BLOCK_BYTES).unwrap();
+        let base = digest_file(
+            &write_sparse_file(3 * BLOCK_BYTES, &[(BLOCK_BYTES, b"a")]),
+            3 * BLOCK_BYTES,
+        )
+        .unwrap();
         let others = [
             (3 * BLOCK_BYTES, BLOCK_BYTES, b"b"),
             (3 * BLOCK_BYTES, BLOCK_BYTES + 1, b"a"),

@@ -193,9 +193,10 @@ impl Snapshot {
         }
         match self.spec.caller_only()[..] {
             [] => Ok(()),
-            ref fields => {
-                Err(build_damaged_error(format!("it says what only a caller may say: {}", fields.join(", "))))
-            }
+            ref fields => Err(build_damaged_error(format!(
+                "it says what only a caller may say: {}",
+                fields.join(", ")
+            ))),
         }
     }
 

@@ -115,8 +115,10 @@ impl Snapshots {
 
     /// Every snapshot.
     pub fn list(&self) -> Result<SnapshotListing> {
-        let names =
-            self.named.names().map_err(|error| build_unusable_error("list", self.named.path(), error))?;
+        let names = self
+            .named
+            .names()
+            .map_err(|error| build_unusable_error("list", self.named.path(), error))?;
         let mut listing = SnapshotListing::default();
         for name in names.into_iter().filter(|name| !name.starts_with('.')) {
             match self.read(&name) {
@@ -149,9 +151,9 @@ impl Snapshots {
             build_unusable_error("read a snapshot", &self.named.path_of(name), error)
         })?;
         let mut sealed = Vec::new();
-        file.take(MAX_MANIFEST as u64 + 1)
-            .read_to_end(&mut sealed)
-            .map_err(|error| build_unusable_error("read a snapshot", &self.named.path_of(name), error))?;
+        file.take(MAX_MANIFEST as u64 + 1).read_to_end(&mut sealed).map_err(|error| {
+            build_unusable_error("read a snapshot", &self.named.path_of(name), error)
+        })?;
         Snapshot::unseal(&sealed)
     }
 
@@ -225,7 +227,8 @@ impl Snapshots {
     ) -> Result<Snapshot> {
         let mut parts = BTreeMap::new();
         for (name, file) in open_parts(&draft.parts())? {
-            let failed = |error| build_unusable_error("store a snapshot", &draft.parts().join(&name), error);
+            let failed =
+                |error| build_unusable_error("store a snapshot", &draft.parts().join(&name), error);
             let size = file.metadata().map_err(failed)?.len();
             let digest = self.digest(&file).map_err(failed)?;
             file.sync_all().map_err(failed)?;
@@ -270,7 +273,8 @@ impl Snapshots {
     /// Removes a snapshot and what only it has held. Sandboxes that were made from it do not mind.
     pub fn remove(&self, id: &SnapshotId) -> Result<()> {
         let name = id.as_str();
-        let failed = |error| build_unusable_error("remove a snapshot", &self.named.path_of(name), error);
+        let failed =
+            |error| build_unusable_error("remove a snapshot", &self.named.path_of(name), error);
         if !self.named.exists(name).map_err(failed)? {
             return Err(build_unknown_error(name));
         }
@@ -402,7 +406,10 @@ mod tests {
         open().set_modified(long_ago).unwrap();
         assert_eq!(snapshots.digest(&open()).unwrap(), first);
         fs::hard_link(&path, state.path().join("again")).unwrap();
-        assert_eq!(lock_mutex(&snapshots.read).get(&PartFileStamp::of(&open()).unwrap()), Some(&first));
+        assert_eq!(
+            lock_mutex(&snapshots.read).get(&PartFileStamp::of(&open()).unwrap()),
+            Some(&first)
+        );
         fs::write(&path, "after!").unwrap();
         assert_ne!(snapshots.digest(&open()).unwrap(), first);
     }

@@ -24,7 +24,7 @@ use stockade_core::{Bytes, Error, ErrorCode, Result, SnapshotId};
 
 use super::blocks::{self, BLOCK_BYTES, Digester};
 use super::manifest::{MAX_MANIFEST, Part, Snapshot, build_damaged_error};
-use super::{SnapshotDraft, Snapshots, open_plain, build_unusable_error};
+use super::{SnapshotDraft, Snapshots, build_unusable_error, open_plain};
 
 const PARCEL_MAGIC: &str = "stockade-snapshot ";
 const PARCEL_VERSION: u32 = 1;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use stockade_core::{Bytes, Result, SnapshotId};
 
-use super::{SnapshotDraft, Snapshot, Snapshots, absent_is_fine, build_unusable_error};
+use super::{Snapshot, SnapshotDraft, Snapshots, absent_is_fine, build_unusable_error};
 
 /// File in a draft with the id of the snapshot that is removed together with the draft.
 const PASSING_ID_FILE: &str = "passing";

@@ -15,7 +15,7 @@ use crate::error::{At, Failure, Wall};
 use crate::sys;
 use crate::walls::fds::{self, Remaining};
 use crate::walls::{parent, rlimits};
-use crate::wire::{self, Proof, LaunchReply};
+use crate::wire::{self, LaunchReply, Proof};
 
 /// Everything the agent's process is built from.
 pub(super) struct BareBlueprint<'a> {

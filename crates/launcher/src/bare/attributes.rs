@@ -72,7 +72,9 @@ fn parse_call(call: &libc::seccomp_notif) -> Result<(AttributeTarget, AttributeC
         libc::SYS_fchmod => (plain(register_number(first), 0), mode_change(second)),
         libc::SYS_fchmodat => (plain(register_number(first), second), mode_change(third)),
         libc::SYS_fchmodat2 => (parse_flagged_target(first, second, fourth)?, mode_change(third)),
-        libc::SYS_utimensat => (parse_flagged_target(first, second, fourth)?, read_times(call.pid, third)?),
+        libc::SYS_utimensat => {
+            (parse_flagged_target(first, second, fourth)?, read_times(call.pid, third)?)
+        }
         _ => return Err(Errno::NOSYS),
     };
     let by_descriptor = i64::from(call.data.nr) == libc::SYS_fchmod

@@ -31,7 +31,11 @@ pub(super) fn warden_signals() -> Result<OwnedFd, Errno> {
         libc::sigaddset(&mut set, libc::SIGCHLD);
         libc::sigaddset(&mut set, libc::SIGTERM);
         check_return(c_long::from(libc::sigprocmask(libc::SIG_BLOCK, &set, ptr::null_mut())))?;
-        check_return(c_long::from(libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)))?
+        check_return(c_long::from(libc::signalfd(
+            -1,
+            &set,
+            libc::SFD_CLOEXEC | libc::SFD_NONBLOCK,
+        )))?
     };
     own_descriptor(fd)
 }
@@ -55,7 +59,9 @@ pub(crate) fn filter_with_listener(program: &[libc::sock_filter]) -> Result<Owne
     let (mode, flag) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
     // SAFETY: the kernel copies `len` instructions from a slice that outlives the call and does not
     // write to it.
-    own_descriptor(check_return(unsafe { libc::syscall(libc::SYS_seccomp, mode, flag, ptr::from_ref(&prog)) })?)
+    own_descriptor(check_return(unsafe {
+        libc::syscall(libc::SYS_seccomp, mode, flag, ptr::from_ref(&prog))
+    })?)
 }
 
 fn own_descriptor(fd: c_long) -> Result<OwnedFd, Errno> {

@@ -13,7 +13,9 @@ use super::plan::BarePlan;
 use super::scope;
 use crate::error::{Failure, Wall};
 use crate::walls::fds::REPORT_FD;
-use crate::walls::verify::{ProcessFiles, ProcessStatus, refuse_missing_wall, parent_death, read_all};
+use crate::walls::verify::{
+    ProcessFiles, ProcessStatus, parent_death, read_all, refuse_missing_wall,
+};
 use crate::walls::{parent, rlimits};
 use crate::wire::Proof;
 
@@ -123,7 +125,12 @@ fn prove_landlock(plan: &BarePlan, warden: Pid) -> Result<String, Failure> {
         match rustix::fs::openat(CWD, place, flags, Mode::empty()).map(drop) {
             Err(Errno::ACCESS) => {}
             Err(errno) => return Err(Failure::new(Wall::Landlock, errno, "refused otherwise")),
-            Ok(()) => return refuse_missing_wall(Wall::Landlock, format!("{} can be listed", place.display())),
+            Ok(()) => {
+                return refuse_missing_wall(
+                    Wall::Landlock,
+                    format!("{} can be listed", place.display()),
+                );
+            }
         }
     }
     if can_make_in(private) != Err(Errno::ACCESS) {

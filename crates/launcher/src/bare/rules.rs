@@ -18,7 +18,8 @@ const MACHINE_INFO_FILES: [&str; 2] = ["/proc/cpuinfo", "/proc/meminfo"];
 /// Puts the process under the rules of this plan.
 pub(super) fn restrict_to_plan(abi: u32, plan: &BarePlan) -> Result<(), Failure> {
     let rules = Rules::new(abi, BOTH_TCP)?;
-    for path in template::list_readable_paths().iter().map(String::as_str).chain(MACHINE_INFO_FILES) {
+    for path in template::list_readable_paths().iter().map(String::as_str).chain(MACHINE_INFO_FILES)
+    {
         if_there(path, |found| rules.read(found))?;
     }
     for path in template::list_device_paths() {

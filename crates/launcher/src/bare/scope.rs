@@ -18,7 +18,9 @@ impl LandlockScope {
     /// afterwards, and is within it before.
     pub(super) fn enter(outside: Pid) -> Result<LandlockScope, Failure> {
         if test_kill_process(outside).is_err() {
-            return Err(build_unproved_failure("the process outside cannot be reached to begin with"));
+            return Err(build_unproved_failure(
+                "the process outside cannot be reached to begin with",
+            ));
         }
         landlock::keep_signals()?;
         LandlockScope::prove(outside)

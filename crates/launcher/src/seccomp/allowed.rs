@@ -4,7 +4,7 @@
 
 use libc::*;
 
-use super::{SyscallAction, ArgumentCheck};
+use super::{ArgumentCheck, SyscallAction};
 
 /// One reviewed group.
 pub(super) struct SyscallGroup {

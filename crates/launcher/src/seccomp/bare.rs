@@ -3,7 +3,7 @@
 
 use libc::*;
 
-use super::{SyscallAction, ArgumentCheck};
+use super::{ArgumentCheck, SyscallAction};
 
 /// One call that is treated otherwise.
 pub(super) struct Otherwise {

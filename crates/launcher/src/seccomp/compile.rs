@@ -10,7 +10,7 @@ use super::allowed::{
     ALLOWED_ARCH_SYSCALLS, ALLOWED_SYSCALLS, CHECKED_ARCH_SYSCALLS, CHECKED_SYSCALLS,
 };
 use super::bare::{BARE_ARCH_SYSCALLS, BARE_SYSCALLS};
-use super::{SyscallAction, ArgumentCheck, DENIED_SYSCALLS, FilterKind};
+use super::{ArgumentCheck, DENIED_SYSCALLS, FilterKind, SyscallAction};
 
 #[cfg(target_arch = "x86_64")]
 const AUDIT_ARCH: u32 = 0xC000_003E;
@@ -76,9 +76,8 @@ fn list_actions(kind: FilterKind) -> BTreeMap<u32, SyscallAction> {
     actions.extend(looked_at.map(|(call, action)| (*call as u32, *action)));
     match kind {
         FilterKind::Namespaces => {}
-        FilterKind::Asking => {
-            actions.extend(NOTIFY_CHECKS.map(|(call, check)| (call as u32, SyscallAction::Look(check))))
-        }
+        FilterKind::Asking => actions
+            .extend(NOTIFY_CHECKS.map(|(call, check)| (call as u32, SyscallAction::Look(check)))),
         FilterKind::Bare => {
             let calls = BARE_SYSCALLS.iter().chain(BARE_ARCH_SYSCALLS);
             actions.extend(calls.map(|call| (call.number as u32, call.action)));
@@ -169,7 +168,13 @@ fn check_clone() -> Vec<sock_filter> {
         | libc::CLONE_NEWPID
         | libc::CLONE_NEWNET;
     let masked = build_instruction(OP_AND, namespaces as u32);
-    vec![load_argument(0), masked, build_jump(OP_JEQ, 0, 0, 1), return_allow(), return_errno(libc::EPERM)]
+    vec![
+        load_argument(0),
+        masked,
+        build_jump(OP_JEQ, 0, 0, 1),
+        return_allow(),
+        return_errno(libc::EPERM),
+    ]
 }
 
 /// Checks that are others where a process outside is asked about sockets that have a path. Sending
@@ -198,7 +203,8 @@ fn socket_keeps() -> Vec<sock_filter> {
         return_errno(libc::ESOCKTNOSUPPORT),
         return_allow(),
     ];
-    let mut code = vec![load_argument(0), build_jump(OP_JEQ, libc::AF_UNIX as u32, 0, local.len() as u8)];
+    let mut code =
+        vec![load_argument(0), build_jump(OP_JEQ, libc::AF_UNIX as u32, 0, local.len() as u8)];
     code.extend(local);
     code.extend(check_socket());
     code
@@ -210,7 +216,8 @@ fn check_socket() -> Vec<sock_filter> {
     let family = |family: i32, length: u8| build_jump(OP_JEQ, family as u32, 0, length);
     let mut code = vec![load_argument(0)];
     code.extend([family(libc::AF_UNIX, 1), return_allow()]);
-    let netlink = [load_argument(2), build_jump(OP_JEQ, libc::NETLINK_ROUTE as u32, 0, 1), return_allow()];
+    let netlink =
+        [load_argument(2), build_jump(OP_JEQ, libc::NETLINK_ROUTE as u32, 0, 1), return_allow()];
     code.push(family(libc::AF_NETLINK, netlink.len() as u8 + 1));
     code.extend(netlink);
     code.push(return_errno(libc::EAFNOSUPPORT));
@@ -260,12 +267,18 @@ fn stream_pair() -> Vec<sock_filter> {
 
 /// The process named by this argument is the caller, by the number that always means it.
 fn check_own_pid(index: u32) -> Vec<sock_filter> {
-    vec![load_argument(index), build_jump(OP_JEQ, 0, 0, 1), return_allow(), return_errno(libc::EPERM)]
+    vec![
+        load_argument(index),
+        build_jump(OP_JEQ, 0, 0, 1),
+        return_allow(),
+        return_errno(libc::EPERM),
+    ]
 }
 
 /// The same where the first argument says of what the second is the number.
 fn its_priority(process: u32) -> Vec<sock_filter> {
-    let mut code = vec![load_argument(0), build_jump(OP_JEQ, process, 1, 0), return_errno(libc::EPERM)];
+    let mut code =
+        vec![load_argument(0), build_jump(OP_JEQ, process, 1, 0), return_errno(libc::EPERM)];
     code.extend(check_own_pid(1));
     code
 }
@@ -287,14 +300,20 @@ fn ioctl_keeps() -> Vec<sock_filter> {
 /// A file that runs as its owner or its group is a way out for whoever runs it on the host.
 fn plain_mode(index: u32) -> Vec<sock_filter> {
     const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
-    vec![load_argument(index), build_jump(OP_JSET, SET_ID, 1, 0), return_allow(), return_errno(libc::EPERM)]
+    vec![
+        load_argument(index),
+        build_jump(OP_JSET, SET_ID, 1, 0),
+        return_allow(),
+        return_errno(libc::EPERM),
+    ]
 }
 
 /// Without these flags the mode is whatever the register happens to hold.
 fn opens_with_plain_mode(flags: u32) -> Vec<sock_filter> {
     const CREATE_FLAGS: u32 = (libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u32;
     let mode = plain_mode(flags + 1);
-    let mut code = vec![load_argument(flags), build_jump(OP_JSET, CREATE_FLAGS, 1, 0), return_allow()];
+    let mut code =
+        vec![load_argument(flags), build_jump(OP_JSET, CREATE_FLAGS, 1, 0), return_allow()];
     code.extend(mode);
     code
 }

@@ -18,7 +18,7 @@ use rustix::process::{
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::diag::{Bound, Diag};
-use super::waiting::{GuestConnect, ConnectOutcome, WaitingConnect};
+use super::waiting::{ConnectOutcome, GuestConnect, WaitingConnect};
 use super::{SocketGuest, watch};
 use crate::bare::calls;
 use crate::sys;
@@ -79,7 +79,9 @@ impl SocketServer {
         let Ok(call) = calls::next_call(listener.as_fd()) else { return };
         match self.connect(listener, &call) {
             Ok(ConnectOutcome::Waits(waiting)) => self.waiting.push(waiting),
-            Ok(ConnectOutcome::Done(result)) => calls::reply_to_call(listener.as_fd(), call.id, result),
+            Ok(ConnectOutcome::Done(result)) => {
+                calls::reply_to_call(listener.as_fd(), call.id, result)
+            }
             Err(errno) => calls::reply_to_call(listener.as_fd(), call.id, Err(errno)),
         }
     }
@@ -93,7 +95,9 @@ impl SocketServer {
             let call = waiting.call;
             match waiting.try_again() {
                 ConnectOutcome::Waits(waiting) => self.waiting.push(waiting),
-                ConnectOutcome::Done(result) => calls::reply_to_call(listener.as_fd(), call, result),
+                ConnectOutcome::Done(result) => {
+                    calls::reply_to_call(listener.as_fd(), call, result)
+                }
             }
         }
     }

@@ -61,7 +61,9 @@ impl GuestConnect {
         let blocks = !flags.contains(OFlags::NONBLOCK);
         match (self.connect(flags), blocks) {
             (Err(Errno::AGAIN), true) => self.wait_until(call, Until::Room),
-            (Err(Errno::INPROGRESS | Errno::ALREADY), true) => self.wait_until(call, Until::Connected),
+            (Err(Errno::INPROGRESS | Errno::ALREADY), true) => {
+                self.wait_until(call, Until::Connected)
+            }
             (result, _) => ConnectOutcome::Done(result),
         }
     }

@@ -81,10 +81,14 @@ impl SocketWatch {
                 }
             }
             // Where no process can be had, the listener is closed, and connecting fails.
-            Some(ListenerState::Listener(listener, guest)) => match server::start_server(&listener, guest) {
-                Ok(served) => drop(self.sandboxes.insert(sandbox, ListenerState::Served(served))),
-                Err(_) => drop(listener),
-            },
+            Some(ListenerState::Listener(listener, guest)) => {
+                match server::start_server(&listener, guest) {
+                    Ok(served) => {
+                        drop(self.sandboxes.insert(sandbox, ListenerState::Served(served)))
+                    }
+                    Err(_) => drop(listener),
+                }
+            }
             Some(served @ ListenerState::Served(_)) => drop(self.sandboxes.insert(sandbox, served)),
             None => {}
         }

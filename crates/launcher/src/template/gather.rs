@@ -162,13 +162,16 @@ fn gather_devices(names: &[&str]) -> Result<Vec<TemplateItem>, Failure> {
     let mut items = Vec::new();
     for device in names {
         let target = Path::new("/dev").join(device);
-        let tree =
-            fs::clone_with(CWD, &format_path(&target), fs::DEVICE_MOUNT).at(Wall::Source, device)?;
+        let tree = fs::clone_with(CWD, &format_path(&target), fs::DEVICE_MOUNT)
+            .at(Wall::Source, device)?;
         let what = TemplateContent::Tree { tree, directory: false, layer: false };
         items.push(TemplateItem { target, what });
     }
     for (link, target) in DEVICE_LINKS {
-        items.push(TemplateItem { target: PathBuf::from(link), what: TemplateContent::Link(PathBuf::from(target)) });
+        items.push(TemplateItem {
+            target: PathBuf::from(link),
+            what: TemplateContent::Link(PathBuf::from(target)),
+        });
     }
     Ok(items)
 }
@@ -188,7 +191,7 @@ fn open_piece(Piece { target, made }: Piece, layer: bool) -> Result<TemplateItem
 }
 
 fn clone_mount(source: &Path, layer: bool) -> Result<TemplateContent, Failure> {
-    let tree =
-        fs::clone_with(CWD, &format_path(source), fs::READ_ONLY_MOUNT).at(Wall::Source, &format_path(source))?;
+    let tree = fs::clone_with(CWD, &format_path(source), fs::READ_ONLY_MOUNT)
+        .at(Wall::Source, &format_path(source))?;
     Ok(TemplateContent::Tree { tree, directory: true, layer })
 }

@@ -17,7 +17,7 @@ use crate::ground::{Ground, ROOTS_DIR};
 use crate::open::{OpenSource, format_path};
 use crate::plan::{LaunchPlan, Root};
 use crate::{fs, sys};
-use gather::{TemplateItem, TemplateContent};
+use gather::{TemplateContent, TemplateItem};
 
 pub use piece::{Made, Piece, host_root};
 
@@ -134,7 +134,8 @@ fn mount_at(tree: &OwnedFd, path: &str) -> Result<(), Errno> {
 
 fn lay_template(key: Key, path: String, items: Vec<TemplateItem>) -> Result<RootTemplate, Failure> {
     let mut template = RootTemplate { key, path, mounts: Vec::new(), layers: Vec::new() };
-    let root = fs::make_tmpfs(ROOT_BYTES, "0755", fs::WRITABLE_MOUNT).at(Wall::Template, "a tmpfs")?;
+    let root =
+        fs::make_tmpfs(ROOT_BYTES, "0755", fs::WRITABLE_MOUNT).at(Wall::Template, "a tmpfs")?;
     mount_at(&root, &template.path).at(Wall::Template, &template.path)?;
     let bare =
         fs::clone_with(&root, "", fs::READ_ONLY_MOUNT).at(Wall::Template, "its bare copy")?;

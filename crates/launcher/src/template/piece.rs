@@ -33,7 +33,8 @@ const COPY_LIMIT: u64 = 1 << 20;
 /// The host's own programs and libraries as a root for this user, without the host's homes, state and
 /// secrets. Directories for mounts and private places are not among the pieces.
 pub fn host_root(uid: u32, gid: u32) -> Vec<Piece> {
-    let system = gather::list_system_directories().filter_map(|inside| find_piece(Path::new("/"), inside));
+    let system =
+        gather::list_system_directories().filter_map(|inside| find_piece(Path::new("/"), inside));
     system.chain(etc::generate_files(uid, gid)).chain(etc::list_kept_files()).collect()
 }
 

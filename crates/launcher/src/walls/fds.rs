@@ -34,7 +34,8 @@ pub(crate) fn close_all(
     report: BorrowedFd<'_>,
     hand: Option<BorrowedFd<'_>>,
 ) -> Result<Remaining, Failure> {
-    close_other_fds(pipe, agent, report, hand).at(Wall::Descriptors, "closing the host's descriptors")
+    close_other_fds(pipe, agent, report, hand)
+        .at(Wall::Descriptors, "closing the host's descriptors")
 }
 
 fn close_other_fds(

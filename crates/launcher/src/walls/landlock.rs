@@ -122,7 +122,11 @@ pub(crate) fn open_rule_path(path: &str) -> Result<OwnedFd, Errno> {
 }
 
 /// Puts the process under its rules. Comes after the last mount, which Landlock would refuse.
-pub(crate) fn restrict_process(abi: u32, network: Network, writable: &[PathBuf]) -> Result<(), Failure> {
+pub(crate) fn restrict_process(
+    abi: u32,
+    network: Network,
+    writable: &[PathBuf],
+) -> Result<(), Failure> {
     let wall = Wall::Landlock;
     let tcp = match network {
         Network::None => BOTH_TCP,

@@ -18,9 +18,14 @@ const OVERFLOW_UID: u32 = 65534;
 
 /// Builds the root on the stage: one overlay for the root itself, one for each system directory,
 /// and plain clones of what is not layered (devices, parts of `/etc`).
-pub(crate) fn stage_layered_root(bytes: u64, template: &RootTemplate, uid: u32) -> Result<OwnedFd, Failure> {
+pub(crate) fn stage_layered_root(
+    bytes: u64,
+    template: &RootTemplate,
+    uid: u32,
+) -> Result<OwnedFd, Failure> {
     let wall = Wall::CopyOnWrite;
-    let memory = fs::make_tmpfs(bytes, "0755", fs::WRITABLE_MOUNT).at(wall, "memory for the layer")?;
+    let memory =
+        fs::make_tmpfs(bytes, "0755", fs::WRITABLE_MOUNT).at(wall, "memory for the layer")?;
     let place = fs::open_path(LAYER_DIR).at(wall, LAYER_DIR)?;
     fs::attach_mount(&memory, place).at(wall, LAYER_DIR)?;
     let root = mount_overlay(&memory, 0, &template.bare_path(), uid)?;
@@ -36,7 +41,12 @@ pub(crate) fn stage_layered_root(bytes: u64, template: &RootTemplate, uid: u32) 
     Ok(root)
 }
 
-fn mount_overlay(memory: &OwnedFd, index: usize, below: &str, uid: u32) -> Result<OwnedFd, Failure> {
+fn mount_overlay(
+    memory: &OwnedFd,
+    index: usize,
+    below: &str,
+    uid: u32,
+) -> Result<OwnedFd, Failure> {
     owned_inside(below, uid)?;
     let (upper, work) = (format!("upper{index}"), format!("work{index}"));
     for directory in [&upper, &work] {
@@ -55,9 +65,12 @@ fn owned_inside(below: &str, uid: u32) -> Result<(), Failure> {
     let owner = rustix::fs::stat(below).at(Wall::CopyOnWrite, below)?.st_uid;
     match owner == OVERFLOW_UID && uid != OVERFLOW_UID {
         false => Ok(()),
-        true => Err(Failure::new(Wall::CopyOnWrite, Errno::OVERFLOW, describe_owner_problem(below)).remedy(
-            "run as root, or use an image directory that belongs to the user who runs this",
-        )),
+        true => {
+            Err(Failure::new(Wall::CopyOnWrite, Errno::OVERFLOW, describe_owner_problem(below))
+                .remedy(
+                    "run as root, or use an image directory that belongs to the user who runs this",
+                ))
+        }
     }
 }
 

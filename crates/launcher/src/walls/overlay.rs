@@ -26,7 +26,8 @@ pub(crate) fn mount_overlay(layers: &OpenLayers, read_only: bool) -> Result<Owne
     if read_only {
         let both = format!("{upper}:{LOWER_DIR}");
         let options = [("lowerdir", both.as_str()), ("userxattr", "")];
-        return fs::make_detached_fs(OVERLAY_FS_TYPE, &options, fs::READ_ONLY_MOUNT).map_err(build_mount_failure);
+        return fs::make_detached_fs(OVERLAY_FS_TYPE, &options, fs::READ_ONLY_MOUNT)
+            .map_err(build_mount_failure);
     }
     holds_marks(&work)?;
     mount_writable(LOWER_DIR, &upper, &work)
@@ -35,7 +36,8 @@ pub(crate) fn mount_overlay(layers: &OpenLayers, read_only: bool) -> Result<Owne
 /// Mounts a view of an empty directory, with layers in memory. On older kernels memory holds no marks,
 /// which the layers of a real one must.
 pub(crate) fn mount_trial_overlay() -> Result<OwnedFd, Failure> {
-    let memory = fs::make_tmpfs(1 << 20, "0755", fs::WRITABLE_MOUNT).at(Wall::Workspace, "a tmpfs")?;
+    let memory =
+        fs::make_tmpfs(1 << 20, "0755", fs::WRITABLE_MOUNT).at(Wall::Workspace, "a tmpfs")?;
     attach_tree(&memory, CHANGES_DIR)?;
     for layer in ["lower", "upper", "work"] {
         let made = rustix::fs::mkdirat(&memory, layer, Mode::from_raw_mode(0o755));

@@ -69,7 +69,8 @@ fn roots_alone() -> Vec<String> {
 /// Mounts and masks it. Comes before the old root is left: the kernel gives a fresh `/proc` only to
 /// those who can still see a whole one.
 pub(crate) fn set_up(root: &OwnedFd, masks: &[ProcMask]) -> Result<(), Failure> {
-    let tree = fs::make_detached_fs("proc", &[], fs::NOEXEC_MOUNT).at(Wall::Proc, "a fresh /proc")?;
+    let tree =
+        fs::make_detached_fs("proc", &[], fs::NOEXEC_MOUNT).at(Wall::Proc, "a fresh /proc")?;
     fs::attach_in(&tree, root, Path::new("/proc")).at(Wall::Proc, "/proc")?;
     for mask in masks {
         // The root's /sys is an empty directory, and /dev/null reads as an empty file.
@@ -84,6 +85,7 @@ pub(crate) fn set_up(root: &OwnedFd, masks: &[ProcMask]) -> Result<(), Failure> 
 pub(crate) fn mount_terminals(root: &OwnedFd) -> Result<(), Failure> {
     let options = [("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620"), ("max", "256")];
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-    let tree = fs::make_detached_fs("devpts", &options, attributes).at(Wall::Devpts, "terminals")?;
+    let tree =
+        fs::make_detached_fs("devpts", &options, attributes).at(Wall::Devpts, "terminals")?;
     fs::attach_in(tree, root, Path::new("/dev/pts")).at(Wall::Devpts, "/dev/pts")
 }

@@ -25,7 +25,8 @@ pub const PRIVATE_DIRECTORIES: [(&str, u32); 5] = [
 pub(crate) fn set_up(root: &OwnedFd, bytes: u64) -> Result<Vec<PathBuf>, Failure> {
     let wall = Wall::Scratch;
     let memory = fs::make_tmpfs(bytes, "0755", fs::WRITABLE_MOUNT).at(wall, "a tmpfs")?;
-    fs::attach_mount(&memory, fs::open_path(SCRATCH_DIR).at(wall, SCRATCH_DIR)?).at(wall, SCRATCH_DIR)?;
+    fs::attach_mount(&memory, fs::open_path(SCRATCH_DIR).at(wall, SCRATCH_DIR)?)
+        .at(wall, SCRATCH_DIR)?;
     let mut places = Vec::new();
     for (number, (target, mode)) in PRIVATE_DIRECTORIES.into_iter().enumerate() {
         let name = number.to_string();

@@ -19,8 +19,9 @@ pub(crate) fn mount_workspace(
 ) -> Result<(), Failure> {
     let target = &plan.workspace_target;
     ensure_mount_point(root, target, true, true).at(Wall::Workspace, &format_path(target))?;
-    let attach =
-        |tree: &OwnedFd| fs::attach_in(tree, root, target).at(Wall::Workspace, &format_path(target));
+    let attach = |tree: &OwnedFd| {
+        fs::attach_in(tree, root, target).at(Wall::Workspace, &format_path(target))
+    };
     match (&plan.workspace, &sources.workspace, &sources.layers) {
         (Workspace::Local { .. }, Some(source), _) => attach(&source.tree),
         (Workspace::Overlay { .. }, _, Some(layers)) => {
@@ -29,8 +30,8 @@ pub(crate) fn mount_workspace(
         (Workspace::Trial, ..) => attach(&overlay::mount_trial_overlay()?),
         // Nothing is ever in it.
         (Workspace::Ephemeral { bytes }, ..) if plan.read_only => {
-            let tree =
-                fs::make_tmpfs(*bytes, "0755", fs::READ_ONLY_MOUNT).at(Wall::Workspace, "a tmpfs")?;
+            let tree = fs::make_tmpfs(*bytes, "0755", fs::READ_ONLY_MOUNT)
+                .at(Wall::Workspace, "a tmpfs")?;
             attach(&tree)
         }
         (Workspace::Ephemeral { .. }, ..) => {

@@ -102,7 +102,9 @@ impl ProcessStatus {
     pub(crate) fn is(&self, wall: Wall, name: &str, value: &str) -> Result<String, Failure> {
         match self.field(name) {
             found if found == value => Ok(format!("{name}: {found}")),
-            found => refuse_missing_wall(wall, format!("{name} is {found:?} and should be {value:?}")),
+            found => {
+                refuse_missing_wall(wall, format!("{name} is {found:?} and should be {value:?}"))
+            }
         }
     }
 }
@@ -112,7 +114,9 @@ fn verify_namespaces(process: &ProcessFiles, ground: &Ground) -> Result<String, 
     for (name, outside) in &ground.namespaces {
         match read_namespace_id(&process.0, name) {
             Some(inside) if inside != *outside => evidence.push(inside),
-            Some(_) | None => return refuse_missing_wall(Wall::Namespaces, format!("{name} is shared")),
+            Some(_) | None => {
+                return refuse_missing_wall(Wall::Namespaces, format!("{name} is shared"));
+            }
         }
     }
     Ok(evidence.join(" "))
@@ -128,7 +132,10 @@ fn verify_identity(process: &ProcessFiles, plan: &LaunchPlan) -> Result<String, 
         let map = process.read(file, Wall::Identity)?;
         let fields: Vec<&str> = map.split_whitespace().collect();
         if !matches!(fields.as_slice(), [inside, _, "1"] if *inside == id.to_string()) {
-            return refuse_missing_wall(Wall::Identity, format!("{file} maps more than one id: {map:?}"));
+            return refuse_missing_wall(
+                Wall::Identity,
+                format!("{file} maps more than one id: {map:?}"),
+            );
         }
     }
     Ok(format!("uid {} gid {}, one of each mapped", plan.uid, plan.gid))
@@ -196,7 +203,10 @@ impl<'a> VerifiedMounts<'a> {
         let escaped = escape_mount_path(place);
         let here = || self.0.iter().filter(|mounted| mounted.place == escaped);
         let found = here().find(|one| here().all(|other| other.parent != one.id));
-        found.map_or_else(|| refuse_missing_wall(wall, format!("{} is not mounted", place.display())), Ok)
+        found.map_or_else(
+            || refuse_missing_wall(wall, format!("{} is not mounted", place.display())),
+            Ok,
+        )
     }
 }
 
@@ -252,7 +262,10 @@ fn verify_workspace(plan: &LaunchPlan, mounts: &VerifiedMounts<'_>) -> Result<St
         Workspace::Ephemeral { .. } | Workspace::Local { .. } => Ok(evidence),
         Workspace::Overlay { .. } | Workspace::Trial => match mounts.find(wall, target)?.kind {
             overlay::OVERLAY_FS_TYPE => Ok(format!("{evidence}, an overlay")),
-            kind => refuse_missing_wall(wall, format!("{} is a {kind}, not an overlay", target.display())),
+            kind => refuse_missing_wall(
+                wall,
+                format!("{} is a {kind}, not an overlay", target.display()),
+            ),
         },
     }
 }
@@ -286,7 +299,9 @@ pub(crate) fn count_descriptors(open: &OwnedFd) -> Result<String, Failure> {
     }
     match count {
         8 => Ok("0-2 of its own, the pipe, and what execution closes".to_owned()),
-        count => refuse_missing_wall(Wall::Descriptors, format!("{count} are open and should be 8")),
+        count => {
+            refuse_missing_wall(Wall::Descriptors, format!("{count} are open and should be 8"))
+        }
     }
 }
 
@@ -300,7 +315,9 @@ fn verify_capabilities(status: &ProcessStatus) -> Result<String, Failure> {
 
 fn second_wall(abi: Option<u32>) -> Result<String, Failure> {
     match abi {
-        Some(abi) => landlock::prove_landlock().map(|evidence| format!("version {abi}: {evidence}")),
+        Some(abi) => {
+            landlock::prove_landlock().map(|evidence| format!("version {abi}: {evidence}"))
+        }
         None => Ok("absent: given up, the kernel has none".to_owned()),
     }
 }

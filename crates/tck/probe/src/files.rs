@@ -8,7 +8,7 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::mount::{MountFlags, mount_remount};
 use serde_json::{Value, json};
 
-use crate::{Args, VerbOutcome, report_attempt, number_of};
+use crate::{Args, VerbOutcome, number_of, report_attempt};
 
 /// Bytes that `read` gives back, at most.
 const MAX_READ_BYTES: u64 = 1 << 20;

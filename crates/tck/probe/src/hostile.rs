@@ -14,7 +14,7 @@ use rustix::process::{Signal, getppid, kill_process, setsid};
 use serde_json::json;
 
 use crate::process::build_self_command;
-use crate::{Args, VerbOutcome, report_attempt, report_success, number_of, raw, signals};
+use crate::{Args, VerbOutcome, number_of, raw, report_attempt, report_success, signals};
 
 /// Lifetime of a bomb: it ends by itself, so that a host without isolation survives it.
 const BOMB_LIFETIME: Duration = Duration::from_secs(120);
@@ -64,16 +64,17 @@ pub fn allocate_many(args: &Args) -> io::Result<VerbOutcome> {
     let mut children: Vec<Child> = Vec::new();
     let (mut ready, mut lost) = (0, 0);
     for _ in 0..args.number(0)? {
-        let mut child = match build_self_command(["hold", args.text(1)])?.stdout(Stdio::piped()).spawn() {
-            Ok(child) => child,
-            Err(error) => {
-                lost += 1;
-                if number_of(&error) == libc::EAGAIN {
-                    break;
+        let mut child =
+            match build_self_command(["hold", args.text(1)])?.stdout(Stdio::piped()).spawn() {
+                Ok(child) => child,
+                Err(error) => {
+                    lost += 1;
+                    if number_of(&error) == libc::EAGAIN {
+                        break;
+                    }
+                    continue;
                 }
-                continue;
-            }
-        };
+            };
         let mut said = [0];
         let heard = child.stdout.as_mut().map_or(Ok(0), |out| out.read(&mut said))?;
         ready += u64::from(heard > 0);

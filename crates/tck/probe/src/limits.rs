@@ -9,7 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 
 use crate::process::build_self_command;
-use crate::{Args, VerbOutcome, report_attempt, report_success, number_of};
+use crate::{Args, VerbOutcome, number_of, report_attempt, report_success};
 
 const PAGE_BYTES: usize = 4096;
 
@@ -62,7 +62,9 @@ pub fn allocate_memory(args: &Args) -> io::Result<VerbOutcome> {
         let mut piece = Vec::new();
         let size = (wanted - got).min(1 << 20);
         if piece.try_reserve_exact(size).is_err() {
-            return Ok(VerbOutcome::Facts(json!({ "ok": false, "bytes": got, "errno": libc::ENOMEM })));
+            return Ok(VerbOutcome::Facts(
+                json!({ "ok": false, "bytes": got, "errno": libc::ENOMEM }),
+            ));
         }
         piece.resize(size, 1u8);
         for at in (0..size).step_by(PAGE_BYTES) {

@@ -10,7 +10,7 @@ use rustix::process::{
 use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 
-use crate::{VerbOutcome, report_success, process};
+use crate::{VerbOutcome, process, report_success};
 
 /// Descriptors below this number are looked for.
 const DESCRIPTOR_SCAN_LIMIT: u32 = 4096;

@@ -110,7 +110,10 @@ fn main() -> Result<(), EngineFailure> {
         std::process::exit(wasm::worker(std::env::args().skip(2)));
     }
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run_requested_mode())
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?
+        .block_on(run_requested_mode())
 }
 
 async fn run_requested_mode() -> Result<(), EngineFailure> {

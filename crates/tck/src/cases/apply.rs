@@ -17,9 +17,13 @@ use crate::{Case, Kit, Stop, Verdict};
 const REQUIRED_FEATURES: &[Feature] = &[Feature::OverlayWorkspace];
 
 pub(super) const APPLY_CASES: &[Case] = &[
-    case!("content that the guest swaps after it was approved is not applied", "C-23", check_swapped_content)
-        .needs(REQUIRED_FEATURES)
-        .isolation(),
+    case!(
+        "content that the guest swaps after it was approved is not applied",
+        "C-23",
+        check_swapped_content
+    )
+    .needs(REQUIRED_FEATURES)
+    .isolation(),
     case!("what would make the host run code is held back from an apply", "C-24", held_back)
         .needs(REQUIRED_FEATURES)
         .isolation(),

@@ -5,11 +5,15 @@ use stockade_core::{Bytes, Ending, Feature, Span};
 
 use super::generate_pattern;
 use crate::case::{case, check, same};
-use crate::kit::{collect_output, wait_for_output, probe_command};
+use crate::kit::{collect_output, probe_command, wait_for_output};
 use crate::{Case, Kit, Verdict};
 
 pub(super) const MANDATORY_CASES: &[Case] = &[
-    case!("a program that succeeds exits with 0 and all of its output arrives", "C-13", check_success_exit),
+    case!(
+        "a program that succeeds exits with 0 and all of its output arrives",
+        "C-13",
+        check_success_exit
+    ),
     case!("a non-zero exit code arrives as it is", "C-10", non_zero),
     case!(
         "a program that takes too long is ended and reported as timed out with -1",
@@ -21,9 +25,13 @@ pub(super) const MANDATORY_CASES: &[Case] = &[
     case!("a read-only workspace refuses every write", "C-20", read_only)
         .needs(&[Feature::ReadOnlyWorkspace])
         .isolation(),
-    case!("sandboxes that start at once see nothing of each other", "C-17", check_concurrent_sandboxes)
-        .needs(&[Feature::ProcessIsolation])
-        .isolation(),
+    case!(
+        "sandboxes that start at once see nothing of each other",
+        "C-17",
+        check_concurrent_sandboxes
+    )
+    .needs(&[Feature::ProcessIsolation])
+    .isolation(),
     case!("close releases everything and can be called again", "C-30", check_close_releases_all),
 ];
 

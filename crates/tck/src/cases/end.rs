@@ -8,7 +8,7 @@ use std::time::Duration;
 use stockade_core::{Ending, Feature, Outcome};
 
 use crate::case::{case, check, same};
-use crate::kit::{collect_output, wait_until, wait_for_output, probe_command};
+use crate::kit::{collect_output, probe_command, wait_for_output, wait_until};
 use crate::{Case, Kit, MARK_VARIABLE, Stop, Verdict};
 
 pub(super) const END_CASES: &[Case] = &[
@@ -48,7 +48,11 @@ async fn one_outcome(kit: Kit) -> Verdict {
     let execution = kit.start(kit.spec(), probe_command(["exit", "11"])).await?;
     let streamed = collect_output(execution.subscribe()).await?.outcome;
     same!("the answer", execution.outcome().await, streamed);
-    same!("the answer to a second reader", collect_output(execution.subscribe()).await?.outcome, streamed);
+    same!(
+        "the answer to a second reader",
+        collect_output(execution.subscribe()).await?.outcome,
+        streamed
+    );
     Ok(())
 }
 
@@ -63,7 +67,8 @@ async fn cancel_after(kit: Kit) -> Verdict {
 }
 
 async fn cancel_many(kit: Kit) -> Verdict {
-    let execution = kit.start(kit.spec(), probe_command(["ignore-signals-then-sleep", "600000"])).await?;
+    let execution =
+        kit.start(kit.spec(), probe_command(["ignore-signals-then-sleep", "600000"])).await?;
     wait_for_output(&mut execution.subscribe(), "ready\n").await?;
     let watcher = execution.detach();
     let mut closing = tokio::task::JoinSet::new();
@@ -79,7 +84,8 @@ async fn cancel_many(kit: Kit) -> Verdict {
 }
 
 async fn drop_kills(kit: Kit) -> Verdict {
-    let execution = kit.start(kit.spec(), probe_command(["ignore-signals-then-sleep", "600000"])).await?;
+    let execution =
+        kit.start(kit.spec(), probe_command(["ignore-signals-then-sleep", "600000"])).await?;
     let mut reader = execution.subscribe();
     wait_for_output(&mut reader, "ready\n").await?;
     drop(execution);
@@ -152,7 +158,8 @@ const MAX_POLL_COUNT: usize = 25;
 
 async fn abandoned_run(kit: Kit) -> Verdict {
     for round in 0..2 * MAX_POLL_COUNT {
-        let run = kit.engine().run(kit.spec(), probe_command(["ignore-signals-then-sleep", "600000"]));
+        let run =
+            kit.engine().run(kit.spec(), probe_command(["ignore-signals-then-sleep", "600000"]));
         if let Some(execution) = given_up(&kit, run, round / 2, round % 2 == 1).await {
             drop(execution?);
             break;

@@ -7,7 +7,8 @@ use crate::kit::probe_command;
 use crate::{Case, Kit, Stop, Verdict};
 
 pub(super) const ENVIRONMENT_CASES: &[Case] = &[
-    case!("no variable of the host reaches a program", "C-03", check_host_variables_absent).isolation(),
+    case!("no variable of the host reaches a program", "C-03", check_host_variables_absent)
+        .isolation(),
     case!("a program finds a search path", "C-03", search_path),
     case!(
         "variables of the sandbox and of the command arrive, the command's winning",

@@ -13,25 +13,41 @@ use crate::{Case, Kit, Room, Stop, Verdict};
 const REQUIRED_FEATURES: &[Feature] = &[Feature::FileTransfer];
 
 pub(super) const FILE_CASES: &[Case] = &[
-    case!("a file that is written from outside can be read inside", "C-22", check_write_from_outside)
+    case!(
+        "a file that is written from outside can be read inside",
+        "C-22",
+        check_write_from_outside
+    )
+    .needs(REQUIRED_FEATURES),
+    case!(
+        "a file that is written inside can be read from outside",
+        "C-22",
+        check_read_from_outside
+    )
+    .needs(REQUIRED_FEATURES),
+    case!("a large binary file goes in and out unchanged", "C-22", check_large_file)
         .needs(REQUIRED_FEATURES),
-    case!("a file that is written inside can be read from outside", "C-22", check_read_from_outside)
+    case!("many files are listed, each with what it is", "C-22", check_directory_listing)
         .needs(REQUIRED_FEATURES),
-    case!("a large binary file goes in and out unchanged", "C-22", check_large_file).needs(REQUIRED_FEATURES),
-    case!("many files are listed, each with what it is", "C-22", check_directory_listing).needs(REQUIRED_FEATURES),
     case!(
         "directories are made with those above them, and removed with what is in them",
         "C-22",
         check_directories
     )
     .needs(REQUIRED_FEATURES),
-    case!("a file is moved, replacing what is in the way", "C-22", check_rename).needs(REQUIRED_FEATURES),
+    case!("a file is moved, replacing what is in the way", "C-22", check_rename)
+        .needs(REQUIRED_FEATURES),
     case!("a file's permissions are set and move with it", "C-22", set_mode)
         .needs(REQUIRED_FEATURES),
-    case!("what is not there is reported as not found", "C-22", check_missing_file).needs(REQUIRED_FEATURES),
-    case!("an absolute path from outside names the sandbox's own tree", "C-22", check_absolute_path)
-        .needs(REQUIRED_FEATURES)
-        .isolation(),
+    case!("what is not there is reported as not found", "C-22", check_missing_file)
+        .needs(REQUIRED_FEATURES),
+    case!(
+        "an absolute path from outside names the sandbox's own tree",
+        "C-22",
+        check_absolute_path
+    )
+    .needs(REQUIRED_FEATURES)
+    .isolation(),
     case!("a link out of the workspace is not followed when reading", "C-21", link_read)
         .needs(REQUIRED_FEATURES)
         .isolation(),
@@ -43,7 +59,8 @@ pub(super) const FILE_CASES: &[Case] = &[
         .isolation(),
     case!("a link is itself, not what it points to", "C-21", link_is_itself)
         .needs(REQUIRED_FEATURES),
-    case!("reading a fifo is refused instead of waiting", "C-21", check_fifo_refused).needs(REQUIRED_FEATURES),
+    case!("reading a fifo is refused instead of waiting", "C-21", check_fifo_refused)
+        .needs(REQUIRED_FEATURES),
 ];
 
 fn parse_path(text: &str) -> Verdict<SandboxPath> {
@@ -111,7 +128,9 @@ async fn check_directory_listing(kit: Kit) -> Verdict {
     let files = sandbox.files()?;
     files.make_dir(&parse_path("many/below")?).await?;
     for number in 0..300usize {
-        files.write(&parse_path(&format!("many/{number}"))?, Data::from(vec![0; number]), false).await?;
+        files
+            .write(&parse_path(&format!("many/{number}"))?, Data::from(vec![0; number]), false)
+            .await?;
     }
     let mut entries = files.list(&parse_path("many")?).await?;
     same!("how many there are", entries.len(), 301);
@@ -165,7 +184,11 @@ async fn set_mode(kit: Kit) -> Verdict {
     files.set_mode(&parse_path("from")?, 0o4750).await?;
     files.rename(&parse_path("from")?, &parse_path("to")?).await?;
     same!("its permissions", files.stat(&parse_path("to")?).await?.mode, 0o750);
-    check_refused(files.set_mode(&parse_path("absent")?, 0o600).await, ErrorCode::NotFound, "absent")
+    check_refused(
+        files.set_mode(&parse_path("absent")?, 0o600).await,
+        ErrorCode::NotFound,
+        "absent",
+    )
 }
 
 async fn check_missing_file(kit: Kit) -> Verdict {
@@ -217,7 +240,11 @@ async fn link_read(kit: Kit) -> Verdict {
         ("etc", "/etc/hostname"),
     ] {
         plant_link(&kit, &room, target, name).await?;
-        check_refused(sandbox.files()?.read(&parse_path(name)?, 0, 100).await, ErrorCode::PathEscapes, name)?;
+        check_refused(
+            sandbox.files()?.read(&parse_path(name)?, 0, 100).await,
+            ErrorCode::PathEscapes,
+            name,
+        )?;
     }
     Ok(())
 }
@@ -227,7 +254,8 @@ async fn link_write(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     let sandbox = room.sandbox()?;
     plant_link(&kit, &room, &secret, "link").await?;
-    let answer = sandbox.files()?.write(&parse_path("link")?, Data::from_static(b"changed"), false).await;
+    let answer =
+        sandbox.files()?.write(&parse_path("link")?, Data::from_static(b"changed"), false).await;
     same!("the host's file", std::fs::read_to_string(&secret)?, "secret");
     check_refused(answer, ErrorCode::PathEscapes, "link")
 }
@@ -238,8 +266,16 @@ async fn link_directory(kit: Kit) -> Verdict {
     let sandbox = room.sandbox()?;
     plant_link(&kit, &room, &kit.outside().to_string_lossy(), "link").await?;
     let inner = "link/secret";
-    check_refused(sandbox.files()?.read(&parse_path(inner)?, 0, 100).await, ErrorCode::PathEscapes, inner)?;
-    check_refused(sandbox.files()?.list(&parse_path("link")?).await, ErrorCode::PathEscapes, "link")?;
+    check_refused(
+        sandbox.files()?.read(&parse_path(inner)?, 0, 100).await,
+        ErrorCode::PathEscapes,
+        inner,
+    )?;
+    check_refused(
+        sandbox.files()?.list(&parse_path("link")?).await,
+        ErrorCode::PathEscapes,
+        "link",
+    )?;
     let answer = sandbox.files()?.make_dir(&parse_path("link/new")?).await;
     check!(!kit.outside().join("new").exists(), "expected no directory on the host, saw one");
     check_refused(answer, ErrorCode::PathEscapes, "link/new")
@@ -250,7 +286,11 @@ async fn link_is_itself(kit: Kit) -> Verdict {
     let sandbox = room.sandbox()?;
     room.facts(["write", "target", "text"]).await?;
     room.facts(["make-link", "target", "link"]).await?;
-    same!("the link's kind", sandbox.files()?.stat(&parse_path("link")?).await?.kind, EntryKind::Symlink);
+    same!(
+        "the link's kind",
+        sandbox.files()?.stat(&parse_path("link")?).await?.kind,
+        EntryKind::Symlink
+    );
     let read = sandbox.files()?.read_all(&parse_path("link")?, 100).await?;
     same!("a link within the workspace, read", String::from_utf8_lossy(&read), "text");
     sandbox.files()?.remove(&parse_path("link")?).await?;

@@ -42,7 +42,8 @@ pub(super) const ISOLATION_CASES: &[Case] = &[
     case!("a program has no capability and can gain none", "C-03", no_privilege)
         .needs(&[Feature::FilesystemIsolation])
         .isolation(),
-    case!("no descriptor of the host is open inside", "C-03", check_no_leaked_descriptors).isolation(),
+    case!("no descriptor of the host is open inside", "C-03", check_no_leaked_descriptors)
+        .isolation(),
 ];
 
 async fn private_files(kit: Kit) -> Verdict {

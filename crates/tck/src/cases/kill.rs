@@ -4,7 +4,7 @@ use serde_json::json;
 use stockade_core::{Ending, ExitStatus, Feature, Process, ProcessEvent, Signal, Span};
 
 use crate::case::{case, check, same};
-use crate::kit::{collect_output, wait_for_output, probe_command};
+use crate::kit::{collect_output, probe_command, wait_for_output};
 use crate::{Case, Kit, Stop, Verdict};
 
 pub(super) const KILL_CASES: &[Case] = &[

@@ -9,11 +9,15 @@ use stockade_engine::{PoolSpec, Quota};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::case::{case, check, same};
-use crate::kit::{wait_until, host_path, probe_command};
+use crate::kit::{host_path, probe_command, wait_until};
 use crate::{Case, ENGINE_STATE, ENGINE_WORKSPACE, Kit, MARK_VARIABLE, Stop, Verdict};
 
 pub(super) const LIFECYCLE_CASES: &[Case] = &[
-    case!("nothing is left of a sandbox when destroy returns", "C-30", check_destroy_leaves_nothing),
+    case!(
+        "nothing is left of a sandbox when destroy returns",
+        "C-30",
+        check_destroy_leaves_nothing
+    ),
     case!("destroying twice, or what never was, succeeds", "C-30", destroy_again),
     case!("destroying from many places at once succeeds everywhere", "C-30", destroy_at_once),
     case!("a backend destroys by id alone", "C-30", destroy_by_id),

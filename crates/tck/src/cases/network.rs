@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use stockade_core::{Feature, Network, SandboxSpec};
 
 use crate::case::{case, check, same};
-use crate::kit::{wait_for_output, probe_command};
+use crate::kit::{probe_command, wait_for_output};
 use crate::{Case, Kit, Stop, Verdict};
 
 /// Features required by the cases about network isolation.

@@ -15,9 +15,17 @@ pub(super) const OUTPUT_CASES: &[Case] = &[
     case!("64 MiB of output arrive byte for byte", "C-13", check_large_output),
     case!("pieces keep their order and are numbered without a gap", "C-13", check_output_order),
     case!("the last bytes before the exit arrive", "C-13", last_bytes),
-    case!("a reader who comes after the end gets the history and the outcome", "C-13", check_late_reader),
+    case!(
+        "a reader who comes after the end gets the history and the outcome",
+        "C-13",
+        check_late_reader
+    ),
     case!("two readers see the same", "C-13", two_readers),
-    case!("a reader who does not read slows nobody and learns what was missed", "C-13", check_slow_reader),
+    case!(
+        "a reader who does not read slows nobody and learns what was missed",
+        "C-13",
+        check_slow_reader
+    ),
     case!("the cap holds for both streams together", "C-12", cap_together),
     case!("a program beyond its cap runs on and its exit is kept", "C-12", beyond_the_cap),
     case!("a cap of nothing passes nothing on", "C-12", cap_of_nothing),
@@ -115,7 +123,8 @@ async fn check_late_reader(kit: Kit) -> Verdict {
 async fn two_readers(kit: Kit) -> Verdict {
     let room = kit.room().await?;
     let execution = room.start(probe_command(["interleave", "200"])).await?;
-    let (one, two) = tokio::join!(collect_output(execution.subscribe()), collect_output(execution.follow()));
+    let (one, two) =
+        tokio::join!(collect_output(execution.subscribe()), collect_output(execution.follow()));
     let (one, two) = (one?, two?);
     same!("what the second reader saw", (two.stdout, two.stderr), (one.stdout, one.stderr));
     same!("the order it came in", two.pieces, one.pieces);

@@ -11,9 +11,13 @@ use crate::{Case, Kit, Verdict};
 const REQUIRED_FEATURES: &[Feature] = &[Feature::OverlayWorkspace];
 
 pub(super) const OVERLAY_CASES: &[Case] = &[
-    case!("a change in a copy-on-write workspace shows inside and not on the host", "C-03", check_overlay_write)
-        .needs(REQUIRED_FEATURES)
-        .isolation(),
+    case!(
+        "a change in a copy-on-write workspace shows inside and not on the host",
+        "C-03",
+        check_overlay_write
+    )
+    .needs(REQUIRED_FEATURES)
+    .isolation(),
     case!(
         "a removal in a copy-on-write workspace shows inside and not on the host",
         "C-03",
@@ -21,12 +25,20 @@ pub(super) const OVERLAY_CASES: &[Case] = &[
     )
     .needs(REQUIRED_FEATURES)
     .isolation(),
-    case!("the upper layer holds what was changed, after the sandbox's end too", "C-03", check_upper_layer)
-        .needs(REQUIRED_FEATURES)
-        .isolation(),
-    case!("the next sandbox on the same layers finds what the one before has left", "C-03", check_layer_reuse)
-        .needs(REQUIRED_FEATURES)
-        .isolation(),
+    case!(
+        "the upper layer holds what was changed, after the sandbox's end too",
+        "C-03",
+        check_upper_layer
+    )
+    .needs(REQUIRED_FEATURES)
+    .isolation(),
+    case!(
+        "the next sandbox on the same layers finds what the one before has left",
+        "C-03",
+        check_layer_reuse
+    )
+    .needs(REQUIRED_FEATURES)
+    .isolation(),
     case!("layers that a sandbox writes to are refused to another one", "C-17", in_use)
         .needs(REQUIRED_FEATURES)
         .isolation(),

@@ -13,11 +13,20 @@ use crate::{Case, Kit, Stop, Verdict};
 pub(super) const RECORD_CASES: &[Case] = &[
     case!("each execution has a record of who ran what where", "C-40", check_record_fields),
     case!("the start is recorded before the program runs", "C-40", check_start_recorded_first),
-    case!("the record's outcome is the true one, however it ended", "C-40", check_recorded_outcomes),
+    case!(
+        "the record's outcome is the true one, however it ended",
+        "C-40",
+        check_recorded_outcomes
+    ),
     case!("the chain of records is whole after all kinds of ends", "C-40", check_record_chain),
     case!("executions of two tenants are told apart", "C-40", check_tenant_records),
-    case!("no value of the environment is ever written down", "C-41", check_environment_not_recorded),
-    case!("no input is ever written down", "C-41", check_stdin_not_recorded).needs(&[Feature::Stdin]),
+    case!(
+        "no value of the environment is ever written down",
+        "C-41",
+        check_environment_not_recorded
+    ),
+    case!("no input is ever written down", "C-41", check_stdin_not_recorded)
+        .needs(&[Feature::Stdin]),
     case!("no error tells a secret", "C-41", check_errors_hold_no_secret),
 ];
 
@@ -71,11 +80,16 @@ async fn check_recorded_outcomes(kit: Kit) -> Verdict {
     for command in commands {
         let execution = room.start(command).await?;
         let outcome = execution.outcome().await;
-        same!("the recorded outcome", find_recorded_outcome(&find_job(&kit, execution.job())?), Some(&outcome));
+        same!(
+            "the recorded outcome",
+            find_recorded_outcome(&find_job(&kit, execution.job())?),
+            Some(&outcome)
+        );
     }
     let cancelled = room.start_ready(["sleep", "600000"]).await?;
     cancelled.close().await?;
-    let ending = find_recorded_outcome(&find_job(&kit, cancelled.job())?).map(|outcome| outcome.ending.clone());
+    let ending = find_recorded_outcome(&find_job(&kit, cancelled.job())?)
+        .map(|outcome| outcome.ending.clone());
     same!("the recorded ending", ending, Some(Ending::Cancelled));
     Ok(())
 }
@@ -102,8 +116,11 @@ async fn check_tenant_records(kit: Kit) -> Verdict {
             stockade_engine::Filter { tenant: Some(tenant.parse()?), ..Default::default() };
         let jobs =
             kit.engine().journal().jobs(filter)?.collect::<stockade_core::Result<Vec<_>>>()?;
-        let endings: Vec<_> =
-            jobs.iter().filter_map(find_recorded_outcome).map(|outcome| outcome.ending.clone()).collect();
+        let endings: Vec<_> = jobs
+            .iter()
+            .filter_map(find_recorded_outcome)
+            .map(|outcome| outcome.ending.clone())
+            .collect();
         same!(format!("endings of tenant {tenant}"), endings, vec![Ending::Exited(code)]);
     }
     Ok(())

@@ -155,7 +155,11 @@ fn build_feature_request(kit: &Kit, feature: Feature) -> Verdict<FeatureRequest>
         }
     }
     let by_command = command != probe_command(["exit", "0"]);
-    Ok(if by_command { FeatureRequest::Command(command.into()) } else { FeatureRequest::Spec(spec.into()) })
+    Ok(if by_command {
+        FeatureRequest::Command(command.into())
+    } else {
+        FeatureRequest::Spec(spec.into())
+    })
 }
 
 async fn check_feature_refused(kit: Kit, feature: Feature) -> Verdict {
@@ -165,7 +169,8 @@ async fn check_feature_refused(kit: Kit, feature: Feature) -> Verdict {
             let (first, second) = (lacking.engine().create((*spec).clone()).await.map(drop), {
                 lacking.engine().run(*spec, probe_command(["exit", "0"])).await.map(drop)
             });
-            check_named_refusal(&lacking, first, feature).and(check_named_refusal(&lacking, second, feature))
+            check_named_refusal(&lacking, first, feature)
+                .and(check_named_refusal(&lacking, second, feature))
         }
         FeatureRequest::Command(command) => {
             let answer = lacking.engine().run(lacking.spec(), *command).await.map(drop);

@@ -7,16 +7,34 @@ use crate::case::{case, check, same};
 use crate::{Case, Kit, Ran, Verdict};
 
 pub(super) const REUSE_CASES: &[Case] = &[
-    case!("a sandbox can be used again after its memory was exceeded", "C-16", check_reuse_after_memory_limit).isolation(),
-    case!("a sandbox can be used again after its processes were used up", "C-16", check_reuse_after_process_limit)
-        .isolation(),
+    case!(
+        "a sandbox can be used again after its memory was exceeded",
+        "C-16",
+        check_reuse_after_memory_limit
+    )
+    .isolation(),
+    case!(
+        "a sandbox can be used again after its processes were used up",
+        "C-16",
+        check_reuse_after_process_limit
+    )
+    .isolation(),
     case!("a sandbox can be used again after processor time was used up", "C-16", cpu_time)
         .isolation(),
-    case!("a sandbox can be used again after too much was written", "C-16", check_reuse_after_disk_limit).isolation(),
+    case!(
+        "a sandbox can be used again after too much was written",
+        "C-16",
+        check_reuse_after_disk_limit
+    )
+    .isolation(),
     case!("a command that runs out of its own time is told that time", "C-16", wall_time)
         .needs(&[Feature::WallTimeLimit]),
-    case!("a sandbox can be used again after its output was cut", "C-16", check_reuse_after_output_limit)
-        .needs(&[Feature::OutputLimit]),
+    case!(
+        "a sandbox can be used again after its output was cut",
+        "C-16",
+        check_reuse_after_output_limit
+    )
+    .needs(&[Feature::OutputLimit]),
 ];
 
 const MIB_BYTES: u64 = 1 << 20;

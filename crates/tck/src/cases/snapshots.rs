@@ -11,7 +11,8 @@ use crate::kit::{host_path, probe_command};
 use crate::{Case, Kit, Stop, Verdict};
 
 pub(super) const SNAPSHOT_CASES: &[Case] = &[
-    case!("a paused sandbox stands still and then goes on", "C-15", check_pause_and_resume).needs(&[Feature::Pause]),
+    case!("a paused sandbox stands still and then goes on", "C-15", check_pause_and_resume)
+        .needs(&[Feature::Pause]),
     case!("a snapshot of the files brings them back as they were", "C-22", check_files_snapshot)
         .needs(&[Feature::FilesSnapshot]),
     case!("a snapshot of the files holds every private place", "C-22", private_places)
@@ -19,14 +20,22 @@ pub(super) const SNAPSHOT_CASES: &[Case] = &[
         .isolation(),
     case!("a snapshot says nothing that is secret", "C-41", no_secret)
         .needs(&[Feature::FilesSnapshot]),
-    case!("a full snapshot brings files back while the program goes on", "C-22", check_full_snapshot)
-        .needs(&[Feature::FullSnapshot]),
+    case!(
+        "a full snapshot brings files back while the program goes on",
+        "C-22",
+        check_full_snapshot
+    )
+    .needs(&[Feature::FullSnapshot]),
     case!("a sandbox made from a snapshot has its files and shares none", "C-17", made_from)
         .needs(&[Feature::FilesSnapshot]),
     case!("copies of a live sandbox are different machines", "C-17", check_forked_copies)
         .needs(&[Feature::FilesSnapshot]),
-    case!("a snapshot in which a byte was changed is not brought back", "C-22", check_tampered_snapshot)
-        .needs(&[Feature::FilesSnapshot]),
+    case!(
+        "a snapshot in which a byte was changed is not brought back",
+        "C-22",
+        check_tampered_snapshot
+    )
+    .needs(&[Feature::FilesSnapshot]),
     case!(
         "a snapshot names no path, mount or given-up feature of its host",
         "C-05",

@@ -18,7 +18,11 @@ pub(super) const SPEC_CASES: &[Case] = &[
     case!("a limit that is given up by name is told and recorded as such", "C-02", given_up),
     case!("the default limits are the finite ones of the contract", "C-03", check_default_limits),
     case!("what is wrong with a spec is refused by the name of the field", "C-04", wrong_fields),
-    case!("a path that leaves its root by its spelling never gets far", "C-04", check_path_spelling),
+    case!(
+        "a path that leaves its root by its spelling never gets far",
+        "C-04",
+        check_path_spelling
+    ),
     case!("a backend that is not there is refused by its name", "C-04", unknown_backend),
     case!("explaining a spec creates nothing", "C-01", check_explain_creates_nothing),
     case!("no view of the host holds the engine's state, read-only or not", "C-06", own_state),

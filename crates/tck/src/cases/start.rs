@@ -12,7 +12,11 @@ pub(super) const START_CASES: &[Case] = &[
     case!("a file that is not executable is a start failure of that kind", "C-10", not_executable),
     case!("a directory that does not exist is a start failure of that kind", "C-10", bad_directory),
     case!("exit codes that shells give a meaning arrive as they are", "C-10", exit_codes),
-    case!("a program that a signal ended is reported with that signal", "C-10", check_signal_reported),
+    case!(
+        "a program that a signal ended is reported with that signal",
+        "C-10",
+        check_signal_reported
+    ),
     case!("arguments arrive exactly as they were given", "C-10", check_arguments),
     case!("a relative directory starts at the workspace root", "C-22", relative_directory),
     case!("an absolute path names the sandbox's own tree", "C-22", absolute_path).isolation(),

@@ -5,14 +5,19 @@ use stockade_core::{Feature, Stdin};
 
 use super::generate_pattern;
 use crate::case::{case, check, same};
-use crate::kit::{collect_output, wait_for_output, probe_command};
+use crate::kit::{collect_output, probe_command, wait_for_output};
 use crate::{Case, Kit, Verdict};
 
 pub(super) const STDIN_CASES: &[Case] = &[
     case!("a program without input reads its end at once", "C-10", check_empty_stdin),
-    case!("input given with the command arrives byte for byte, then its end", "C-13", check_stdin_bytes)
+    case!(
+        "input given with the command arrives byte for byte, then its end",
+        "C-13",
+        check_stdin_bytes
+    )
+    .needs(&[Feature::Stdin]),
+    case!("input written piece by piece arrives in order", "C-13", check_stdin_stream)
         .needs(&[Feature::Stdin]),
-    case!("input written piece by piece arrives in order", "C-13", check_stdin_stream).needs(&[Feature::Stdin]),
     case!("a program that does not read its input ends all the same", "C-10", check_unread_stdin)
         .needs(&[Feature::Stdin]),
     case!("closing the input twice, or after the end, does no harm", "C-15", close_twice)
@@ -26,7 +31,8 @@ async fn check_empty_stdin(kit: Kit) -> Verdict {
 }
 
 async fn check_stdin_bytes(kit: Kit) -> Verdict {
-    let given: Vec<u8> = generate_pattern(3 << 20).into_iter().chain(*b"\r\n\0\x04\x1a\xff").collect();
+    let given: Vec<u8> =
+        generate_pattern(3 << 20).into_iter().chain(*b"\r\n\0\x04\x1a\xff").collect();
     let mut command = probe_command(["echo"]);
     command.stdin = Stdin::Bytes(given.clone());
     let ran = kit.run_with(kit.spec(), command).await?.exited(0)?;

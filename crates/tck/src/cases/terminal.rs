@@ -4,13 +4,14 @@ use serde_json::json;
 use stockade_core::{Feature, TerminalSize};
 
 use crate::case::{case, check, same};
-use crate::kit::{collect_output, wait_for_output, probe_command};
+use crate::kit::{collect_output, probe_command, wait_for_output};
 use crate::{Case, Kit, Stop, Verdict};
 
 pub(super) const TERMINAL_CASES: &[Case] = &[
     case!("a program is given a terminal of the size asked for", "C-13", check_terminal_size)
         .needs(&[Feature::Terminal]),
-    case!("a program sees its terminal's new size", "C-13", check_terminal_resize).needs(&[Feature::Terminal]),
+    case!("a program sees its terminal's new size", "C-13", check_terminal_resize)
+        .needs(&[Feature::Terminal]),
     case!("a program has no terminal unless it was asked for", "C-03", no_terminal),
 ];
 

@@ -12,9 +12,14 @@ use crate::kit::{host_path, probe_command};
 use crate::{Case, Kit, Verdict};
 
 pub(super) const WORKSPACE_CASES: &[Case] = &[
-    case!("a local workspace is changed in place", "C-03", check_local_workspace).needs(&[Feature::LocalWorkspace]),
-    case!("an ephemeral workspace is empty, and gone with its sandbox", "C-03", check_ephemeral_workspace)
-        .needs(&[Feature::EphemeralWorkspace, Feature::FileTransfer]),
+    case!("a local workspace is changed in place", "C-03", check_local_workspace)
+        .needs(&[Feature::LocalWorkspace]),
+    case!(
+        "an ephemeral workspace is empty, and gone with its sandbox",
+        "C-03",
+        check_ephemeral_workspace
+    )
+    .needs(&[Feature::EphemeralWorkspace, Feature::FileTransfer]),
     case!(
         "a read-only workspace cannot be written to from outside either",
         "C-20",
@@ -146,7 +151,11 @@ async fn check_extra_mounts(kit: Kit) -> Verdict {
     let room = kit.room_with(spec).await?;
     for target in ["/mounted/ro", "/mounted/rw"] {
         let read = room.facts(["read", &format!("{target}/given")]).await?;
-        same!(format!("the host's file at {target}"), read["hex"], json!(encode_hex("by the host")));
+        same!(
+            format!("the host's file at {target}"),
+            read["hex"],
+            json!(encode_hex("by the host"))
+        );
     }
     let refused = room.facts(["write", "/mounted/ro/new", "x"]).await?;
     check!(refused["ok"] == json!(false), "expected a read-only mount, saw {refused}");
@@ -213,7 +222,11 @@ async fn chosen_user(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.user = Some(User { uid: 1234, gid: 2345 });
     let facts = kit.run_with(spec, probe_command(["report"])).await?.facts()?;
-    same!("the sandbox's user and group", extract_effective_ids(&facts), (json!(1234), json!(2345)));
+    same!(
+        "the sandbox's user and group",
+        extract_effective_ids(&facts),
+        (json!(1234), json!(2345))
+    );
     Ok(())
 }
 
@@ -221,6 +234,10 @@ async fn user_per_command(kit: Kit) -> Verdict {
     let mut command = probe_command(["report"]);
     command.user = Some(User { uid: 3456, gid: 4567 });
     let facts = kit.run_with(kit.spec(), command).await?.facts()?;
-    same!("the command's user and group", extract_effective_ids(&facts), (json!(3456), json!(4567)));
+    same!(
+        "the command's user and group",
+        extract_effective_ids(&facts),
+        (json!(3456), json!(4567))
+    );
     Ok(())
 }

@@ -84,7 +84,8 @@ impl Files for PlainFiles {
     }
 
     async fn list(&self, path: &SandboxPath) -> Result<Vec<Entry>> {
-        let entries = std::fs::read_dir(self.resolve_path(path)).map_err(file_error(path))?.flatten();
+        let entries =
+            std::fs::read_dir(self.resolve_path(path)).map_err(file_error(path))?.flatten();
         entries.map(|found| read_entry(&found.path()).map_err(file_error(path))).collect()
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use stockade_core::{Bytes, Feature, LimitKind, Support};
 
-use super::{MIB_BYTES, held_back, build_hostile_spec, check_engine_unharmed, timed_probe_command};
+use super::{MIB_BYTES, build_hostile_spec, check_engine_unharmed, held_back, timed_probe_command};
 use crate::case::{case, check};
 use crate::{Case, Kit, Stop, Verdict};
 
@@ -73,9 +73,16 @@ fn empty_directory(directory: &Path) -> Verdict<u64> {
 }
 
 async fn check_many_links(kit: Kit) -> Verdict {
-    let ran = kit.run_with(build_hostile_spec(&kit), timed_probe_command(60, ["many-links", "/tmp", "100000"])).await?;
+    let ran = kit
+        .run_with(
+            build_hostile_spec(&kit),
+            timed_probe_command(60, ["many-links", "/tmp", "100000"]),
+        )
+        .await?;
     ran.facts()?;
-    let ran = kit.run_with(build_hostile_spec(&kit), timed_probe_command(60, ["many-links", ".", "100000"])).await?;
+    let ran = kit
+        .run_with(build_hostile_spec(&kit), timed_probe_command(60, ["many-links", ".", "100000"]))
+        .await?;
     ran.facts()?;
     empty_directory(&kit.workspace())?;
     check_engine_unharmed(&kit).await

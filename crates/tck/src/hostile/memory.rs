@@ -3,14 +3,15 @@
 use serde_json::json;
 use stockade_core::{Bytes, Ending, Feature, LimitKind, SandboxSpec, Support};
 
-use super::{MIB_BYTES, held_back, build_hostile_spec, check_engine_unharmed, timed_probe_command};
+use super::{MIB_BYTES, build_hostile_spec, check_engine_unharmed, held_back, timed_probe_command};
 use crate::case::{case, check};
 use crate::{Case, Kit, Ran, Stop, Verdict};
 
 pub(super) const HOSTILE_MEMORY_CASES: &[Case] = &[
     case!("a memory bomb ends at its limit", "C-16", check_memory_bomb),
     case!("many small processes together end at the limit", "C-16", check_process_swarm),
-    case!("memory that no process maps counts", "C-16", check_unmapped_memory).needs(&[Feature::MemoryLimit]),
+    case!("memory that no process maps counts", "C-16", check_unmapped_memory)
+        .needs(&[Feature::MemoryLimit]),
     case!("files in memory count, or do not fit", "C-16", check_tmpfs_fill),
 ];
 

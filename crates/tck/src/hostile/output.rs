@@ -12,8 +12,12 @@ use crate::case::{case, check, same};
 use crate::{Case, Kit, Verdict};
 
 pub(super) const HOSTILE_OUTPUT_CASES: &[Case] = &[
-    case!("ten gigabytes of output are dropped beyond the cap, and counted", "C-12", check_output_flood)
-        .within(240),
+    case!(
+        "ten gigabytes of output are dropped beyond the cap, and counted",
+        "C-12",
+        check_output_flood
+    )
+    .within(240),
     case!("a write to a closed output harms nobody", "C-12", after_close),
     case!("an exit is told though somebody holds the output open", "C-12", held_open),
     case!("an exit is told though somebody writes on and on", "C-12", held_and_flooded),
@@ -70,7 +74,10 @@ pub(super) fn read_resident_bytes() -> Verdict<u64> {
 }
 
 async fn after_close(kit: Kit) -> Verdict {
-    let ran = kit.run_with(build_hostile_spec(&kit), timed_probe_command(30, ["write-after-close"])).await?.exited(0)?;
+    let ran = kit
+        .run_with(build_hostile_spec(&kit), timed_probe_command(30, ["write-after-close"]))
+        .await?
+        .exited(0)?;
     let facts: Value = serde_json::from_slice(&ran.stderr)?;
     same!("what the write said", facts, json!({ "ok": false, "errno": 9 }));
     same!("what was written", ran.stdout, b"");

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use stockade_core::{Ending, Feature};
 
-use super::{build_hostile_spec, timed_out, check_engine_unharmed, timed_probe_command};
+use super::{build_hostile_spec, check_engine_unharmed, timed_out, timed_probe_command};
 use crate::case::{case, check, same};
 use crate::{Case, Kit, Ran, Stop, Verdict};
 
@@ -18,7 +18,11 @@ pub(super) const HOSTILE_PROCESS_CASES: &[Case] = &[
         .needs(&[Feature::CompleteKill]),
     case!("a daemon that ignores every signal ends with its wall time", "C-11", daemon_in_time)
         .needs(&[Feature::CompleteKill]),
-    case!("a program without descriptors ends with its wall time", "C-11", check_closed_descriptors),
+    case!(
+        "a program without descriptors ends with its wall time",
+        "C-11",
+        check_closed_descriptors
+    ),
     case!("a program that stops itself ends with its wall time", "C-11", check_self_stop)
         .needs(&[Feature::CompleteKill]),
     case!("a program that stops who started it ends with its wall time", "C-11", parent_stopped)
@@ -46,7 +50,10 @@ async fn fork_bomb(kit: Kit) -> Verdict {
 async fn check_zombies(kit: Kit) -> Verdict {
     let mut spec = build_hostile_spec(&kit);
     spec.limits.processes = Some(64);
-    let ran = timed_out(kit.run_with(spec, timed_probe_command(3, ["zombies", LONG_SLEEP_MS])).await?, 3)?;
+    let ran = timed_out(
+        kit.run_with(spec, timed_probe_command(3, ["zombies", LONG_SLEEP_MS])).await?,
+        3,
+    )?;
     let facts: Value = serde_json::from_slice(&ran.stdout)?;
     let count = facts["count"].as_u64().unwrap_or(u64::MAX);
     check!((4..64).contains(&count), "expected some, but fewer than 64 processes, saw {facts}");
@@ -54,7 +61,12 @@ async fn check_zombies(kit: Kit) -> Verdict {
 }
 
 async fn check_daemon_ended(kit: Kit) -> Verdict {
-    let facts = kit.run_with(build_hostile_spec(&kit), timed_probe_command(30, ["spawn-detached", "marker", "60000"])).await?;
+    let facts = kit
+        .run_with(
+            build_hostile_spec(&kit),
+            timed_probe_command(30, ["spawn-detached", "marker", "60000"]),
+        )
+        .await?;
     same!("whether it could detach", facts.facts()?["ok"], json!(true));
     kit.all_gone().await?;
     check_engine_unharmed(&kit).await
@@ -69,20 +81,31 @@ async fn daemon_in_time(kit: Kit) -> Verdict {
 
 async fn check_closed_descriptors(kit: Kit) -> Verdict {
     timed_out(
-        kit.run_with(build_hostile_spec(&kit), timed_probe_command(2, ["close-fds-then-sleep", LONG_SLEEP_MS])).await?,
+        kit.run_with(
+            build_hostile_spec(&kit),
+            timed_probe_command(2, ["close-fds-then-sleep", LONG_SLEEP_MS]),
+        )
+        .await?,
         2,
     )?;
     check_engine_unharmed(&kit).await
 }
 
 async fn check_self_stop(kit: Kit) -> Verdict {
-    timed_out(kit.run_with(build_hostile_spec(&kit), timed_probe_command(2, ["signal-self", "19"])).await?, 2)?;
+    timed_out(
+        kit.run_with(build_hostile_spec(&kit), timed_probe_command(2, ["signal-self", "19"]))
+            .await?,
+        2,
+    )?;
     check_engine_unharmed(&kit).await
 }
 
 async fn parent_stopped(kit: Kit) -> Verdict {
     let room = kit.room_with(build_hostile_spec(&kit)).await?;
-    timed_out(room.run_command(timed_probe_command(2, ["signal-parent", "19", LONG_SLEEP_MS])).await?, 2)?;
+    timed_out(
+        room.run_command(timed_probe_command(2, ["signal-parent", "19", LONG_SLEEP_MS])).await?,
+        2,
+    )?;
     room.destroy().await?;
     check_engine_unharmed(&kit).await
 }
@@ -97,7 +120,8 @@ async fn everybody_killed(kit: Kit) -> Verdict {
 
 async fn all_stopped(kit: Kit) -> Verdict {
     let room = kit.room_with(build_hostile_spec(&kit)).await?;
-    let ran = room.run_command(timed_probe_command(2, ["kill-everybody", "19", LONG_SLEEP_MS])).await?;
+    let ran =
+        room.run_command(timed_probe_command(2, ["kill-everybody", "19", LONG_SLEEP_MS])).await?;
     if !reached_nobody(&kit, &ran) {
         timed_out(ran, 2)?;
     }
@@ -109,7 +133,10 @@ async fn all_stopped(kit: Kit) -> Verdict {
 /// the outcome is known.
 async fn loses_its_sandbox(kit: &Kit, verb: [&str; 3]) -> Verdict {
     let room = kit.room_with(build_hostile_spec(kit)).await?;
-    let run = tokio::time::timeout(Duration::from_secs(20), room.run_command(timed_probe_command(30, verb)));
+    let run = tokio::time::timeout(
+        Duration::from_secs(20),
+        room.run_command(timed_probe_command(30, verb)),
+    );
     let ran = run.await.map_err(|_| Stop::failed("expected an end within 20 s, saw none"))??;
     if reached_nobody(kit, &ran) {
         room.destroy().await?;
@@ -133,7 +160,10 @@ fn reached_nobody(kit: &Kit, ran: &Ran) -> bool {
 }
 
 async fn check_trace_refused(kit: Kit) -> Verdict {
-    let facts = kit.run_with(build_hostile_spec(&kit), timed_probe_command(10, ["trace-parent"])).await?.facts()?;
+    let facts = kit
+        .run_with(build_hostile_spec(&kit), timed_probe_command(10, ["trace-parent"]))
+        .await?
+        .facts()?;
     same!("whether it could be traced", facts["ok"], json!(false));
     check_engine_unharmed(&kit).await
 }

@@ -3,8 +3,8 @@
 
 use stockade_core::{Bytes, Command, Ending, Feature, LimitKind, Signal, Span, StartFailure};
 
-use super::output::{keeping_highest, read_resident_bytes};
 use super::check_engine_unharmed;
+use super::output::{keeping_highest, read_resident_bytes};
 use crate::case::{case, check};
 use crate::{Case, Kit, Ran, Verdict};
 
@@ -14,24 +14,40 @@ const REQUIRED_FEATURES: &[Feature] = &[Feature::WasmImage, Feature::LocalWorksp
 const MAX_PROCESS_GROWTH_BYTES: u64 = 512 << 20;
 
 pub(super) const HOSTILE_WASM_CASES: &[Case] = &[
-    case!("an endless loop ends with its processor time", "C-16", check_endless_loop).needs(REQUIRED_FEATURES),
-    case!("a loop before the program begins ends with its processor time", "C-16", check_start_function_loop)
+    case!("an endless loop ends with its processor time", "C-16", check_endless_loop)
         .needs(REQUIRED_FEATURES),
-    case!("a storm of calls ends with its processor time", "C-16", check_call_storm).needs(REQUIRED_FEATURES),
-    case!("memory that grows and grows ends at its limit", "C-16", check_memory_growth).needs(REQUIRED_FEATURES),
+    case!(
+        "a loop before the program begins ends with its processor time",
+        "C-16",
+        check_start_function_loop
+    )
+    .needs(REQUIRED_FEATURES),
+    case!("a storm of calls ends with its processor time", "C-16", check_call_storm)
+        .needs(REQUIRED_FEATURES),
+    case!("memory that grows and grows ends at its limit", "C-16", check_memory_growth)
+        .needs(REQUIRED_FEATURES),
     case!("more memory to begin with than there may be is refused", "C-16", begins_large)
         .needs(REQUIRED_FEATURES),
     case!("deep recursion ends the program and nothing else", "C-10", check_deep_recursion)
         .needs(REQUIRED_FEATURES),
     case!("a giant table is refused", "C-16", check_giant_table).needs(REQUIRED_FEATURES),
     case!("tables that grow count as memory", "C-16", table_grows).needs(REQUIRED_FEATURES),
-    case!("many memories and tables are refused before they are compiled", "C-16", check_many_memories_and_tables)
-        .needs(REQUIRED_FEATURES),
+    case!(
+        "many memories and tables are refused before they are compiled",
+        "C-16",
+        check_many_memories_and_tables
+    )
+    .needs(REQUIRED_FEATURES),
     case!("a million functions are refused before they are compiled", "C-16", check_many_functions)
         .needs(REQUIRED_FEATURES),
-    case!("what is no module is a start failure", "C-10", check_malformed_module).needs(REQUIRED_FEATURES),
-    case!("a module that asks for what is not offered is a start failure", "C-10", check_unknown_import)
+    case!("what is no module is a start failure", "C-10", check_malformed_module)
         .needs(REQUIRED_FEATURES),
+    case!(
+        "a module that asks for what is not offered is a start failure",
+        "C-10",
+        check_unknown_import
+    )
+    .needs(REQUIRED_FEATURES),
 ];
 
 /// Runs a module from the workspace with small limits, and sees that the host's memory stays bounded.
@@ -57,7 +73,11 @@ async fn check_ending(kit: Kit, module: impl AsRef<[u8]>, allowed: &[Ending]) ->
     check_engine_unharmed(&kit).await
 }
 
-async fn check_start_refused(kit: Kit, module: impl AsRef<[u8]>, what: fn(&StartFailure) -> bool) -> Verdict {
+async fn check_start_refused(
+    kit: Kit,
+    module: impl AsRef<[u8]>,
+    what: fn(&StartFailure) -> bool,
+) -> Verdict {
     not_started(run_module(&kit, module).await?, what)?;
     check_engine_unharmed(&kit).await
 }
@@ -118,7 +138,12 @@ async fn check_deep_recursion(kit: Kit) -> Verdict {
 }
 
 async fn check_giant_table(kit: Kit) -> Verdict {
-    check_start_refused(kit, r#"(module (table 50000000 funcref) (func (export "_start")))"#, too_much).await
+    check_start_refused(
+        kit,
+        r#"(module (table 50000000 funcref) (func (export "_start")))"#,
+        too_much,
+    )
+    .await
 }
 
 async fn table_grows(kit: Kit) -> Verdict {

@@ -8,7 +8,7 @@ use serde_json::Value;
 use stockade_core::{Command, FilesExt, Sandbox, SandboxId, SandboxPath, SnapshotId, SnapshotKind};
 use stockade_engine::{Execution, Snapshot};
 
-use super::{Kit, Ran, collect_output, wait_for_output, probe_command};
+use super::{Kit, Ran, collect_output, probe_command, wait_for_output};
 use crate::Verdict;
 
 /// Time for which a marker inside is watched for growth: many heartbeats.

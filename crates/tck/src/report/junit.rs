@@ -20,7 +20,8 @@ pub(super) fn render_junit(report: &Report) -> String {
 }
 
 fn render_case(case: &CaseReport) -> String {
-    let (name, clause, time) = (escape_xml(case.name), escape_xml(case.clause), case.took.as_secs_f64());
+    let (name, clause, time) =
+        (escape_xml(case.name), escape_xml(case.clause), case.took.as_secs_f64());
     let head = format!("    <testcase classname=\"{clause}\" name=\"{name}\" time=\"{time:.3}\"");
     match &case.status {
         Status::Passed => format!("{head}/>\n"),
@@ -72,7 +73,12 @@ mod needs_python {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        python.stdin.take().unwrap().write_all(crate::report::sample_report().junit().as_bytes()).unwrap();
+        python
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(crate::report::sample_report().junit().as_bytes())
+            .unwrap();
         let answer = String::from_utf8(python.wait_with_output().unwrap().stdout).unwrap();
         assert_eq!(answer, "3 1 1\nexpected <a> & \"b\"\n");
     }

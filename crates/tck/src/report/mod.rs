@@ -139,7 +139,7 @@ mod tests {
     fn every_case_is_counted_once() {
         let counts = sample_report().counts();
         assert_eq!(counts, Counts { passed: 1, failed: 1, skipped: 1 });
-        assert!(!sample().success());
+        assert!(!sample_report().success());
     }
 
     #[test]

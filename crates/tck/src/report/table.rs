@@ -16,7 +16,8 @@ pub(super) fn render_table(report: &Report) -> String {
             Status::Skipped(reason) => ("skip", Some(reason)),
         };
         let time = format!("{:.2}s", case.took.as_secs_f64());
-        let mut names = wrap_text(case.name, MAX_LINE_COLUMNS - DETAIL_INDENT.len() - 9).into_iter();
+        let mut names =
+            wrap_text(case.name, MAX_LINE_COLUMNS - DETAIL_INDENT.len() - 9).into_iter();
         let first = names.next().unwrap_or_default();
         let room = MAX_LINE_COLUMNS - DETAIL_INDENT.len() - 8;
         lines.push(

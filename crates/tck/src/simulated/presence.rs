@@ -40,7 +40,8 @@ impl SimulatedPrograms {
     pub(super) fn register_guest(&self, guest: &Guest) -> SimulatedProgramGuard {
         let marks = guest.env.iter().find(|(name, _)| name.as_str() == MARK_VARIABLE);
         let mark = marks.map(|(_, mark)| mark.clone()).unwrap_or_default();
-        let present = SimulatedProgram { sandbox: guest.sandbox.clone(), mark, argv: guest.argv.clone() };
+        let present =
+            SimulatedProgram { sandbox: guest.sandbox.clone(), mark, argv: guest.argv.clone() };
         let mut table = self.lock_table();
         let number = table.next;
         table.next += 1;

@@ -41,10 +41,11 @@ const EXIT_SUCCESS: Played = Err(ExitStatus::Exited(0));
 /// Plays the verb in the guest's arguments.
 pub(super) async fn run_verb(guest: &mut Guest, presence: &SimulatedPrograms) -> ExitStatus {
     let verb = guest.argv.get(1).cloned().unwrap_or_default();
-    let played = match files::run_file_verb(&verb, guest).or_else(|| facts::run_facts_verb(&verb, guest)) {
-        Some(played) => played,
-        None => run_other_verb(&verb, guest, presence).await,
-    };
+    let played =
+        match files::run_file_verb(&verb, guest).or_else(|| facts::run_facts_verb(&verb, guest)) {
+            Some(played) => played,
+            None => run_other_verb(&verb, guest, presence).await,
+        };
     match played {
         Ok(facts) => {
             guest.out(StreamId::Stdout, format!("{facts}\n")).await;
@@ -72,7 +73,9 @@ async fn run_other_verb(verb: &str, guest: &mut Guest, presence: &SimulatedProgr
         "echo" => echo_stdin(guest).await,
         "burn" => burn_cpu_time(guest, number_argument(guest, 0)).await,
         "burn-for" => burn_for(guest).await,
-        "burn-children" => burn_cpu_time(guest, number_argument(guest, 0) * number_argument(guest, 1)).await,
+        "burn-children" => {
+            burn_cpu_time(guest, number_argument(guest, 0) * number_argument(guest, 1)).await
+        }
         "listen-unix" => {
             guest.out(StreamId::Stdout, "{\"ok\":true}\n").await;
             guest.sleep(duration_argument(guest, 1)).await;

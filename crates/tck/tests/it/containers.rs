@@ -111,7 +111,8 @@ pub async fn run_hostile_corpus(kind: EngineKind) {
 pub async fn names_are_kept(kind: EngineKind) {
     let engine = ContainerEngine::start(kind);
     give_image(&engine);
-    let before = engine.read_client_output(&["image", "inspect", "--format", "{{.Id}}", PROBE_IMAGE]);
+    let before =
+        engine.read_client_output(&["image", "inspect", "--format", "{{.Id}}", PROBE_IMAGE]);
     let place = tempfile::tempdir().unwrap();
     let file = place.path().join("image.tar");
     write_image(&file, probe_bytes(), &[PROBE_IMAGE]).unwrap();
@@ -124,7 +125,10 @@ pub async fn names_are_kept(kind: EngineKind) {
     let spec = SandboxSpec { backend, image, ..SandboxSpec::default() };
     let ran = stockade.await.unwrap().run(spec, Command::program(["/probe", "exit", "5"])).await;
     assert_eq!(ran.unwrap().outcome().await.ending, Ending::Exited(5));
-    assert_eq!(engine.read_client_output(&["image", "inspect", "--format", "{{.Id}}", PROBE_IMAGE]), before);
+    assert_eq!(
+        engine.read_client_output(&["image", "inspect", "--format", "{{.Id}}", PROBE_IMAGE]),
+        before
+    );
 }
 
 /// Kills a Stockade that builds and removes, at instants that are spread over all it does, and looks
@@ -188,9 +192,12 @@ pub async fn with_image(
     let packed = Program::new("tar").arg("-C").arg(root).arg("-cf").arg(&tar).arg(".").status();
     assert!(packed.unwrap().success());
     let changes: Vec<_> = changes.iter().flat_map(|change| ["--change", change]).collect();
-    engine.read_client_output(&[&["import"], &changes[..], &[tar.to_str().unwrap(), DECLARED_IMAGE]].concat());
+    engine.read_client_output(
+        &[&["import"], &changes[..], &[tar.to_str().unwrap(), DECLARED_IMAGE]].concat(),
+    );
     let config = EngineConfig::at(place.path().join("state"));
-    let stockade = Stockade::open(config, vec![Arc::new(make_backend(&engine.socket))]).await.unwrap();
+    let stockade =
+        Stockade::open(config, vec![Arc::new(make_backend(&engine.socket))]).await.unwrap();
     (engine, stockade, place)
 }
 
@@ -219,7 +226,12 @@ pub async fn declares_in_vain(kind: EngineKind) {
     let (engine, stockade, _place) = with_image(kind, root.path(), &changes).await;
     let id = stockade.create(of_declared()).await.unwrap();
     let name = format!("stockade-{id}");
-    let seen = engine.read_client_output(&["inspect", "--format", "{{json .Mounts}} {{json .Config}}", &name]);
+    let seen = engine.read_client_output(&[
+        "inspect",
+        "--format",
+        "{{json .Mounts}} {{json .Config}}",
+        &name,
+    ]);
     assert!(!seen.contains("\"volume\""), "{seen}");
     if kind == EngineKind::Docker {
         assert!(seen.contains("\"Healthcheck\":{\"Test\":[\"NONE\"]"), "{seen}");

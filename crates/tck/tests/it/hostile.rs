@@ -22,5 +22,8 @@ async fn hostile_programs_end_in_the_right_outcome_and_leave_nothing() {
 
 #[test]
 fn hostile_programs_fare_no_better_under_an_ordinary_user() {
-    ordinary::run_as_ordinary_user(module_path!(), "hostile_programs_end_in_the_right_outcome_and_leave_nothing");
+    ordinary::run_as_ordinary_user(
+        module_path!(),
+        "hostile_programs_end_in_the_right_outcome_and_leave_nothing",
+    );
 }

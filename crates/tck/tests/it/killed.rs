@@ -205,7 +205,9 @@ fn kill_many(target: KillTarget) {
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let (runtime, mut ring) = (runtime.unwrap(), Ring::new(number, target));
-            (0..kills / CONCURRENT_ENGINES).map(|_| runtime.block_on(ring.run_round())).sum::<usize>()
+            (0..kills / CONCURRENT_ENGINES)
+                .map(|_| runtime.block_on(ring.run_round()))
+                .sum::<usize>()
         })
     };
     let rings: Vec<_> = (0..CONCURRENT_ENGINES).map(ring).collect();

@@ -14,7 +14,8 @@ async fn judge_saboteur(saboteur: saboteurs::Saboteur) -> (saboteurs::Saboteur, 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn every_saboteur_is_caught_by_the_cases_it_names() {
-    let mut judging: JoinSet<_> = saboteurs::ALL_SABOTEURS.iter().copied().map(judge_saboteur).collect();
+    let mut judging: JoinSet<_> =
+        saboteurs::ALL_SABOTEURS.iter().copied().map(judge_saboteur).collect();
     let mut missed = Vec::new();
     while let Some(done) = judging.join_next().await {
         let (saboteur, report) = done.unwrap();

@@ -34,7 +34,8 @@ pub fn find(request: &Request, root: &SearchRoot) -> Result<Vec<Answer>, Refused
     match &root.start {
         SearchStart::File(file) => {
             let size = file.metadata().map_or(u64::MAX, |found| found.len());
-            let found = search.search_file(&mut search.build_reader(), file, size, &|| request.path.clone());
+            let found = search
+                .search_file(&mut search.build_reader(), file, size, &|| request.path.clone());
             add_results(&kept, request.path.as_bytes().to_vec(), found, &problems);
         }
         SearchStart::Directory(start) => walk::over(request, root, start)?.run(|| {
@@ -55,7 +56,12 @@ pub fn find(request: &Request, root: &SearchRoot) -> Result<Vec<Answer>, Refused
 
 type Results = KeptResults<Vec<Answer>>;
 
-fn add_results(kept: &Mutex<Results>, path: Vec<u8>, found: io::Result<Vec<Answer>>, problems: &Problems) {
+fn add_results(
+    kept: &Mutex<Results>,
+    path: Vec<u8>,
+    found: io::Result<Vec<Answer>>,
+    problems: &Problems,
+) {
     match found {
         Ok(found) if found.is_empty() => {}
         Ok(found) => {

@@ -25,8 +25,8 @@ fn main() -> ExitCode {
     else {
         return ExitCode::from(64);
     };
-    let answers =
-        run_search(&request).unwrap_or_else(|Refused(kind, why)| vec![Answer::Failed { kind, why }]);
+    let answers = run_search(&request)
+        .unwrap_or_else(|Refused(kind, why)| vec![Answer::Failed { kind, why }]);
     match print_answers(&answers) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::from(74),

@@ -40,7 +40,11 @@ impl Problems {
 }
 
 /// A walk over everything below a directory, which becomes the current one.
-pub fn over(request: &Request, root: &SearchRoot, start: &OwnedFd) -> Result<WalkParallel, Refused> {
+pub fn over(
+    request: &Request,
+    root: &SearchRoot,
+    start: &OwnedFd,
+) -> Result<WalkParallel, Refused> {
     let above = load_parent_ignores(request, root)?;
     let entered = rustix::process::fchdir(start);
     entered.map_err(|errno| Refused(Failure::Unusable, std::io::Error::from(errno).to_string()))?;
@@ -58,7 +62,10 @@ pub fn over(request: &Request, root: &SearchRoot, start: &OwnedFd) -> Result<Wal
 }
 
 /// The ignore files of the directories above the start, which the walk itself does not see.
-fn load_parent_ignores(request: &Request, root: &SearchRoot) -> Result<Vec<(PathBuf, Gitignore)>, Refused> {
+fn load_parent_ignores(
+    request: &Request,
+    root: &SearchRoot,
+) -> Result<Vec<(PathBuf, Gitignore)>, Refused> {
     if request.no_ignore || root.above.is_empty() {
         return Ok(Vec::new());
     }

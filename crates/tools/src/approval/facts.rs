@@ -48,7 +48,11 @@ const MAX_DETAIL_BYTES: usize = 64 << 10;
 impl Detail {
     /// One that is recorded too.
     pub(crate) fn open(name: impl Into<String>, text: impl AsRef<str>) -> Self {
-        Self { name: name.into(), text: cut_middle(text.as_ref(), MAX_DETAIL_BYTES), private: false }
+        Self {
+            name: name.into(),
+            text: cut_middle(text.as_ref(), MAX_DETAIL_BYTES),
+            private: false,
+        }
     }
 
     /// One that is only shown.

@@ -43,7 +43,11 @@ pub(crate) async fn approve_call(
 }
 
 /// The person's no, in words.
-async fn ask_user(config: &ApprovalConfig, subject: &ApprovalSubject<'_>, call: &Call) -> Option<String> {
+async fn ask_user(
+    config: &ApprovalConfig,
+    subject: &ApprovalSubject<'_>,
+    call: &Call,
+) -> Option<String> {
     let question = Question {
         text: format!(
             "Allow `{}` {}: {}{}?",
@@ -78,7 +82,11 @@ fn shorten_paths(facts: &Facts) -> Facts {
     shown
 }
 
-async fn record_decision(subject: &ApprovalSubject<'_>, ruling: &Ruling, allowed: bool) -> Result<(), ToolError> {
+async fn record_decision(
+    subject: &ApprovalSubject<'_>,
+    ruling: &Ruling,
+    allowed: bool,
+) -> Result<(), ToolError> {
     let event = Event::Decided {
         job: subject.job.filter(|_| allowed).cloned(),
         sandbox: subject.sandbox.cloned(),
@@ -98,8 +106,12 @@ async fn record_decision(subject: &ApprovalSubject<'_>, ruling: &Ruling, allowed
 }
 
 fn refusal_error(facts: &Facts, ruling: &Ruling, because: &str) -> ToolError {
-    let message =
-        format!("`{}` {} was not approved ({}): {because}", facts.tool, describe_place(facts), ruling.rule);
+    let message = format!(
+        "`{}` {} was not approved ({}): {because}",
+        facts.tool,
+        describe_place(facts),
+        ruling.rule
+    );
     ToolError::new(ErrorCode::Denied, message).remedy(
         "do it another way, or have the user allow it by a rule in the `approval` section of the \
          configuration",
@@ -127,7 +139,9 @@ fn describe_details(facts: &Facts, reader: DetailAudience) -> String {
         DetailAudience::Journal if detail.private => {
             format!("; {} ({} bytes)", detail.name, detail.text.len())
         }
-        DetailAudience::Person | DetailAudience::Journal => format!("; {}: {:?}", detail.name, detail.text),
+        DetailAudience::Person | DetailAudience::Journal => {
+            format!("; {}: {:?}", detail.name, detail.text)
+        }
     };
     cut_middle(&facts.details.iter().map(one).collect::<String>(), MOST_SHOWN)
 }

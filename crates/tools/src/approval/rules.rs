@@ -242,10 +242,16 @@ impl Rule {
         };
         let named = self.on.programs.as_ref().is_none_or(|names| {
             names.iter().any(|name| {
-                name == program || (self.verdict != Verdict::Allow && name == program_base_name(program))
+                name == program
+                    || (self.verdict != Verdict::Allow && name == program_base_name(program))
             })
         });
-        named && self.on.arguments.as_ref().is_none_or(|wanted| has_matching_arguments(wanted, arguments))
+        named
+            && self
+                .on
+                .arguments
+                .as_ref()
+                .is_none_or(|wanted| has_matching_arguments(wanted, arguments))
     }
 
     fn paths_fit(&self, facts: &Facts) -> bool {

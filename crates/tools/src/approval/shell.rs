@@ -6,11 +6,12 @@
 
 /// The simple commands of a line, in order, or nothing where there is any doubt.
 pub(super) fn parse_commands(line: &str) -> Option<Vec<Vec<String>>> {
-    let mut reader = ShellReader { rest: line, commands: Vec::new(), words: Vec::new(), due: false };
+    let mut reader =
+        ShellReader { rest: line, commands: Vec::new(), words: Vec::new(), due: false };
     while reader.parse_next()? {}
     reader.end_command(false)?;
-    let certain =
-        reader.commands.iter().all(|argv| is_plain_program(argv)) && !moves_programs(&reader.commands);
+    let certain = reader.commands.iter().all(|argv| is_plain_program(argv))
+        && !moves_programs(&reader.commands);
     (certain && !reader.commands.is_empty()).then_some(reader.commands)
 }
 

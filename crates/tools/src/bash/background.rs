@@ -5,11 +5,11 @@ use std::time::Duration;
 use serde::Serialize;
 use stockade_core::{Ending, LimitKind, Outcome, Signal, StreamId};
 
-use super::exec::{split_ending, ended_by, describe_ending};
+use super::exec::{describe_ending, ended_by, split_ending};
 use super::{approve_command, cut};
 use crate::approval::{Detail, Facts, Programs};
 use crate::arguments::Bash;
-use crate::place::{ToolJob, LONGEST_WAIT, ToolPlace};
+use crate::place::{LONGEST_WAIT, ToolJob, ToolPlace};
 use crate::toolbox::ToolSession;
 use crate::{Call, ToolAnswer, ToolError};
 
@@ -62,7 +62,11 @@ pub(super) async fn start_job(
     ToolAnswer::data(&describe_job(&job))
 }
 
-pub(super) async fn report_status(job: &ToolJob, args: &Bash, call: &Call) -> Result<ToolAnswer, ToolError> {
+pub(super) async fn report_status(
+    job: &ToolJob,
+    args: &Bash,
+    call: &Call,
+) -> Result<ToolAnswer, ToolError> {
     let end = tokio::time::timeout(wait_duration(args), job.ended());
     tokio::select! {
         // Ended or not, its state is told.
@@ -72,7 +76,11 @@ pub(super) async fn report_status(job: &ToolJob, args: &Bash, call: &Call) -> Re
     ToolAnswer::data(&describe_job(job))
 }
 
-pub(super) async fn read_logs(job: &ToolJob, args: &Bash, call: &Call) -> Result<ToolAnswer, ToolError> {
+pub(super) async fn read_logs(
+    job: &ToolJob,
+    args: &Bash,
+    call: &Call,
+) -> Result<ToolAnswer, ToolError> {
     let stream = StreamId::from(args.stream);
     tokio::select! {
         () = job.grown(stream, args.offset, wait_duration(args)) => {}
@@ -123,7 +131,11 @@ pub(super) async fn write_job_stdin(
     ToolAnswer::data(&describe_job(job))
 }
 
-pub(super) async fn stop_job(job: &ToolJob, args: &Bash, call: &Call) -> Result<ToolAnswer, ToolError> {
+pub(super) async fn stop_job(
+    job: &ToolJob,
+    args: &Bash,
+    call: &Call,
+) -> Result<ToolAnswer, ToolError> {
     if let Some(name) = &args.signal {
         let signal = Signal::from_name(name)
             .ok_or_else(|| ToolError::field("signal", format!("`{name}` is no signal")))?;

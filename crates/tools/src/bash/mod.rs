@@ -28,7 +28,9 @@ pub(crate) async fn run_bash(
     match args.action {
         BashAction::Exec => exec::run_command(session, &place, &args, call).await,
         BashAction::Start => background::start_job(session, &place, &args, call).await,
-        BashAction::Status => background::report_status(&*find_job(&place, &args)?, &args, call).await,
+        BashAction::Status => {
+            background::report_status(&*find_job(&place, &args)?, &args, call).await
+        }
         BashAction::Logs => background::read_logs(&*find_job(&place, &args)?, &args, call).await,
         BashAction::Write => {
             let job = find_job(&place, &args)?;
@@ -74,7 +76,8 @@ async fn approve_command(
     let programs = Programs::of_line(&line)
         .in_chosen_env(!args.env.is_empty())
         .in_chosen_dir(args.working_directory.is_some());
-    let facts = Facts { details: collect_details(place, args), ..place.facts("bash", programs, &[]) };
+    let facts =
+        Facts { details: collect_details(place, args), ..place.facts("bash", programs, &[]) };
     session.pass(place, Some(&job), facts, call).await?;
     let mut command = Command::program([place.shell().await, "-c", &line]);
     command.env = args.env.clone();

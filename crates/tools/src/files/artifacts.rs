@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 use stockade_core::{EntryKind, Files, FilesExt, SandboxPath};
 
-use super::{approve_files, media, escape_path, unless_cancelled};
+use super::{approve_files, escape_path, media, unless_cancelled};
 use crate::arguments::Artifacts;
 use crate::toolbox::ToolSession;
 use crate::{Call, Image, ToolAnswer, ToolError};
@@ -86,7 +86,11 @@ async fn collect_artifacts(
     Ok(ToolAnswer { images, ..ToolAnswer::told(&data, text)? })
 }
 
-async fn fetch_file(files: &dyn Files, path: &SandboxPath, most: u64) -> Result<Vec<u8>, (u64, String)> {
+async fn fetch_file(
+    files: &dyn Files,
+    path: &SandboxPath,
+    most: u64,
+) -> Result<Vec<u8>, (u64, String)> {
     let entry = files.stat(path).await.map_err(|error| (0, error.message().to_owned()))?;
     if entry.kind == EntryKind::File && entry.size > most {
         return Err((entry.size, format!("`{path}` has more than {most} bytes")));
@@ -97,8 +101,10 @@ async fn fetch_file(files: &dyn Files, path: &SandboxPath, most: u64) -> Result<
 
 fn pack_artifact(path: &SandboxPath, data: Vec<u8>, images: &mut Vec<Image>) -> Artifact {
     let kind = media::detect_kind(path.as_str(), &data);
-    let mut artifact =
-        Artifact { mime: Some(kind.mime), ..missing_artifact(path, data.len() as u64, String::new()) };
+    let mut artifact = Artifact {
+        mime: Some(kind.mime),
+        ..missing_artifact(path, data.len() as u64, String::new())
+    };
     artifact.problem = None;
     if kind.picture {
         artifact.picture = Some(images.len());

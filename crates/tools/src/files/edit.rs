@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use stockade_core::{ErrorCode, FilesExt};
 
-use super::{approved_with, replace, escape_path};
+use super::{approved_with, escape_path, replace};
 use crate::approval::Detail;
 use crate::arguments::EditFile;
 use crate::toolbox::ToolSession;

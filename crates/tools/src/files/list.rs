@@ -55,11 +55,16 @@ pub(crate) async fn list_directory(
     ToolAnswer::told(&listing, text)
 }
 
-async fn walk_directory(files: &dyn Files, path: &SandboxPath, args: &ListDir) -> Result<DirListing, ToolError> {
+async fn walk_directory(
+    files: &dyn Files,
+    path: &SandboxPath,
+    args: &ListDir,
+) -> Result<DirListing, ToolError> {
     let depth = args.depth.unwrap_or(1).clamp(1, MAX_DEPTH);
     let most = args.limit.unwrap_or(DEFAULT_ENTRIES).clamp(1, MAX_ENTRIES) as usize;
     let mut skipped = 0;
-    let mut listing = DirListing { path: path.to_string(), offset: args.offset, ..DirListing::default() };
+    let mut listing =
+        DirListing { path: path.to_string(), offset: args.offset, ..DirListing::default() };
     let mut todo = VecDeque::from([(String::new(), 1)]);
     while let Some((below, level)) = todo.pop_front() {
         let entries = match files.list(&join_path(path, &below)?).await {
@@ -85,7 +90,12 @@ async fn walk_directory(files: &dyn Files, path: &SandboxPath, args: &ListDir) -
                 continue;
             }
             let mode = format!("{:04o}", entry.mode);
-            listing.entries.push(FoundEntry { path: name, kind: entry.kind, size: entry.size, mode });
+            listing.entries.push(FoundEntry {
+                path: name,
+                kind: entry.kind,
+                size: entry.size,
+                mode,
+            });
         }
     }
     Ok(listing)

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 use stockade_core::{ErrorCode, Files, SandboxPath};
 
-use super::{approve_files, is_binary, media, escape_path, unless_cancelled};
+use super::{approve_files, escape_path, is_binary, media, unless_cancelled};
 use crate::arguments::ReadFile;
 use crate::toolbox::ToolSession;
 use crate::{Call, ToolAnswer, ToolError};
@@ -100,7 +100,8 @@ struct LineReader {
 
 impl LineReader {
     fn new(path: &SandboxPath, first: u64, most: u64) -> Self {
-        let lines = LineWindow { path: path.to_string(), first_line: first, ..LineWindow::default() };
+        let lines =
+            LineWindow { path: path.to_string(), first_line: first, ..LineWindow::default() };
         Self { lines, most, number: 1, line: Vec::new(), cut: false, full: false }
     }
 

@@ -57,7 +57,8 @@ pub(crate) async fn replace_file_uncancelled(
     content: Bytes,
     mode: u32,
 ) -> Result<(), ToolError> {
-    let written = tokio::spawn(async move { replace_file(place.files()?, &path, content, mode).await });
+    let written =
+        tokio::spawn(async move { replace_file(place.files()?, &path, content, mode).await });
     written
         .await
         .unwrap_or_else(|_| Err(ToolError::new(ErrorCode::System, "writing was interrupted")))

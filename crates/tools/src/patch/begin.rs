@@ -25,7 +25,11 @@ pub(super) fn parse_begin_patch(patch: &str) -> Result<Vec<PatchChange>, ToolErr
     let mut changes = Vec::new();
     loop {
         match reader.peek_line() {
-            None => return Err(reader.syntax_error(format!("the patch does not end with `{END_MARKER}`"))),
+            None => {
+                return Err(
+                    reader.syntax_error(format!("the patch does not end with `{END_MARKER}`"))
+                );
+            }
             Some(line) if line.trim_end() == END_MARKER => break,
             Some(line) => changes.push(reader.parse_file(line)?),
         }

@@ -29,7 +29,10 @@ struct FileState {
 }
 
 /// Computes what every file will be, touching nothing.
-pub(super) async fn plan_steps(files: &dyn Files, changes: Vec<PatchChange>) -> Result<Vec<PatchStep>, ToolError> {
+pub(super) async fn plan_steps(
+    files: &dyn Files,
+    changes: Vec<PatchChange>,
+) -> Result<Vec<PatchStep>, ToolError> {
     let mut steps = Vec::new();
     let mut held = 0;
     for change in changes {
@@ -77,7 +80,8 @@ async fn steps_of(
         }
         (PatchAction::Update { hunks, to, mode }, Some(before)) => {
             let text = apply_hunks(&path, &before.content, hunks).await?;
-            let after = FileState { content: text.write().into(), mode: mode.unwrap_or(before.mode) };
+            let after =
+                FileState { content: text.write().into(), mode: mode.unwrap_or(before.mode) };
             let Some(to) = to else {
                 return Ok(vec![PatchStep { path, before: Some(before), after: Some(after) }]);
             };
@@ -113,7 +117,10 @@ async fn apply_hunks(path: &SandboxPath, old: &Bytes, hunks: Vec<Hunk>) -> Resul
 }
 
 /// Writes everything, or puts back what was written.
-pub(super) async fn commit_steps(place: Arc<ToolPlace>, steps: Vec<PatchStep>) -> Result<(), ToolError> {
+pub(super) async fn commit_steps(
+    place: Arc<ToolPlace>,
+    steps: Vec<PatchStep>,
+) -> Result<(), ToolError> {
     let files = place.files()?;
     let mut made = Vec::new();
     for (at, step) in steps.iter().enumerate() {

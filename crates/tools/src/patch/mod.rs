@@ -37,7 +37,8 @@ pub(crate) async fn apply_patch(
     let report = report_changes(&changes);
     let steps = commit::plan_steps(place.files()?, changes).await?;
     // In a task of its own: a caller who gives up now must not leave half of it.
-    let writing = tokio::spawn(async move { commit::commit_steps(Arc::clone(&place), steps).await });
+    let writing =
+        tokio::spawn(async move { commit::commit_steps(Arc::clone(&place), steps).await });
     writing.await.map_err(|_| commit::interrupted_error())??;
     let text = report.iter().map(|(verb, path)| format!("{verb} {path}\n")).collect();
     let files: Vec<_> = report
@@ -53,7 +54,8 @@ fn parse_patch(patch: &str) -> Result<Vec<PatchChange>, ToolError> {
         return Err(ToolError::field("patch", format!("is longer than {MAX_PATCH_BYTES} bytes")));
     }
     let opens = patch.trim_start().starts_with(begin::BEGIN_MARKER);
-    let changes = if opens { begin::parse_begin_patch(patch)? } else { unified::parse_unified_diff(patch)? };
+    let changes =
+        if opens { begin::parse_begin_patch(patch)? } else { unified::parse_unified_diff(patch)? };
     if changes.is_empty() {
         return Err(ToolError::field("patch", "changes nothing").remedy(
             "give a unified diff, or a patch between `*** Begin Patch` and `*** End Patch`",

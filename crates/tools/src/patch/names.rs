@@ -49,7 +49,10 @@ fn parse_escape(rest: &mut std::str::Bytes<'_>) -> Result<u8, String> {
 }
 
 /// Takes git's `a/` and `b/` away, where both sides have them.
-pub(super) fn strip_git_prefixes(old: Option<String>, new: Option<String>) -> (Option<String>, Option<String>) {
+pub(super) fn strip_git_prefixes(
+    old: Option<String>,
+    new: Option<String>,
+) -> (Option<String>, Option<String>) {
     let bare = |name: &Option<String>, prefix: &str| {
         name.as_ref().is_none_or(|name| name.starts_with(prefix))
     };

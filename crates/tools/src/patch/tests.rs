@@ -85,7 +85,10 @@ fn git_headers_are_understood() {
     let gone = "diff --git a/n b/n\ndeleted file mode 100644\n--- a/n\n+++ /dev/null\n@@ -1 +0,0 @@\n-hi\n";
     assert_eq!(applied(gone, "hi\n").unwrap(), "");
     let mode = "diff --git a/n b/n\nold mode 100644\nnew mode 100755\n";
-    assert!(matches!(parse_patch(mode).unwrap()[0].action, PatchAction::Update { mode: Some(0o755), .. }));
+    assert!(matches!(
+        parse_patch(mode).unwrap()[0].action,
+        PatchAction::Update { mode: Some(0o755), .. }
+    ));
 }
 
 #[test]

@@ -233,7 +233,12 @@ impl Text {
     }
 
     /// The lines behind each run of headings.
-    fn find_behind_headings(&self, headings: &[String], from: usize, work: &WorkBudget) -> Result<Vec<usize>, Misfit> {
+    fn find_behind_headings(
+        &self,
+        headings: &[String],
+        from: usize,
+        work: &WorkBudget,
+    ) -> Result<Vec<usize>, Misfit> {
         let mut starts = vec![from];
         for heading in headings {
             work.spend_lines(1 + self.lines.len())?;

@@ -102,7 +102,8 @@ impl<'a> UnifiedReader<'a> {
     }
 
     fn header_line(&mut self, line: &str, header: &mut Header) -> Result<(), ToolError> {
-        let name = |given: &str| unquote_name(given).map_err(|problem| at_line(self.at + 1, problem));
+        let name =
+            |given: &str| unquote_name(given).map_err(|problem| at_line(self.at + 1, problem));
         if let Some(rest) = line.strip_prefix("--- ") {
             return self.parse_names(rest, header);
         } else if let Some(rest) = line.strip_prefix("rename from ") {
@@ -168,9 +169,9 @@ impl<'a> UnifiedReader<'a> {
         while due.has_any() {
             self.hunk_line(&mut hunk, &mut due).map_err(|problem| match problem {
                 Problem::Here(problem) => self.syntax_error(problem),
-                Problem::Short => {
-                    self.syntax_error(format!("the hunk ends before its {old} old and {new} new lines"))
-                }
+                Problem::Short => self.syntax_error(format!(
+                    "the hunk ends before its {old} old and {new} new lines"
+                )),
             })?;
         }
         self.open_end(&mut hunk);
@@ -192,7 +193,8 @@ impl<'a> UnifiedReader<'a> {
             }
             Some(_) => return Err(Problem::Short),
         };
-        due.take_line(&line).ok_or(Problem::Here("the hunk has more lines than its header says"))?;
+        due.take_line(&line)
+            .ok_or(Problem::Here("the hunk has more lines than its header says"))?;
         hunk.lines.push(line);
         self.at += 1;
         Ok(())
@@ -252,8 +254,12 @@ fn build_change(header: Header, hunks: Vec<Hunk>) -> Result<PatchChange, String>
     let Header { old, new, created, deleted, renamed, mode, .. } = header;
     match (created, deleted) {
         (true, true) => Err("a file cannot be both new and deleted".into()),
-        (true, false) => Ok(PatchChange { path: path(new)?, action: build_added_file(&hunks, mode)? }),
-        (false, true) => Ok(PatchChange { path: path(old)?, action: PatchAction::Delete { hunks } }),
+        (true, false) => {
+            Ok(PatchChange { path: path(new)?, action: build_added_file(&hunks, mode)? })
+        }
+        (false, true) => {
+            Ok(PatchChange { path: path(old)?, action: PatchAction::Delete { hunks } })
+        }
         (false, false) => {
             let (old, new) = (path(old)?, path(new)?);
             if old != new && !renamed {

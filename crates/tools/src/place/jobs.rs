@@ -179,8 +179,8 @@ impl ToolJob {
     /// Waits until a stream has more than this, or the end, or the time is over.
     pub(crate) async fn grown(&self, stream: StreamId, than: u64, wait: Duration) {
         let mut receiver = self.state.subscribe();
-        let more =
-            receiver.wait_for(|state| state.outcome.is_some() || state.kept[stream_index(stream)] > than);
+        let more = receiver
+            .wait_for(|state| state.outcome.is_some() || state.kept[stream_index(stream)] > than);
         // Whatever comes first, the caller looks again.
         let _ = tokio::time::timeout(wait, more).await;
     }

@@ -25,7 +25,7 @@ pub(crate) use places::ToolPlaces;
 
 use crate::approval::{Facts, NetworkFact, Programs, plain_path};
 use crate::arguments::Stream;
-use crate::views::{WorkspaceView, Views};
+use crate::views::{Views, WorkspaceView};
 use crate::{Call, ToolError};
 
 /// How often it is looked whether walls still stand: they go down without an event.
@@ -220,7 +220,11 @@ impl ToolPlace {
     }
 
     /// Runs one of the tools' own programs to its end, without keeping its output for `logs`.
-    pub(crate) async fn run(&self, command: Command, call: &Call) -> Result<FinishedRun, ToolError> {
+    pub(crate) async fn run(
+        &self,
+        command: Command,
+        call: &Call,
+    ) -> Result<FinishedRun, ToolError> {
         let (execution, mut output) = self.engine.exec_followed(&self.id, command).await?;
         let mut stdout = Vec::new();
         let read = async {

@@ -159,7 +159,8 @@ impl ToolPlaces {
         if let Ok(permit) = self.quota.take() {
             return Ok(permit);
         }
-        let dead: Vec<_> = self.lock_made().values().filter(|place| !place.lives()).cloned().collect();
+        let dead: Vec<_> =
+            self.lock_made().values().filter(|place| !place.lives()).cloned().collect();
         for place in dead {
             self.drop_dead(&place).await;
         }
@@ -214,7 +215,8 @@ impl ToolPlaces {
 
     /// Removes the output of sandboxes whose engines are gone.
     async fn sweep_spools(&self) {
-        let (Ok(leases), Ok(kept)) = (self.engine.list().await, std::fs::read_dir(self.spools_dir()))
+        let (Ok(leases), Ok(kept)) =
+            (self.engine.list().await, std::fs::read_dir(self.spools_dir()))
         else {
             return;
         };

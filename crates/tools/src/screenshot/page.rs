@@ -151,7 +151,11 @@ mod tests {
             ("/workspace/a/b.html", "a/b.html"),
             ("file:///workspace/x y.html", "x y.html"),
         ] {
-            assert_eq!(PageAddress::parse(given).unwrap(), PageAddress::File(path.parse().unwrap()), "{given}");
+            assert_eq!(
+                PageAddress::parse(given).unwrap(),
+                PageAddress::File(path.parse().unwrap()),
+                "{given}"
+            );
         }
         assert_eq!(file_url("/workspace/a #?%ä"), "file:///workspace/a%20%23%3F%25%C3%A4");
     }

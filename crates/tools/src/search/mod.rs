@@ -80,7 +80,11 @@ pub(crate) async fn search_text(
     build_tool_answer(&path, &answers, args.files_only)
 }
 
-fn build_tool_answer(path: &SandboxPath, answers: &[Answer], files_only: bool) -> Result<ToolAnswer, ToolError> {
+fn build_tool_answer(
+    path: &SandboxPath,
+    answers: &[Answer],
+    files_only: bool,
+) -> Result<ToolAnswer, ToolError> {
     let (more, problems) = find_end(answers);
     let mut text: String = answers.iter().map(shown_line).collect();
     append_footer(&mut text, more, problems, "nothing fits");
@@ -116,7 +120,11 @@ fn shown_line(answer: &Answer) -> String {
         Answer::File(path) => format!("{}\n", escape_path(path)),
         Answer::Line { path, number, text, hit } => {
             let mark = if *hit { ':' } else { '-' };
-            format!("{}{mark}{number}{mark}{}\n", escape_path(path), escape_path(text.trim_end_matches('\r')))
+            format!(
+                "{}{mark}{number}{mark}{}\n",
+                escape_path(path),
+                escape_path(text.trim_end_matches('\r'))
+            )
         }
         Answer::End { .. } | Answer::Failed { .. } => String::new(),
     }
@@ -170,7 +178,10 @@ async fn approve_search(
 }
 
 /// The path from the workspace on where it leads there: so it resolves beneath it (C-21).
-fn make_workspace_relative(place: &ToolPlace, path: &SandboxPath) -> Result<SandboxPath, ToolError> {
+fn make_workspace_relative(
+    place: &ToolPlace,
+    path: &SandboxPath,
+) -> Result<SandboxPath, ToolError> {
     if let (true, Workspace::Local(root)) = (place.local, &place.spec.workspace) {
         return Ok(local::inside(root, path)?);
     }

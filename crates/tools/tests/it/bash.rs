@@ -2,7 +2,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{ToolBench, NATIVE_AND_LOCAL, Where, test};
+use crate::common::{NATIVE_AND_LOCAL, ToolBench, Where, test};
 use serde_json::{Value, json};
 use stockade_core::ErrorCode;
 use stockade_engine::Event;

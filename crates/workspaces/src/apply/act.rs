@@ -40,21 +40,46 @@ pub(super) fn open_stage(target: &OpenTree, intent: &Intent) -> FaultResult<Owne
     rustix::fs::openat(target, name, flags, Mode::empty()).step("open", name)
 }
 
-fn perform_action(target: &OpenTree, stage: &OwnedFd, action: &ApplyAction) -> FaultResult<Option<ConflictReason>> {
+fn perform_action(
+    target: &OpenTree,
+    stage: &OwnedFd,
+    action: &ApplyAction,
+) -> FaultResult<Option<ConflictReason>> {
     let path = &action.path;
     match &action.act {
         ApplyAct::Mode { of, after, .. } => set_mode(target, path, *of, *after),
         ApplyAct::Place { .. } => {
-            let moved = rename_slot(stage, &action.slot, target, path, RenameFlags::NOREPLACE, RenameWay::Out);
+            let moved = rename_slot(
+                stage,
+                &action.slot,
+                target,
+                path,
+                RenameFlags::NOREPLACE,
+                RenameWay::Out,
+            );
             conflict_of_rename(moved, path, ConflictReason::AppearedSince)
         }
         ApplyAct::Take { old } => {
-            let moved = rename_slot(stage, &action.slot, target, path, RenameFlags::NOREPLACE, RenameWay::In);
+            let moved = rename_slot(
+                stage,
+                &action.slot,
+                target,
+                path,
+                RenameFlags::NOREPLACE,
+                RenameWay::In,
+            );
             let lost = conflict_of_rename(moved, path, ConflictReason::Gone)?;
             lost.map_or_else(|| check_identity(stage, action, old), |reason| Ok(Some(reason)))
         }
         ApplyAct::Swap { old, .. } => {
-            let moved = rename_slot(stage, &action.slot, target, path, RenameFlags::EXCHANGE, RenameWay::Out);
+            let moved = rename_slot(
+                stage,
+                &action.slot,
+                target,
+                path,
+                RenameFlags::EXCHANGE,
+                RenameWay::Out,
+            );
             let lost = conflict_of_rename(moved, path, ConflictReason::Gone)?;
             lost.map_or_else(|| check_identity(stage, action, old), |reason| Ok(Some(reason)))
         }

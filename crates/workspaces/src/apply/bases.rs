@@ -80,7 +80,12 @@ impl Bases {
     }
 
     /// Whether what is at a path now is what was noted.
-    pub(super) fn is_same(&self, lower: &OpenTree, path: &TreePath, now: &Stat) -> FaultResult<bool> {
+    pub(super) fn is_same(
+        &self,
+        lower: &OpenTree,
+        path: &TreePath,
+        now: &Stat,
+    ) -> FaultResult<bool> {
         let Some(noted) = self.0.get(path) else { return Ok(false) };
         let now = NotedBase::read(lower, path, now).step("read", path)?;
         Ok(now.as_ref() == Some(noted))

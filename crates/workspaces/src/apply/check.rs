@@ -123,7 +123,12 @@ fn changed_beneath(
 
 /// Whether something that the guest changed was removed by somebody else. A copy's index says so; of
 /// an overlay it is only known that the file came from beneath, from there or from elsewhere.
-fn was_removed(trees: &Trees<'_>, path: &TreePath, start: ClockStamp, look: CheckLook) -> FaultResult<bool> {
+fn was_removed(
+    trees: &Trees<'_>,
+    path: &TreePath,
+    start: ClockStamp,
+    look: CheckLook,
+) -> FaultResult<bool> {
     let moved = match (trees.layer, look) {
         (Layer::Copy(..), _) => return Ok(true),
         // The stage itself is a new entry of the root.

@@ -11,7 +11,7 @@ use super::Bases;
 use super::settled::{ApplyEnd, SettledPaths};
 use crate::clock::ClockStamp;
 use crate::diff::Diff;
-use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
+use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
 use crate::path::TreePath;
 use crate::tree::{NodeKind, OpenTree};
 use crate::whole::{self, Survives};
@@ -130,7 +130,12 @@ impl ApplyLedger {
     }
 
     /// Notes what is beneath the changes of a workspace that began at `start`.
-    pub(crate) fn note_bases(&self, lower: &OpenTree, diff: &Diff, start: ClockStamp) -> FaultResult<()> {
+    pub(crate) fn note_bases(
+        &self,
+        lower: &OpenTree,
+        diff: &Diff,
+        start: ClockStamp,
+    ) -> FaultResult<()> {
         let mut bases = self.bases();
         bases.note(lower, diff, start, &self.settled()?)?;
         bases.save(&self.dir)
@@ -143,7 +148,12 @@ impl ApplyLedger {
     }
 
     /// Notes how the tree was left.
-    pub(super) fn settle(&self, target: &OpenTree, intent: &Intent, end: ApplyEnd) -> FaultResult<()> {
+    pub(super) fn settle(
+        &self,
+        target: &OpenTree,
+        intent: &Intent,
+        end: ApplyEnd,
+    ) -> FaultResult<()> {
         match intent.elsewhere {
             true => Ok(()),
             false => {

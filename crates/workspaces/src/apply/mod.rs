@@ -29,8 +29,8 @@ use crate::tree::OpenTree;
 use act::Acted;
 pub(crate) use bases::Bases;
 use check::CheckLook;
-use intent::Intent;
 pub(crate) use intent::ApplyLedger;
+use intent::Intent;
 pub(crate) use recover::recover_apply;
 pub(crate) use settled::SettledPaths;
 
@@ -138,8 +138,11 @@ pub(crate) fn apply_diff(
     ledger: &ApplyLedger,
 ) -> FaultResult<Application> {
     let chosen = choose::choose_changes(diff, include)?;
-    let checked =
-        check::check_changes(trees, &chosen.wanted, CheckLook::First { moved: moves_something(diff) })?;
+    let checked = check::check_changes(
+        trees,
+        &chosen.wanted,
+        CheckLook::First { moved: moves_something(diff) },
+    )?;
     if !checked.conflicts.is_empty() {
         return Ok(Application::Conflict { conflicts: checked.conflicts });
     }

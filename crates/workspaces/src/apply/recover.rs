@@ -7,9 +7,9 @@ use rustix::fs::{AtFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::act::{RenameWay, rename_slot, set_mode};
-use super::intent::{ApplyAct, ApplyAction, Intent, ApplyLedger, ApplyPhase, root_of};
+use super::intent::{ApplyAct, ApplyAction, ApplyLedger, ApplyPhase, Intent, root_of};
 use super::settled::ApplyEnd;
-use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
+use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
 use crate::path::TreePath;
 use crate::remove::remove_entry;
 use crate::tree::{OpenTree, stat_at};
@@ -33,13 +33,21 @@ pub(crate) fn recover_apply(ledger: &ApplyLedger) -> FaultResult<()> {
 }
 
 /// After the word that all is done: what was replaced can go.
-pub(super) fn conclude_apply(target: &OpenTree, intent: &Intent, ledger: &ApplyLedger) -> FaultResult<()> {
+pub(super) fn conclude_apply(
+    target: &OpenTree,
+    intent: &Intent,
+    ledger: &ApplyLedger,
+) -> FaultResult<()> {
     ledger.settle(target, intent, ApplyEnd::Done)?;
     clear_stage(target, intent, ledger)
 }
 
 /// Undoes every step that was made.
-pub(super) fn roll_back(target: &OpenTree, intent: &Intent, ledger: &ApplyLedger) -> FaultResult<()> {
+pub(super) fn roll_back(
+    target: &OpenTree,
+    intent: &Intent,
+    ledger: &ApplyLedger,
+) -> FaultResult<()> {
     let stage = match super::act::open_stage(target, intent) {
         // It is removed last of all, so everything was undone already.
         Err(WorkspaceFault::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
@@ -48,7 +56,8 @@ pub(super) fn roll_back(target: &OpenTree, intent: &Intent, ledger: &ApplyLedger
         opened => opened?,
     };
     for action in intent.steps.iter().rev() {
-        undo_action(target, &stage, action).map_err(|fault| add_stage_path(fault, target, intent))?;
+        undo_action(target, &stage, action)
+            .map_err(|fault| add_stage_path(fault, target, intent))?;
     }
     ledger.settle(target, intent, ApplyEnd::Undone)?;
     clear_stage(target, intent, ledger)
@@ -61,7 +70,11 @@ fn add_stage_path(fault: WorkspaceFault, target: &OpenTree, intent: &Intent) -> 
 }
 
 /// Removes the stage with all that is in it, then the note about it.
-pub(super) fn clear_stage(target: &OpenTree, intent: &Intent, ledger: &ApplyLedger) -> FaultResult<()> {
+pub(super) fn clear_stage(
+    target: &OpenTree,
+    intent: &Intent,
+    ledger: &ApplyLedger,
+) -> FaultResult<()> {
     remove_entry(target, intent.stage.as_bytes()).step("remove", &intent.stage)?;
     ledger.clear()
 }
@@ -84,7 +97,12 @@ fn undo_action(target: &OpenTree, stage: &OwnedFd, action: &ApplyAction) -> Faul
 }
 
 /// Takes a new thing out again. What somebody else put in its place is theirs.
-fn take_back(target: &OpenTree, stage: &OwnedFd, action: &ApplyAction, new: u64) -> FaultResult<()> {
+fn take_back(
+    target: &OpenTree,
+    stage: &OwnedFd,
+    action: &ApplyAction,
+    new: u64,
+) -> FaultResult<()> {
     if inode_at(target, &action.path)? != Some(new) {
         return Ok(());
     }
@@ -103,7 +121,12 @@ fn put_back(target: &OpenTree, stage: &OwnedFd, action: &ApplyAction) -> FaultRe
     }
 }
 
-fn swap_back(target: &OpenTree, stage: &OwnedFd, action: &ApplyAction, new: u64) -> FaultResult<()> {
+fn swap_back(
+    target: &OpenTree,
+    stage: &OwnedFd,
+    action: &ApplyAction,
+    new: u64,
+) -> FaultResult<()> {
     match inode_at(target, &action.path)? {
         None => put_back(target, stage, action),
         Some(ino) if ino == new => {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::intent::{ApplyAct, ApplyAction, FileIdentity, Intent};
 use crate::clock::ClockStamp;
-use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
+use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
 use crate::path::TreePath;
 use crate::tree::{NodeKind, OpenTree};
 use crate::whole::{self, Survives};
@@ -60,9 +60,8 @@ impl SettledPaths {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
             read => read.step("read", path.display())?,
         };
-        let note: Note = serde_json::from_slice(&bytes).map_err(|error| WorkspaceFault::Damaged {
-            path: path.display().to_string(),
-            problem: error.to_string(),
+        let note: Note = serde_json::from_slice(&bytes).map_err(|error| {
+            WorkspaceFault::Damaged { path: path.display().to_string(), problem: error.to_string() }
         })?;
         Ok(Self { left: note.left.into_iter().collect(), taken: note.taken.into_iter().collect() })
     }
@@ -92,7 +91,12 @@ impl SettledPaths {
     }
 
     /// Notes how everything that an intent names was left, and keeps the note.
-    pub(super) fn note(dir: &Path, target: &OpenTree, intent: &Intent, end: ApplyEnd) -> FaultResult<()> {
+    pub(super) fn note(
+        dir: &Path,
+        target: &OpenTree,
+        intent: &Intent,
+        end: ApplyEnd,
+    ) -> FaultResult<()> {
         let mut settled = Self::load(dir)?;
         for action in &intent.steps {
             settled.note_action(target, action, end)?;
@@ -100,7 +104,12 @@ impl SettledPaths {
         settled.save(dir)
     }
 
-    fn note_action(&mut self, target: &OpenTree, action: &ApplyAction, end: ApplyEnd) -> FaultResult<()> {
+    fn note_action(
+        &mut self,
+        target: &OpenTree,
+        action: &ApplyAction,
+        end: ApplyEnd,
+    ) -> FaultResult<()> {
         let path = &action.path;
         if end == ApplyEnd::Done && removes_entry(&action.act) {
             self.left.remove(path);
@@ -137,7 +146,9 @@ fn state_after_step(act: &ApplyAct, now: Option<&Stat>, end: ApplyEnd) -> Option
         (ApplyAct::Place { new } | ApplyAct::Swap { new, .. }, ApplyEnd::Done) => is(*new),
         (ApplyAct::Mode { of, .. }, ApplyEnd::Done | ApplyEnd::Undone) => is(*of),
         (ApplyAct::Take { old } | ApplyAct::Swap { old, .. }, ApplyEnd::Undone) => was(old),
-        (ApplyAct::Take { .. }, ApplyEnd::Done) | (ApplyAct::Place { .. }, ApplyEnd::Undone) => None,
+        (ApplyAct::Take { .. }, ApplyEnd::Done) | (ApplyAct::Place { .. }, ApplyEnd::Undone) => {
+            None
+        }
     }
 }
 

@@ -8,13 +8,15 @@ use rustix::fs::{AtFlags, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 
 use super::check::Todo;
-use super::intent::{ApplyAct, ApplyAction, FileIdentity, Intent, ApplyLedger, ApplyPhase, root_of};
+use super::intent::{
+    ApplyAct, ApplyAction, ApplyLedger, ApplyPhase, FileIdentity, Intent, root_of,
+};
 use super::{Trees, recover};
 use crate::attributes;
 use crate::content;
 use crate::diff::{Change, ChangeKind};
 use crate::digest::ContentDigest;
-use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
+use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
 use crate::held::is_link_leaving;
 use crate::tree::NodeKind;
 
@@ -33,7 +35,11 @@ struct Stage<'a> {
 }
 
 /// Stages everything. When this returns, the steps are on disk and none is done.
-pub(super) fn stage_changes(trees: &Trees<'_>, todo: &[Todo<'_>], ledger: &ApplyLedger) -> FaultResult<Intent> {
+pub(super) fn stage_changes(
+    trees: &Trees<'_>,
+    todo: &[Todo<'_>],
+    ledger: &ApplyLedger,
+) -> FaultResult<Intent> {
     let mut intent = Intent {
         target: trees.target.path().to_owned(),
         root: root_of(trees.target)?,
@@ -140,7 +146,12 @@ impl Stage<'_> {
         if opens { self.steps.push(action) } else { self.last.push(action) }
     }
 
-    fn stage_content(&self, change: &Change, now: Option<&FileIdentity>, slot: &str) -> FaultResult<u64> {
+    fn stage_content(
+        &self,
+        change: &Change,
+        now: Option<&FileIdentity>,
+        slot: &str,
+    ) -> FaultResult<u64> {
         let kind = change.new.map(|node| node.kind);
         match kind {
             Some(NodeKind::Directory) => self.make_directory(change, slot)?,
@@ -178,7 +189,12 @@ impl Stage<'_> {
         Ok(())
     }
 
-    fn make_file(&self, change: &Change, now: Option<&FileIdentity>, slot: &str) -> FaultResult<()> {
+    fn make_file(
+        &self,
+        change: &Change,
+        now: Option<&FileIdentity>,
+        slot: &str,
+    ) -> FaultResult<()> {
         let source = self.trees.layer.file(&change.path)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let made = rustix::fs::openat(&self.dir, slot, flags, Mode::from_raw_mode(0o600));

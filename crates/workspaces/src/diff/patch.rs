@@ -11,7 +11,7 @@ use stockade_core::is_unsafe_to_show;
 use super::{Change, ChangeKind, Diff};
 use crate::content;
 use crate::digest::ContentDigest;
-use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
+use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
 use crate::layer::Layer;
 use crate::tree::{NodeKind, OpenTree};
 
@@ -46,7 +46,12 @@ pub(crate) fn format_patch(diff: &Diff, lower: &OpenTree, layer: &Layer) -> Faul
     Ok(text)
 }
 
-fn write_change(text: &mut String, change: &Change, lower: &OpenTree, layer: &Layer) -> FaultResult<()> {
+fn write_change(
+    text: &mut String,
+    change: &Change,
+    lower: &OpenTree,
+    layer: &Layer,
+) -> FaultResult<()> {
     write_header(text, change);
     let old = match change.old.map(|node| node.kind) {
         None => PatchSide::Nothing,
@@ -54,7 +59,9 @@ fn write_change(text: &mut String, change: &Change, lower: &OpenTree, layer: &La
             Err(Errno::ACCESS) => PatchSide::Unshown("a file that cannot be read"),
             file => read_side(file.step("open", &change.path)?, change)?,
         },
-        Some(NodeKind::Symlink) => PatchSide::Text(lower.link(&change.path).step("read", &change.path)?),
+        Some(NodeKind::Symlink) => {
+            PatchSide::Text(lower.link(&change.path).step("read", &change.path)?)
+        }
         Some(NodeKind::Directory) => PatchSide::Unshown("a directory"),
         Some(NodeKind::Special) => PatchSide::Unshown("a device, fifo or socket"),
     };

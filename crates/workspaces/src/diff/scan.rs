@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::{Change, ChangeKind, Diff};
 use crate::content;
 use crate::digest::ContentDigest;
-use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
+use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
 use crate::held::{self, HeldReason};
 use crate::layer::{Index, Layer, is_opaque, is_redirected, is_whiteout};
 use crate::path::TreePath;
@@ -103,7 +103,9 @@ impl LayerScan<'_> {
         while let Some(PendingDirectory { path, below, change }) = self.pending.pop() {
             match upper.dir(&path) {
                 Ok(dir) => self.upper_directory(&path, &dir, below, change)?,
-                Err(Errno::ACCESS | Errno::NAMETOOLONG) => self.record_unreachable(&path, change)?,
+                Err(Errno::ACCESS | Errno::NAMETOOLONG) => {
+                    self.record_unreachable(&path, change)?
+                }
                 Err(errno) => return Err(errno).step("open", &path),
             }
         }
@@ -307,7 +309,9 @@ impl LayerScan<'_> {
     fn is_same(&self, path: &TreePath, file: &File) -> FaultResult<bool> {
         match self.lower.file(path) {
             Err(Errno::ACCESS) => Ok(false),
-            under => content::has_same_content(&under.step("open", path)?, file).step("compare", path),
+            under => {
+                content::has_same_content(&under.step("open", path)?, file).step("compare", path)
+            }
         }
     }
 

@@ -15,7 +15,11 @@ use crate::remove::remove_entry;
 pub(super) const CHECKOUT_DRAFT_PREFIX: &str = "checkout";
 
 /// The checkout of a commit, made if need be.
-pub(crate) fn prepare_checkout(store: &Path, source: &GitSource, commit: &Commit) -> FaultResult<PathBuf> {
+pub(crate) fn prepare_checkout(
+    store: &Path,
+    source: &GitSource,
+    commit: &Commit,
+) -> FaultResult<PathBuf> {
     let mut hash = Sha256::new();
     hash.update(&commit.id);
     hash.update([0]);
@@ -30,7 +34,12 @@ pub(crate) fn prepare_checkout(store: &Path, source: &GitSource, commit: &Commit
     Ok(tree)
 }
 
-fn create_checkout(bare: &Path, draft: &Path, source: &GitSource, commit: &Commit) -> FaultResult<()> {
+fn create_checkout(
+    bare: &Path,
+    draft: &Path,
+    source: &GitSource,
+    commit: &Commit,
+) -> FaultResult<()> {
     let step = "check out";
     GitRun::without_configuration(step, source)
         .args(["clone", "--quiet", "--local", "--no-checkout", "--template="])

@@ -10,7 +10,11 @@ const BRANCHES_REFSPEC: &str = "+refs/heads/*:refs/heads/*";
 const TAGS_REFSPEC: &str = "+refs/tags/*:refs/tags/*";
 
 /// Fetches, unless a commit is named that is there already, and resolves.
-pub(crate) fn fetch_commit(store: &Path, source: &GitSource, rev: Option<&str>) -> FaultResult<Commit> {
+pub(crate) fn fetch_commit(
+    store: &Path,
+    source: &GitSource,
+    rev: Option<&str>,
+) -> FaultResult<Commit> {
     let bare = store.join("store");
     if !bare.join("HEAD").exists() {
         let make = GitRun::without_configuration("make a store for", source);

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use stockade_core::ErrorCode;
 use stockade_engine::{Directory, Locked, Sharing};
 
-use crate::fault::{WorkspaceFault, FaultResult, FaultStep};
+use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
 pub(crate) use prune::prune_checkouts;
 pub(crate) use source::GitSource;
 
@@ -91,7 +91,11 @@ pub(crate) struct Commit {
 
 /// Makes sure that there is a checkout of what is asked for. Concurrent calls for one repository wait
 /// for one another.
-pub(crate) fn prepare_source(stores: &Directory, source: &str, rev: Option<&str>) -> FaultResult<Checkout> {
+pub(crate) fn prepare_source(
+    stores: &Directory,
+    source: &str,
+    rev: Option<&str>,
+) -> FaultResult<Checkout> {
     let source = GitSource::parse(source)?;
     let rev = rev.map(source::check_rev).transpose()?;
     let store = stores.path_of(&source.key());

@@ -68,7 +68,11 @@ pub(crate) fn prune_checkouts(
 }
 
 /// How many checkouts of a store were removed, and how many are left.
-fn thin_out(store: &Path, viewed: &BTreeSet<PathBuf>, unused: Duration) -> FaultResult<(usize, usize)> {
+fn thin_out(
+    store: &Path,
+    viewed: &BTreeSet<PathBuf>,
+    unused: Duration,
+) -> FaultResult<(usize, usize)> {
     let dir = open_tree(store)?;
     let (mut gone, mut left) = (0, 0);
     for name in list_names(&dir).step("list", store.display())? {

@@ -158,7 +158,8 @@ impl<'a> GitRun<'a> {
 fn chooses_ssh(source: &GitSource) -> bool {
     let named = ["GIT_SSH", "GIT_SSH_COMMAND"].iter().any(|name| std::env::var_os(name).is_some());
     let configured = || {
-        let ask = GitRun::bare("look at", source).args(["config", "--get", "core.sshCommand"]).ask();
+        let ask =
+            GitRun::bare("look at", source).args(["config", "--get", "core.sshCommand"]).ask();
         ask.is_ok_and(|ran| ran.success)
     };
     named || configured()

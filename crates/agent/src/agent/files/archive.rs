@@ -21,7 +21,9 @@ pub fn write_archive(roots: &Roots, path: &str, output: File) -> Result<()> {
     let mut builder = Builder::new(BufWriter::with_capacity(128 * 1024, output));
     let mut archive = TreeArchiver { builder: &mut builder };
     match resolve::split_last(path).and_then(|_| roots.open_parent(path)) {
-        Ok((parent, name)) if !is_dir(&parent, name) => archive.append_entry(&parent, name, name, 0)?,
+        Ok((parent, name)) if !is_dir(&parent, name) => {
+            archive.append_entry(&parent, name, name, 0)?
+        }
         // A directory, a link to one, or a path such as `.` that has no last part.
         Ok(_) | Err(_) => {
             let dir = roots.open_file(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
@@ -44,7 +46,11 @@ struct TreeArchiver<'a, W: Write> {
 impl<W: Write> TreeArchiver<'_, W> {
     fn append_tree(&mut self, dir: &OwnedFd, inside: &str, depth: usize) -> Result<()> {
         if depth > MAX_TREE_DEPTH {
-            return Err(OperationFailure::with_kind(inside, FileErrorKind::TooLarge, "lies too deep"));
+            return Err(OperationFailure::with_kind(
+                inside,
+                FileErrorKind::TooLarge,
+                "lies too deep",
+            ));
         }
         for item in Dir::read_from(dir).map_err(|errno| OperationFailure::new(inside, errno))? {
             let item = item.map_err(|errno| OperationFailure::new(inside, errno))?;

@@ -53,9 +53,8 @@ pub fn answer_request(roots: &Roots, number: u32, request: &FileRequest<'_>, lin
         }),
         FileRequest::Read(path, offset, most) => ops::read_range(roots, path, offset, most)
             .map(|data| link.send(&FromAgent::FileData(number, &data))),
-        FileRequest::Write(path, append, data) => {
-            ops::write_file(roots, path, append, data).map(|()| link.send(&FromAgent::FileDone(number)))
-        }
+        FileRequest::Write(path, append, data) => ops::write_file(roots, path, append, data)
+            .map(|()| link.send(&FromAgent::FileDone(number))),
         FileRequest::MakeDir(path) => {
             ops::make_dir(roots, path).map(|()| link.send(&FromAgent::FileDone(number)))
         }
@@ -70,7 +69,9 @@ pub fn answer_request(roots: &Roots, number: u32, request: &FileRequest<'_>, lin
         | FileRequest::Replace(path, _)
         | FileRequest::TarOut(path)
         | FileRequest::TarIn(path)
-        | FileRequest::Watch(path) => Err(OperationFailure::unsuitable(path, "is not asked for this way")),
+        | FileRequest::Watch(path) => {
+            Err(OperationFailure::unsuitable(path, "is not asked for this way"))
+        }
     };
     if let Err(failure) = done {
         link.send(&failure.to_message(number));
@@ -91,6 +92,8 @@ pub fn run_request(roots: &Roots, request: &FileRequest<'_>, streams: WorkerStre
         | FileRequest::MakeDir(path)
         | FileRequest::SetMode(path, _)
         | FileRequest::Rename(path, _)
-        | FileRequest::Watch(path) => Err(OperationFailure::unsuitable(path, "is not asked for this way")),
+        | FileRequest::Watch(path) => {
+            Err(OperationFailure::unsuitable(path, "is not asked for this way"))
+        }
     }
 }

@@ -11,7 +11,8 @@ use crate::protocol::{FileEntry, FileKind, MAX_DATA};
 
 /// What is at a path, and its name.
 pub fn stat_path(roots: &Roots, path: &str) -> Result<(Stat, String)> {
-    let stat = fstat(roots.open_to_stat(path)?).map_err(|errno| OperationFailure::new(path, errno))?;
+    let stat =
+        fstat(roots.open_to_stat(path)?).map_err(|errno| OperationFailure::new(path, errno))?;
     let name = path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
     Ok((stat, if name.is_empty() { "/".into() } else { name.to_owned() }))
 }
@@ -134,5 +135,6 @@ pub fn path_prefixes(path: &str) -> impl Iterator<Item = &str> {
 pub fn rename_path(roots: &Roots, from: &str, to: &str) -> Result<()> {
     let (from_dir, from_name) = roots.open_parent(from)?;
     let (to_dir, to_name) = roots.open_parent(to)?;
-    renameat(&from_dir, from_name, &to_dir, to_name).map_err(|errno| OperationFailure::new(from, errno))
+    renameat(&from_dir, from_name, &to_dir, to_name)
+        .map_err(|errno| OperationFailure::new(from, errno))
 }

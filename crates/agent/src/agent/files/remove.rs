@@ -66,7 +66,12 @@ struct Removal {
 }
 
 impl Removal {
-    fn unlink_entry(&mut self, parent: &OwnedFd, name: &CStr, depth: usize) -> rustix::io::Result<()> {
+    fn unlink_entry(
+        &mut self,
+        parent: &OwnedFd,
+        name: &CStr,
+        depth: usize,
+    ) -> rustix::io::Result<()> {
         match unlinkat(parent, name, AtFlags::empty()) {
             // Linux says EISDIR; POSIX allows EPERM.
             Err(Errno::ISDIR | Errno::PERM) => self.remove_tree(parent, name, depth),
@@ -74,7 +79,12 @@ impl Removal {
         }
     }
 
-    fn remove_tree(&mut self, parent: &OwnedFd, name: &CStr, depth: usize) -> rustix::io::Result<()> {
+    fn remove_tree(
+        &mut self,
+        parent: &OwnedFd,
+        name: &CStr,
+        depth: usize,
+    ) -> rustix::io::Result<()> {
         if depth >= MAX_OPEN_DEPTH
             && let Some(top) = &self.top
         {

@@ -31,7 +31,8 @@ impl Roots {
     /// Opens what a path names.
     pub fn open_file(&self, path: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
         if path.starts_with('/') {
-            let resolved = open_with_retries(&self.system, path, flags, mode, ResolveFlags::IN_ROOT);
+            let resolved =
+                open_with_retries(&self.system, path, flags, mode, ResolveFlags::IN_ROOT);
             return resolved.map_err(|errno| resolve_failure(path, errno));
         }
         open_within(&self.workspace, path, flags, mode)
@@ -65,7 +66,11 @@ pub fn open_within(dir: impl AsFd, path: &str, flags: OFlags, mode: Mode) -> Res
 
 fn resolve_failure(path: &str, errno: Errno) -> OperationFailure {
     // From here it says that the path left its root; elsewhere, that two file systems are involved.
-    if errno == Errno::XDEV { OperationFailure::escapes(path) } else { OperationFailure::new(path, errno) }
+    if errno == Errno::XDEV {
+        OperationFailure::escapes(path)
+    } else {
+        OperationFailure::new(path, errno)
+    }
 }
 
 fn open_with_retries(

@@ -48,7 +48,10 @@ fn place_entry<R: Read>(target: &OwnedFd, entry: Entry<'_, R>) -> Result<()> {
     } else if matches!(kind, EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse) {
         place_file(&parent, name, &path, entry)
     } else {
-        Err(OperationFailure::unsuitable(&path, "is neither a file, a directory nor a symbolic link"))
+        Err(OperationFailure::unsuitable(
+            &path,
+            "is neither a file, a directory nor a symbolic link",
+        ))
     }
 }
 
@@ -93,7 +96,12 @@ fn clear_target(parent: &OwnedFd, name: &str, path: &str) -> Result<()> {
     }
 }
 
-fn place_link<R: Read>(parent: &OwnedFd, name: &str, path: &str, entry: &Entry<'_, R>) -> Result<()> {
+fn place_link<R: Read>(
+    parent: &OwnedFd,
+    name: &str,
+    path: &str,
+    entry: &Entry<'_, R>,
+) -> Result<()> {
     let target = entry.link_name().map_err(|error| OperationFailure::from_io(path, &error))?;
     let Some(target) = target else {
         return Err(OperationFailure::unsuitable(path, "is a link to nowhere"));
@@ -102,7 +110,12 @@ fn place_link<R: Read>(parent: &OwnedFd, name: &str, path: &str, entry: &Entry<'
     symlinkat(&*target, parent, name).map_err(|errno| OperationFailure::new(path, errno))
 }
 
-fn place_file<R: Read>(parent: &OwnedFd, name: &str, path: &str, mut entry: Entry<'_, R>) -> Result<()> {
+fn place_file<R: Read>(
+    parent: &OwnedFd,
+    name: &str,
+    path: &str,
+    mut entry: Entry<'_, R>,
+) -> Result<()> {
     clear_target(parent, name, path)?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
     let made = open_within(parent, name, flags, entry_mode(&entry, 0o644))?;

@@ -85,7 +85,12 @@ impl PathWalk<'_> {
                 name => match self.read_link(name)? {
                     Some(target) => self.queue_path(&target)?,
                     None if last => return self.open_last(name, flags, mode),
-                    None => self.inside.push(openat(self.current_dir(), name, STEP_FLAGS, Mode::empty())?),
+                    None => self.inside.push(openat(
+                        self.current_dir(),
+                        name,
+                        STEP_FLAGS,
+                        Mode::empty(),
+                    )?),
                 },
             }
         }
@@ -209,7 +214,8 @@ mod tests {
         let dir = tree();
         let root = openat(CWD, dir.path().join("root"), STEP_FLAGS, Mode::empty()).unwrap();
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
-        let make = |path| open_by_walking(root.as_fd(), path, flags, Mode::RUSR, ResolveFlags::BENEATH);
+        let make =
+            |path| open_by_walking(root.as_fd(), path, flags, Mode::RUSR, ResolveFlags::BENEATH);
         make("todir/new").unwrap();
         assert!(dir.path().join("root/a/b/new").exists());
         make("dangling").unwrap();

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use stockade_core::{Error, ErrorCode, Result};
 
-use super::link::{PeerLink, WorkspaceTree, Turn};
+use super::link::{PeerLink, Turn, WorkspaceTree};
 use super::lock;
 use crate::across::tree::{Conflict, Tree, TreeError};
 use crate::across::words::{Ask, Tell};
@@ -121,7 +121,9 @@ impl Bridge {
     pub async fn ask_in(&self, turn: Turn, operation: &'static str, ask: &Ask) -> Result<Tell> {
         let (tell, taken) = turn.ask(operation, ask, self.returning_tree()).await?;
         match taken {
-            Ok(conflicts) => self.note_conflicts(conflicts.into_iter().map(|conflict| conflict.path)),
+            Ok(conflicts) => {
+                self.note_conflicts(conflicts.into_iter().map(|conflict| conflict.path))
+            }
             // The other side takes it for done, and would not send it again.
             Err(error) => self.mark_parted(error),
         }

@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{Instant, timeout};
 
-use super::{PeerConnection, Peer, lock};
+use super::{Peer, PeerConnection, lock};
 use crate::across::frame::Frame;
 use crate::across::pour;
 use crate::across::tree::{Conflict, Tree, TreeError};
@@ -102,7 +102,8 @@ impl PeerLink {
         let (out, waiting) = mpsc::channel(FRAME_QUEUE_LENGTH);
         let (hear, heard) = mpsc::channel(FRAME_QUEUE_LENGTH);
         let controls = Controls::default();
-        let reader = PeerFrameReader { to_client: Some(to_client), hear, controls: Arc::clone(&controls) };
+        let reader =
+            PeerFrameReader { to_client: Some(to_client), hear, controls: Arc::clone(&controls) };
         let carrier: CarrierSlot = Arc::new(Mutex::new(Some(carrier)));
         let writing = tokio::spawn(write_frames(waiting, input));
         let mut tasks = vec![
@@ -205,8 +206,12 @@ impl PeerLink {
         let (goes_on, until) = oneshot::channel();
         let mut turn = self.take_turn().await;
         turn.open = true;
-        let ask = request_frame(&Ask::StandStill)?.encode().map_err(|_| self.lost_error(operation))?;
-        self.out.send(QueuedFrame::Last(ask, until)).await.map_err(|_| self.lost_error(operation))?;
+        let ask =
+            request_frame(&Ask::StandStill)?.encode().map_err(|_| self.lost_error(operation))?;
+        self.out
+            .send(QueuedFrame::Last(ask, until))
+            .await
+            .map_err(|_| self.lost_error(operation))?;
         let told = turn.read_reply(operation, None, &mut None).await?;
         turn.open = false;
         match told {
@@ -388,7 +393,10 @@ fn end_execution(controls: &mut HashMap<u32, Slot>, execution: u32) {
     }
 }
 
-async fn write_frames(mut waiting: mpsc::Receiver<QueuedFrame>, mut input: impl AsyncWrite + Unpin) {
+async fn write_frames(
+    mut waiting: mpsc::Receiver<QueuedFrame>,
+    mut input: impl AsyncWrite + Unpin,
+) {
     let Some(go_on) = request_frame(&Ask::GoOn).ok().and_then(|word| word.encode().ok()) else {
         return;
     };

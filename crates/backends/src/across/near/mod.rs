@@ -25,7 +25,7 @@ use super::words::{Ask, Failure};
 use crate::linux::archives::Archives;
 use crate::native::Native;
 pub(crate) use bridge::Bridge;
-use link::{PeerLink, AgentPipe, WorkspaceTree};
+use link::{AgentPipe, PeerLink, WorkspaceTree};
 pub(crate) use sandbox::{FarSandbox, UsedNumbers};
 
 /// Timeout of the handshake with the agent there.

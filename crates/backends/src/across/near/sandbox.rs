@@ -21,7 +21,7 @@ use tokio::task::JoinHandle;
 use super::bridge::Bridge;
 use super::files::Synced;
 use super::link::PeerLink;
-use super::{PeerConnection, HANDSHAKE_TIMEOUT, lock};
+use super::{HANDSHAKE_TIMEOUT, PeerConnection, lock};
 use crate::across::guest::Identity;
 use crate::across::words::{Ask, How, Tell};
 use crate::linux::archives::Archives;
@@ -149,7 +149,12 @@ impl FarSandbox {
     }
 
     /// A program whose end the other side is told of.
-    fn wrap_process(&self, watched: WatchedExecution, program: RunningProgram, process: Process) -> Process {
+    fn wrap_process(
+        &self,
+        watched: WatchedExecution,
+        program: RunningProgram,
+        process: Process,
+    ) -> Process {
         let Process { events, control } = process;
         self.bridge.link().attach_control(program.execution, &control);
         lock(&self.running).insert(program.execution, program);
@@ -183,7 +188,12 @@ impl FarSandbox {
         let running = lock(&self.running);
         let goes_on = running.values().filter(|program| self.client.is_running(program.channel));
         let running = goes_on.take(MAX_CARRIED).cloned().collect();
-        UsedNumbers { of: self.id.clone(), channels: self.client.last_channel(), executions, running }
+        UsedNumbers {
+            of: self.id.clone(),
+            channels: self.client.last_channel(),
+            executions,
+            running,
+        }
     }
 
     /// What has changed here is there too.
@@ -234,9 +244,11 @@ impl Sandbox for FarSandbox {
         // Before the agent hears of it: what is sent first arrives first.
         self.bridge.link().send_request(&watch).await?;
         let command = settle_command(command, self.user);
-        let (channel, pid, process) = self.client.spawn_on_channel(&command, &process_limits(limits)).await?;
+        let (channel, pid, process) =
+            self.client.spawn_on_channel(&command, &process_limits(limits)).await?;
         self.report_start(execution, pid);
-        let program = RunningProgram { channel, execution, command: shorten_command(&command.argv()) };
+        let program =
+            RunningProgram { channel, execution, command: shorten_command(&command.argv()) };
         Ok(self.wrap_process(watched, program, process))
     }
 

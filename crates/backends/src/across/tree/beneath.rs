@@ -17,7 +17,12 @@ const BENEATH_FLAGS: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 
 /// Opens a path from this directory on.
-pub(super) fn open_beneath(dir: impl AsFd, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
+pub(super) fn open_beneath(
+    dir: impl AsFd,
+    path: &Path,
+    flags: OFlags,
+    mode: Mode,
+) -> io::Result<OwnedFd> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     let mut result = Err(Errno::AGAIN);
     for _ in 0..RESOLVE_ATTEMPTS {
@@ -61,6 +66,7 @@ pub(super) fn open_parent(root: impl AsFd, path: &Path) -> Result<(OwnedFd, &OsS
     })?;
     let above = path.parent().unwrap_or(Path::new(""));
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-    let dir = open_beneath(root, above, flags, Mode::empty()).map_err(|e| TreeError::at(path, e))?;
+    let dir =
+        open_beneath(root, above, flags, Mode::empty()).map_err(|e| TreeError::at(path, e))?;
     Ok((dir, name))
 }

@@ -125,7 +125,15 @@ impl Tree {
         let own = rustix::process::geteuid();
         let owner =
             (own.is_root() && found.uid() != own.as_raw()).then(|| (found.uid(), found.gid()));
-        Ok(Self { root, side, base: TreeManifest::new(), sent: None, owner, growth, awaits_all: false })
+        Ok(Self {
+            root,
+            side,
+            base: TreeManifest::new(),
+            sent: None,
+            owner,
+            growth,
+            awaits_all: false,
+        })
     }
 
     /// Writes what has changed here since the copies were last the same; nothing if nothing has. They
@@ -141,7 +149,9 @@ impl Tree {
     /// What was sent last was taken over there, but for these entries: what is here is still a change.
     /// Answers the paths of those.
     pub fn agreed(&mut self, except: &[u32]) -> BTreeSet<String> {
-        let Some(SentManifest { mut now, entries }) = self.sent.take() else { return BTreeSet::new() };
+        let Some(SentManifest { mut now, entries }) = self.sent.take() else {
+            return BTreeSet::new();
+        };
         let named = |entry: &u32| entries.get(usize::try_from(*entry).ok()?);
         let left: BTreeSet<_> = except.iter().filter_map(named).collect();
         for path in &left {

@@ -11,8 +11,8 @@ use rustix::fs::{OFlags, fstat, readlinkat};
 use tar::{Builder, EntryType, Header};
 
 use super::holes::{self, SPARSE_ENTRY_TYPE};
-use super::stamp::{StampKind, FileStamp};
-use super::{TreeManifest, Tree, TreeError, beneath};
+use super::stamp::{FileStamp, StampKind};
+use super::{Tree, TreeError, TreeManifest, beneath};
 
 /// Entry type of a removed file: one of those that archives leave to their makers.
 pub(super) const REMOVED_ENTRY_TYPE: u8 = b'R';
@@ -44,7 +44,9 @@ pub(super) fn pack_changes(
 /// What was there and is not, or is something else now; what lies deepest comes first.
 fn removed_paths<'a>(base: &'a TreeManifest, now: &TreeManifest) -> Vec<&'a OsString> {
     let is_gone = |path: &OsString, was: &FileStamp| {
-        now.get(path).is_none_or(|is| (is.kind == StampKind::Directory) != (was.kind == StampKind::Directory))
+        now.get(path).is_none_or(|is| {
+            (is.kind == StampKind::Directory) != (was.kind == StampKind::Directory)
+        })
     };
     base.iter().rev().filter(|(path, was)| is_gone(path, was)).map(|(path, _)| path).collect()
 }

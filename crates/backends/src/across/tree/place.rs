@@ -17,7 +17,7 @@ use tar::{Entry, EntryType};
 
 use super::holes::SPARSE_ENTRY_TYPE;
 use super::pack::{REMOVED_ENTRY_TYPE, bytes_to_path};
-use super::stamp::{StampKind, PERMISSION_BITS, FileStamp};
+use super::stamp::{FileStamp, PERMISSION_BITS, StampKind};
 use super::{Conflict, Count, MAX_CONFLICTS, Tree, TreeError, beneath, draft, escape_path};
 
 /// Who but the owner may write.
@@ -80,7 +80,8 @@ impl GrowthRoom {
 
     /// What goes away, or is replaced.
     fn release_file(&mut self, was: &Stat) {
-        let elsewhere = FileStamp::of(was, super::Side::Near).is_none_or(|was| was.kind != StampKind::File);
+        let elsewhere =
+            FileStamp::of(was, super::Side::Near).is_none_or(|was| was.kind != StampKind::File);
         // Another name for it keeps what it takes.
         if !elsewhere && was.st_nlink == 1 {
             self.left = self.left.saturating_add(allocated_bytes(was));
@@ -153,7 +154,8 @@ impl<'a> Placing<'a> {
     fn claim_path(&mut self, path: &Path, is_dir: bool) -> Result<(), TreeError> {
         let Some(all) = &mut self.all else { return Ok(()) };
         all.insert(path.into());
-        let here = self.tree.base.get(path.as_os_str()).map(|stamp| stamp.kind == StampKind::Directory);
+        let here =
+            self.tree.base.get(path.as_os_str()).map(|stamp| stamp.kind == StampKind::Directory);
         if here.is_none_or(|here| here == is_dir) {
             return Ok(());
         }
@@ -188,13 +190,16 @@ impl<'a> Placing<'a> {
     /// Whether what is there now is not what was there when the copies were last the same.
     fn conflicts_at(&self, path: &Path) -> Result<bool, TreeError> {
         let now = match beneath::open_parent(&self.tree.root, path) {
-            Ok((dir, name)) => self.read_stamp(&dir, name).map_err(|error| TreeError::at(path, error))?,
+            Ok((dir, name)) => {
+                self.read_stamp(&dir, name).map_err(|error| TreeError::at(path, error))?
+            }
             // Something above it is gone, or is no directory any more.
             Err(_) => return Ok(true),
         };
         Ok(match (now, self.tree.base.get(path.as_os_str())) {
             (Some(Some(now)), Some(base)) => {
-                now != *base && (now.kind, base.kind) != (StampKind::Directory, StampKind::Directory)
+                now != *base
+                    && (now.kind, base.kind) != (StampKind::Directory, StampKind::Directory)
             }
             (None, _) => false,
             (Some(Some(now)), None) => now.kind != StampKind::Directory,
@@ -213,7 +218,8 @@ impl<'a> Placing<'a> {
 
     /// Remembers how it looks now that the copies are the same here.
     fn record_stamp(&mut self, path: &Path, dir: &OwnedFd, name: &OsStr) -> Result<(), TreeError> {
-        let found = self.read_stamp(dir, name).map_err(|error| TreeError::at(path, error))?.flatten();
+        let found =
+            self.read_stamp(dir, name).map_err(|error| TreeError::at(path, error))?.flatten();
         match found {
             Some(stamp) => self.tree.base.insert(path.into(), stamp),
             None => self.tree.base.remove(path.as_os_str()),
@@ -285,7 +291,11 @@ impl<'a> Placing<'a> {
         self.swap_in_draft(&dir, &draft, name, path)
     }
 
-    fn place_file<R: Read>(&mut self, path: &Path, mut entry: Entry<'_, R>) -> Result<(), TreeError> {
+    fn place_file<R: Read>(
+        &mut self,
+        path: &Path,
+        mut entry: Entry<'_, R>,
+    ) -> Result<(), TreeError> {
         let (dir, name) = beneath::open_parent(&self.tree.root, path)?;
         let fail = |error: io::Error| TreeError::at(path, error);
         if let Ok(was) = statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -342,7 +352,8 @@ impl<'a> Placing<'a> {
         for (path, mode) in std::mem::take(&mut self.modes).into_iter().rev() {
             let fail = |error| TreeError::at(&path, error);
             let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-            let dir = beneath::open_beneath(&self.tree.root, &path, flags, Mode::empty()).map_err(fail)?;
+            let dir = beneath::open_beneath(&self.tree.root, &path, flags, Mode::empty())
+                .map_err(fail)?;
             let set = fchmod(&dir, Mode::from_raw_mode(mode) | Mode::RWXU);
             set.map_err(|errno| fail(errno.into()))?;
             let (above, name) = beneath::open_parent(&self.tree.root, &path)?;

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Dir, OFlags, statat};
 use rustix::io::Errno;
 
-use super::stamp::{StampKind, FileStamp};
-use super::{Count, TreeManifest, Side, TreeError, beneath};
+use super::stamp::{FileStamp, StampKind};
+use super::{Count, Side, TreeError, TreeManifest, beneath};
 
 /// Deepest tree that is copied: each level holds a descriptor.
 const MAX_TREE_DEPTH: usize = 256;
@@ -19,7 +19,11 @@ pub(super) fn scan_tree(root: &OwnedFd, side: Side) -> Result<TreeManifest, Tree
     let mut found = TreeManifest::new();
     let top = beneath::open_readable(root, Path::new(""), OFlags::DIRECTORY, side);
     let top = top.map_err(|error| TreeError::at(Path::new("."), error))?;
-    TreeScan { side, found: &mut found, count: Count::default() }.scan_directory(&top, Path::new(""), 0)?;
+    TreeScan { side, found: &mut found, count: Count::default() }.scan_directory(
+        &top,
+        Path::new(""),
+        0,
+    )?;
     Ok(found)
 }
 
@@ -30,7 +34,12 @@ struct TreeScan<'a> {
 }
 
 impl TreeScan<'_> {
-    fn scan_directory(&mut self, dir: &OwnedFd, path: &Path, depth: usize) -> Result<(), TreeError> {
+    fn scan_directory(
+        &mut self,
+        dir: &OwnedFd,
+        path: &Path,
+        depth: usize,
+    ) -> Result<(), TreeError> {
         if depth > MAX_TREE_DEPTH {
             return Err(TreeError::TooLarge(format!("{MAX_TREE_DEPTH} directories in each other")));
         }

@@ -45,8 +45,11 @@ impl FileStamp {
             changed: if side == Side::Far { changed } else { (0, 0) },
         };
         // A link has no permissions of its own.
-        let mode =
-            if kind == StampKind::Symlink { PERMISSION_BITS } else { stat.st_mode & PERMISSION_BITS };
+        let mode = if kind == StampKind::Symlink {
+            PERMISSION_BITS
+        } else {
+            stat.st_mode & PERMISSION_BITS
+        };
         Some(Self { kind, mode, details: (kind != StampKind::Directory).then_some(details) })
     }
 

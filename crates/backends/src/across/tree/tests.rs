@@ -73,7 +73,14 @@ impl Forged {
         self.add_sized(kind, name, link, content, content.len() as u64)
     }
 
-    fn add_sized(mut self, kind: EntryType, name: &str, link: &str, content: &[u8], size: u64) -> Self {
+    fn add_sized(
+        mut self,
+        kind: EntryType,
+        name: &str,
+        link: &str,
+        content: &[u8],
+        size: u64,
+    ) -> Self {
         let mut header = Header::new_gnu();
         header.set_entry_type(kind);
         header.set_mode(0o6777);
@@ -220,7 +227,8 @@ fn an_archive_without_an_end_is_not_read_for_ever() {
 fn paths_that_take_too_much_memory_are_refused_on_both_ends() {
     let mut count = super::Count::default();
     let long = "x".repeat(4000);
-    let added = (0..MAX_TOTAL_PATH_BYTES / 4000 + 1).try_for_each(|_| count.add_path(Path::new(&long)));
+    let added =
+        (0..MAX_TOTAL_PATH_BYTES / 4000 + 1).try_for_each(|_| count.add_path(Path::new(&long)));
     assert!(matches!(added, Err(TreeError::TooLarge(_))));
     let mut count = super::Count::default();
     let added = (0..=super::MAX_TREE_ENTRIES).try_for_each(|_| count.add_path(Path::new("x")));
@@ -274,7 +282,8 @@ fn pieces_of_a_file_with_holes_stay_in_it_and_in_order() {
     }
     let mut here = Here::new(Side::Near);
     let huge = [&u64::MAX.to_le_bytes()[..], &piece(0, 1), b"x"].concat();
-    here.take_archive(&Forged::default().add(holes, "file", "", &huge).end()).expect_err("no such size");
+    here.take_archive(&Forged::default().add(holes, "file", "", &huge).end())
+        .expect_err("no such size");
     assert!(here.is_untouched());
 }
 

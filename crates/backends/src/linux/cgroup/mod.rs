@@ -237,7 +237,9 @@ impl Group {
     /// Whether everything in it stands still.
     pub(crate) fn is_frozen(&self) -> bool {
         match self {
-            Self::V2(directory) => read_keyed_value(&directory.join("cgroup.events"), "frozen") == Some(1),
+            Self::V2(directory) => {
+                read_keyed_value(&directory.join("cgroup.events"), "frozen") == Some(1)
+            }
             Self::V1(directories) => {
                 let state =
                     |directory: &PathBuf| fs::read_to_string(directory.join("freezer.state"));

@@ -8,7 +8,10 @@ use std::time::Duration;
 
 use stockade_core::{EffectiveLimits, Millicores, SandboxId};
 
-use super::{Controllers, House, enforced_memory, ensure_dir, make_below, mount_point, read_number, share_of, swap};
+use super::{
+    Controllers, House, enforced_memory, ensure_dir, make_below, mount_point, read_number,
+    share_of, swap,
+};
 #[cfg(feature = "docker")]
 use super::{HeldLimits, find_lowest, to_millicores};
 
@@ -89,7 +92,8 @@ impl V1Base {
         let made = directories.list_directories().iter().try_for_each(|directory| {
             make_below(directory.parent().unwrap_or(directory), directory)
         });
-        if let Err(error) = made.and_then(|()| directories.write_limits(limits, self.own_processes)) {
+        if let Err(error) = made.and_then(|()| directories.write_limits(limits, self.own_processes))
+        {
             for directory in directories.list_directories() {
                 let _ = fs::remove_dir(directory);
             }

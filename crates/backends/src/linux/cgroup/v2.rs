@@ -13,7 +13,8 @@ use std::time::Duration;
 use stockade_core::{EffectiveLimits, Millicores, SandboxId};
 
 use super::{
-    Controllers, House, enforced_memory, read_keyed_value, ensure_dir, make_below, duration_from_micros, mount_point, share_of, swap,
+    Controllers, House, duration_from_micros, enforced_memory, ensure_dir, make_below, mount_point,
+    read_keyed_value, share_of, swap,
 };
 #[cfg(feature = "docker")]
 use super::{HeldLimits, find_lowest, read_number, to_millicores};
@@ -88,7 +89,8 @@ impl V2Base {
         let directory = self.directory(id);
         make_below(&self.parent, &directory)?;
         // A parent that had to be made again has everything switched off.
-        let set = enable_controllers(&self.parent).and_then(|()| self.write_limits(&directory, limits));
+        let set =
+            enable_controllers(&self.parent).and_then(|()| self.write_limits(&directory, limits));
         if set.is_err() {
             let _ = fs::remove_dir(&directory);
         }
@@ -132,7 +134,11 @@ pub(super) fn read_limits(directory: &Path) -> HeldLimits {
         let mut parts = text.split_whitespace().map(|part| part.parse().ok());
         to_millicores(parts.next()?, parts.next()?)
     };
-    HeldLimits { memory: read("memory.max"), processes: read("pids.max"), cpu: find_lowest(directory, cpu) }
+    HeldLimits {
+        memory: read("memory.max"),
+        processes: read("pids.max"),
+        cpu: find_lowest(directory, cpu),
+    }
 }
 
 /// The group this process is in.

@@ -96,8 +96,10 @@ async fn exchange_http(
     let answered = async move {
         let answer = sender.send_request(request).await.map_err(RequestFault::Broken)?;
         let status = answer.status();
-        let body =
-            Limited::new(answer.into_body(), MAX_BODY_BYTES).collect().await.map_err(classify_body_error)?;
+        let body = Limited::new(answer.into_body(), MAX_BODY_BYTES)
+            .collect()
+            .await
+            .map_err(classify_body_error)?;
         check_status(status, &body.to_bytes())
     };
     // What ends the connection early ends the answer too, and says why.

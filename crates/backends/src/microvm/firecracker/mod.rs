@@ -33,7 +33,7 @@ use self::jail::{MachineDir, MachineFile};
 use self::jailed::{Jailed, Threaded};
 use self::process::{Confinement, FirecrackerProcess};
 use self::version::Version;
-use self::vm::{MemoryBase, Machinery};
+use self::vm::{Machinery, MemoryBase};
 use super::NAME;
 use super::driver::{Driver, MachineSpec, Saved, Vm};
 use crate::linux::limits::delegation_remedy;
@@ -172,17 +172,21 @@ impl Firecracker {
         place.put_files(files.clone()).await?;
         let (sockets, binary) = (place.open_sockets()?, &self.settings.binary);
         let inside = match &self.around {
-            Around::Walls(native) => {
-                Confinement::Walls(walls::start_in_walls(native, place, machine, binary, &files).await?)
-            }
-            Around::Jail(jailer, threaded) => {
-                Confinement::Jail(Jailed::start(threaded, place.build_jailer_command(jailer, binary)).await?)
-            }
+            Around::Walls(native) => Confinement::Walls(
+                walls::start_in_walls(native, place, machine, binary, &files).await?,
+            ),
+            Around::Jail(jailer, threaded) => Confinement::Jail(
+                Jailed::start(threaded, place.build_jailer_command(jailer, binary)).await?,
+            ),
         };
         FirecrackerProcess::start(inside, sockets, self.patience).await
     }
 
-    async fn configure_machine(&self, process: &FirecrackerProcess, machine: &MachineSpec) -> Result<()> {
+    async fn configure_machine(
+        &self,
+        process: &FirecrackerProcess,
+        machine: &MachineSpec,
+    ) -> Result<()> {
         let put = |path: String, body: Value| async move {
             process.send_request("create", Method::PUT, &path, &body, self.patience.answer).await
         };
@@ -244,7 +248,8 @@ pub(super) async fn end_jailed_machine(id: &SandboxId) -> Result<()> {
     let runs = |pid: i32| jail::is_process_of_machine(pid, id);
     for pid in find::list_pids().filter(|pid| runs(*pid)) {
         if let Some(pidfd) = find::kill_if(pid, runs) {
-            let _ = tokio::time::timeout(DEFAULT_TIMEOUTS.soon, running::wait_for_exit(&pidfd)).await;
+            let _ =
+                tokio::time::timeout(DEFAULT_TIMEOUTS.soon, running::wait_for_exit(&pidfd)).await;
         }
     }
     match find::list_pids().find(|pid| runs(*pid)) {
@@ -267,8 +272,10 @@ impl Driver for Firecracker {
         check_cpu_count(machine)?;
         let place = self.create_machine_dir(id, dir)?;
         let kernel = self.settings.kernel.as_ref().unwrap_or(&machine.kernel);
-        let files =
-            vec![MachineFile::new(kernel, KERNEL_FILE), MachineFile::new(&machine.initramfs, INITRAMFS_FILE)];
+        let files = vec![
+            MachineFile::new(kernel, KERNEL_FILE),
+            MachineFile::new(&machine.initramfs, INITRAMFS_FILE),
+        ];
         let process = self.start_process(&place, machine, files).await?;
         let configured = self.configure_machine(&process, machine).await;
         let process = process.or_kill(configured).await?;
@@ -288,12 +295,19 @@ impl Driver for Firecracker {
             MachineFile::prepared(&saved.memory, MEMORY_FILE),
         ];
         // Held open: what was written since is relative to it, also when its name is removed.
-        let base =
-            fs::File::open(&saved.memory).map_err(|error| unreadable_error(&saved.memory, error))?;
+        let base = fs::File::open(&saved.memory)
+            .map_err(|error| unreadable_error(&saved.memory, error))?;
         let process = self.start_process(&place, machine, files).await?;
         let limit = self.patience.answer + vm::transfer_timeout(machine.memory);
-        let loaded =
-            process.send_request("create", Method::PUT, "/snapshot/load", &self.build_load_request(), limit).await;
+        let loaded = process
+            .send_request(
+                "create",
+                Method::PUT,
+                "/snapshot/load",
+                &self.build_load_request(),
+                limit,
+            )
+            .await;
         let process = process.or_kill(loaded).await?;
         Ok(Box::new(Machinery::new(process, place, machine.memory, MemoryBase::File(base))))
     }

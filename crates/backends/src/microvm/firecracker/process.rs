@@ -7,7 +7,7 @@ use serde_json::Value;
 use stockade_core::{Error, ErrorCode, Result};
 use tokio::time::{sleep, timeout};
 
-use super::api::{self, RequestLine, RequestFault, Method, SocketDir};
+use super::api::{self, Method, RequestFault, RequestLine, SocketDir};
 use super::jailed::Jailed;
 use super::stop::StoppableProcess;
 use super::{Patience, microvm_error};
@@ -72,7 +72,8 @@ impl FirecrackerProcess {
             Ok(Err(error)) => (ErrorCode::Gone, error),
             Err(_) => (ErrorCode::TooSlow, io::ErrorKind::TimedOut.into()),
         };
-        let what = self.append_last_words("Firecracker's process cannot be stopped or continued".into());
+        let what =
+            self.append_last_words("Firecracker's process cannot be stopped or continued".into());
         Err(microvm_error(code, operation, what.await)
             .remedy("see whether Firecracker was killed; destroy the sandbox")
             .source(error))
@@ -119,7 +120,9 @@ impl FirecrackerProcess {
     ) -> Result<()> {
         match api::send_request(&self.sockets, &method, path, body, limit).await {
             Ok(()) => Ok(()),
-            Err(fault) => Err(self.request_error(operation, RequestLine(&method, path), fault).await),
+            Err(fault) => {
+                Err(self.request_error(operation, RequestLine(&method, path), fault).await)
+            }
         }
     }
 
@@ -131,7 +134,12 @@ impl FirecrackerProcess {
         }
     }
 
-    async fn request_error(&self, operation: &'static str, asked: RequestLine<'_>, fault: RequestFault) -> Error {
+    async fn request_error(
+        &self,
+        operation: &'static str,
+        asked: RequestLine<'_>,
+        fault: RequestFault,
+    ) -> Error {
         let (code, remedy) = match &fault {
             RequestFault::Refused { .. } => {
                 (ErrorCode::WallMissing, "see that kernel, disks and snapshot fit this Firecracker")

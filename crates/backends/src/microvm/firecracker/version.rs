@@ -39,7 +39,8 @@ impl Version {
         }
         let told =
             format!("this is Firecracker {self}, and {MIN_VERSION} is the oldest that will do");
-        Err(microvm_error(ErrorCode::Unavailable, "detect", told).remedy("install a newer Firecracker"))
+        Err(microvm_error(ErrorCode::Unavailable, "detect", told)
+            .remedy("install a newer Firecracker"))
     }
 
     pub(super) fn check_matches_jailer(self, jailer: Self) -> Result<()> {
@@ -47,7 +48,8 @@ impl Version {
             return Ok(());
         }
         let told = format!("the jailer is of version {jailer}, and Firecracker of {self}");
-        Err(microvm_error(ErrorCode::Unavailable, "detect", told).remedy("take both from one release"))
+        Err(microvm_error(ErrorCode::Unavailable, "detect", told)
+            .remedy("take both from one release"))
     }
 
     pub(super) fn has_track_dirty_pages(self) -> bool {
@@ -62,7 +64,11 @@ impl fmt::Display for Version {
 }
 
 /// Asks a program for its version.
-pub(super) async fn query_version(binary: &Path, program: &str, limit: Duration) -> Result<Version> {
+pub(super) async fn query_version(
+    binary: &Path,
+    program: &str,
+    limit: Duration,
+) -> Result<Version> {
     let told = |what: &str| {
         let what = format!("`{} --version` {what}", binary.display());
         microvm_error(ErrorCode::Unavailable, "detect", what)

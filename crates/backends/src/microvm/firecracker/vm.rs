@@ -70,7 +70,12 @@ struct MachineState {
 }
 
 impl Machinery {
-    pub(super) fn new(process: FirecrackerProcess, place: MachineDir, memory: Bytes, base: MemoryBase) -> Self {
+    pub(super) fn new(
+        process: FirecrackerProcess,
+        place: MachineDir,
+        memory: Bytes,
+        base: MemoryBase,
+    ) -> Self {
         let state = Mutex::new(MachineState { stopped: false, paused: Some(false), base });
         Self { process, place, memory, state }
     }
@@ -305,7 +310,8 @@ impl Vm for Machinery {
         let place = self.place.clone();
         let taken_back = run_blocking(move || place.reclaim_disks()).await;
         taken_back.map_err(|error| {
-            microvm_error(ErrorCode::System, "destroy", "its disk cannot be taken back").source(error)
+            microvm_error(ErrorCode::System, "destroy", "its disk cannot be taken back")
+                .source(error)
         })
     }
 }

@@ -8,7 +8,7 @@ use stockade_core::{Command, Network, Result, SandboxSpec, Workspace};
 
 use super::api;
 use super::jail::{Access, MachineDir, MachineFile, path_inside, resolve_symlinks};
-use crate::microvm::cage::{Cage, to_host_path, largest_disk_bytes, build_limits, build_mount};
+use crate::microvm::cage::{Cage, build_limits, build_mount, largest_disk_bytes, to_host_path};
 use crate::microvm::driver::MachineSpec;
 use crate::native::Native;
 
@@ -27,13 +27,21 @@ pub(super) async fn start_in_walls(
     binary: &Path,
     files: &[MachineFile],
 ) -> Result<Cage> {
-    let mut mounts = vec![build_mount(&resolve_symlinks(binary)?, &path_inside(PROGRAM_NAME), true)?];
+    let mut mounts =
+        vec![build_mount(&resolve_symlinks(binary)?, &path_inside(PROGRAM_NAME), true)?];
     for MachineFile { file, name, access } in files {
-        mounts.push(build_mount(&resolve_symlinks(file)?, &path_inside(name), *access != Access::Write)?);
+        mounts.push(build_mount(
+            &resolve_symlinks(file)?,
+            &path_inside(name),
+            *access != Access::Write,
+        )?);
     }
     // The largest file that it writes to is a disk, or the memory of a machine that is saved.
-    let disk =
-        machine.memory.0.saturating_add(largest_disk_bytes(machine)).saturating_add(STATE_DISK_BYTES);
+    let disk = machine
+        .memory
+        .0
+        .saturating_add(largest_disk_bytes(machine))
+        .saturating_add(STATE_DISK_BYTES);
     let spec = SandboxSpec {
         workspace: Workspace::Local(to_host_path(place.root())?),
         mounts,

@@ -8,7 +8,7 @@ use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm as Device, VcpuExit, VcpuFd, VmFd};
 
 use super::code::{Layout, ProbeStep};
-use super::{KICK_SIGNAL, RUN_TIMEOUT, ProbeResult};
+use super::{KICK_SIGNAL, ProbeResult, RUN_TIMEOUT};
 
 /// The KVM API version, the only one that there ever was.
 const KVM_API_VERSION: i32 = 12;
@@ -55,9 +55,11 @@ pub(super) fn run_steps(device: &Device, steps: &'static [ProbeStep]) -> ProbeRe
     let ended = run_vcpu(&mut cpu);
     // Before the memory: it is theirs until then.
     drop((cpu, vm));
-    ended.map_err(|what| match layout.step_name(memory.read_bytes::<1>(Layout::PROGRESS_ADDRESS)[0]) {
-        Some(step) => format!("{what} at `{step}`"),
-        None => format!("{what} before the first instruction"),
+    ended.map_err(|what| {
+        match layout.step_name(memory.read_bytes::<1>(Layout::PROGRESS_ADDRESS)[0]) {
+            Some(step) => format!("{what} at `{step}`"),
+            None => format!("{what} before the first instruction"),
+        }
     })?;
     layout
         .check_data(memory.read_bytes(Layout::DATA_ADDRESS))

@@ -67,8 +67,9 @@ fn build_initramfs(modules: &Path) -> Vec<u8> {
     let mut all: BTreeSet<PathBuf> = files.iter().map(|(name, _)| name).flat_map(above).collect();
     all.extend(["proc", "sys", "dev", "tmp"].map(PathBuf::from));
     all.remove(Path::new(""));
-    let made =
-        all.iter().fold(Initramfs::default(), |made, dir| made.add_directory(dir.to_str().unwrap()));
+    let made = all
+        .iter()
+        .fold(Initramfs::default(), |made, dir| made.add_directory(dir.to_str().unwrap()));
     files.iter().fold(made, |made, (name, content)| made.add_file(name, content)).finish()
 }
 

@@ -104,7 +104,10 @@ impl QemuArguments {
         let access = if read_only { "on" } else { "off" };
         // No other process has the disk open; QEMU's own two descriptors would lock each other out.
         let how = format!("format=raw,cache=unsafe,file.locking=off,readonly={access}");
-        self.add_option("-drive", format!("if=none,id=disk{number},file=/dev/fdset/{number},{how}"));
+        self.add_option(
+            "-drive",
+            format!("if=none,id=disk{number},file=/dev/fdset/{number},{how}"),
+        );
         self.add_option("-device", format!("virtio-blk-device,drive=disk{number}"));
     }
 }

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::arguments::QemuArguments;
 use crate::across::vmm::send;
 use crate::microvm::NAME;
-use crate::microvm::cage::{Cage, largest_disk_bytes, build_limits, build_mount};
+use crate::microvm::cage::{Cage, build_limits, build_mount, largest_disk_bytes};
 use crate::microvm::driver::MachineSpec;
 use crate::native::Native;
 
@@ -80,7 +80,9 @@ async fn connect_helper(cage: &Cage) -> io::Result<UnixStream> {
     let path = cage.path_from_host(HELPER_SOCKET).ok_or(io::ErrorKind::NotConnected)?;
     loop {
         match UnixStream::connect(&path).await {
-            Err(error) if is_not_listening_yet(&error) => tokio::time::sleep(CONNECT_INTERVAL).await,
+            Err(error) if is_not_listening_yet(&error) => {
+                tokio::time::sleep(CONNECT_INTERVAL).await
+            }
             connected => return connected,
         }
     }

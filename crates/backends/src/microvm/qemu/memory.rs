@@ -50,7 +50,11 @@ fn identify_file(file: &File) -> io::Result<Which> {
 
 impl Memories {
     /// The memory that was saved, which may have to be filled yet.
-    pub(super) fn get_or_create(&self, saved: &Saved, size: Bytes) -> io::Result<Arc<SealedMemory>> {
+    pub(super) fn get_or_create(
+        &self,
+        saved: &Saved,
+        size: Bytes,
+    ) -> io::Result<Arc<SealedMemory>> {
         let base = File::open(&saved.memory)?;
         let touched = saved.touched.as_ref().map(File::open).transpose()?;
         let mut known = lock(&self.0);
@@ -179,7 +183,8 @@ mod tests {
         let first = memories.get_or_create(&saved, MEMORY_SIZE).unwrap();
         first.wait_until_filled().await.unwrap();
         assert!(Arc::ptr_eq(&first, &memories.get_or_create(&saved, MEMORY_SIZE).unwrap()));
-        let next = memories.get_or_create(&write_saved_memory(dir.path(), "other"), MEMORY_SIZE).unwrap();
+        let next =
+            memories.get_or_create(&write_saved_memory(dir.path(), "other"), MEMORY_SIZE).unwrap();
         next.wait_until_filled().await.unwrap();
         assert!(begins_with(&first, "first") && begins_with(&next, "other"));
     }

@@ -100,7 +100,8 @@ impl Qemu {
         memory: Ram,
         further: impl FnOnce(&mut QemuArguments) -> io::Result<()>,
     ) -> Result<QemuVm> {
-        let unusable = |error: io::Error| system_error("create", "it cannot be described").source(error);
+        let unusable =
+            |error: io::Error| system_error("create", "it cannot be described").source(error);
         let (pipe, theirs) = Socket::pair().map_err(unusable)?;
         let (control, controlled) = Socket::pair().map_err(unusable)?;
         let ends = Ends {
@@ -109,7 +110,8 @@ impl Qemu {
             memory: memory.file().as_fd(),
             shared: matches!(memory, Ram::Shared(_)),
         };
-        let mut order = QemuArguments::new(QEMU_PROGRAM, self.power, machine, ends).map_err(unusable)?;
+        let mut order =
+            QemuArguments::new(QEMU_PROGRAM, self.power, machine, ends).map_err(unusable)?;
         for (number, disk) in machine.disks.iter().enumerate() {
             let ways = if disk.read_only { &[false][..] } else { &[false, true] };
             let open = |write: &bool| File::options().read(true).write(*write).open(&disk.path);
@@ -170,10 +172,17 @@ impl Driver for Qemu {
         })
     }
 
-    async fn boot(&self, id: &SandboxId, machine: &MachineSpec, _dir: &Path) -> Result<Box<dyn Vm>> {
-        let memory = Ram::Shared(Arc::new(memory::create_memfd(machine.memory).map_err(memory_error)?));
-        let vm =
-            self.start_vm(id, machine, memory, |order| add_kernel_arguments(order, machine)).await?;
+    async fn boot(
+        &self,
+        id: &SandboxId,
+        machine: &MachineSpec,
+        _dir: &Path,
+    ) -> Result<Box<dyn Vm>> {
+        let memory =
+            Ram::Shared(Arc::new(memory::create_memfd(machine.memory).map_err(memory_error)?));
+        let vm = self
+            .start_vm(id, machine, memory, |order| add_kernel_arguments(order, machine))
+            .await?;
         Ok(Box::new(vm))
     }
 
@@ -254,7 +263,9 @@ impl QemuVm {
         control.run_command("stop", Value::Null).await?;
         let name = control.add_fd(File::create(path)?.into()).await?;
         // Named after what it was first made for; it serves any machine.
-        control.run_command("xen-save-devices-state", json!({ "filename": name, "live": false })).await?;
+        control
+            .run_command("xen-save-devices-state", json!({ "filename": name, "live": false }))
+            .await?;
         control.remove_fd(&name).await
     }
 }

@@ -52,7 +52,11 @@ impl Qmp {
     }
 
     /// Says something and waits for the answer.
-    pub(super) async fn run_command(&mut self, command: &str, arguments: Value) -> io::Result<Value> {
+    pub(super) async fn run_command(
+        &mut self,
+        command: &str,
+        arguments: Value,
+    ) -> io::Result<Value> {
         self.send_command(command, arguments).await?;
         self.wait_for_answers().await
     }

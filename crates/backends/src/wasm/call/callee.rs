@@ -12,7 +12,7 @@ use super::image::Image;
 use super::{Answer, Arguments};
 use crate::wasm::account::ResourceAccount;
 use crate::wasm::check::{self, ProgramKind};
-use crate::wasm::engine::{WasmMachine, EngineMode, TickingGuard};
+use crate::wasm::engine::{EngineMode, TickingGuard, WasmMachine};
 use crate::wasm::lane::ThreadLane;
 use crate::wasm::openings::Openings;
 use crate::wasm::run::{self, ProgramJob, RunPhase};
@@ -47,7 +47,8 @@ impl Callee {
         limits: Limits,
         mode: EngineMode,
     ) -> Result<Self> {
-        let unfit = |error: &dyn std::fmt::Display| invalid_call_error(format!("the module {error}"));
+        let unfit =
+            |error: &dyn std::fmt::Display| invalid_call_error(format!("the module {error}"));
         let binary = check::to_binary(bytes.into()).map_err(|error| unfit(&error))?;
         let kind = check::validate_binary(&binary).map_err(|error| unfit(&error))?;
         let lacking = || Error::new(ErrorCode::Unavailable, "instantiate", "no virtual machine");
@@ -89,14 +90,20 @@ impl Callee {
         }
     }
 
-    pub(super) async fn call_function(&mut self, name: &str, arguments: Arguments) -> Result<Answer> {
+    pub(super) async fn call_function(
+        &mut self,
+        name: &str,
+        arguments: Arguments,
+    ) -> Result<Answer> {
         self.store.data_mut().meter.restart_clock();
         if self.machine.mode.is_fuel_counted() {
             // The machine counts, so that setting it cannot fail.
             let _ = self.store.set_fuel(self.limits.fuel.unwrap_or(u64::MAX));
         }
         let values = match &self.made {
-            MadeInstance::Core(instance) => call_core(&mut self.store, *instance, name, arguments).await,
+            MadeInstance::Core(instance) => {
+                call_core(&mut self.store, *instance, name, arguments).await
+            }
             MadeInstance::Component(instance, _) => {
                 call_component(&mut self.store, *instance, name, arguments).await
             }
@@ -185,7 +192,8 @@ async fn call_core(
     name: &str,
     arguments: Arguments,
 ) -> Result<Vec<Val>> {
-    let function = instance.get_func(&mut *store, name).ok_or_else(|| unknown_function_error(name))?;
+    let function =
+        instance.get_func(&mut *store, name).ok_or_else(|| unknown_function_error(name))?;
     let kind = function.ty(&*store);
     let expected = kind.params().len();
     let arguments: Vec<CoreVal> = match arguments {
@@ -202,7 +210,9 @@ async fn call_core(
     for (given, wanted) in arguments.iter().zip(kind.params()) {
         let fits = given.ty(&*store).is_ok_and(|given| ValType::eq(&given, &wanted));
         if !fits {
-            return Err(invalid_call_error(format!("`{name}` takes {wanted} there, not {given:?}")));
+            return Err(invalid_call_error(format!(
+                "`{name}` takes {wanted} there, not {given:?}"
+            )));
         }
     }
     let mut results = vec![CoreVal::I32(0); kind.results().len()];
@@ -230,7 +240,8 @@ async fn call_component(
     };
     let index = instance.get_export_index(&mut *store, outer.as_ref(), function);
     let index = index.ok_or_else(|| unknown_function_error(name))?;
-    let function = instance.get_func(&mut *store, index).ok_or_else(|| unknown_function_error(name))?;
+    let function =
+        instance.get_func(&mut *store, index).ok_or_else(|| unknown_function_error(name))?;
     let kind = function.ty(&*store);
     let types: Vec<Type> = kind.params().map(|(_, kind)| kind).collect();
     let arguments: Vec<Val> = match arguments {
@@ -238,7 +249,8 @@ async fn call_component(
         Arguments::Text(texts) => {
             check_argument_count(types.len(), texts.len())?;
             let read = |(kind, text): (&Type, &String)| {
-                Val::from_wave(kind, text).map_err(|error| invalid_call_error(format!("`{text}`: {error}")))
+                Val::from_wave(kind, text)
+                    .map_err(|error| invalid_call_error(format!("`{text}`: {error}")))
             };
             types.iter().zip(&texts).map(read).collect::<Result<_>>()?
         }
@@ -251,7 +263,8 @@ async fn call_component(
 }
 
 fn unknown_function_error(name: &str) -> Error {
-    invalid_call_error(format!("there is no function `{name}`")).remedy("list them without naming one")
+    invalid_call_error(format!("there is no function `{name}`"))
+        .remedy("list them without naming one")
 }
 
 fn check_argument_count(expected: usize, given: usize) -> Result<()> {
@@ -293,7 +306,9 @@ fn parse_core_value(kind: &ValType, text: &str) -> Result<CoreVal> {
         }
         ValType::F32 => text.parse::<f32>().map(CoreVal::from).map_err(|_| wrong()),
         ValType::F64 => text.parse::<f64>().map(CoreVal::from).map_err(|_| wrong()),
-        ValType::V128 | ValType::Ref(_) => Err(invalid_call_error(format!("{kind} cannot be given as text"))),
+        ValType::V128 | ValType::Ref(_) => {
+            Err(invalid_call_error(format!("{kind} cannot be given as text")))
+        }
     }
 }
 

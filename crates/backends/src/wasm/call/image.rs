@@ -44,7 +44,11 @@ impl Image {
         self.parts.iter().map(|(_, part)| size(part)).sum()
     }
 
-    pub(super) fn capture_from(store: &mut Store<StoreState>, instance: Instance, of: u64) -> Result<Self> {
+    pub(super) fn capture_from(
+        store: &mut Store<StoreState>,
+        instance: Instance,
+        of: u64,
+    ) -> Result<Self> {
         let state: Vec<(String, Extern)> = instance
             .exports(&mut *store)
             .filter(|export| is_ours(export.name()))

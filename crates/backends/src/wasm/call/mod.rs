@@ -15,7 +15,7 @@ use callee::Callee;
 pub use image::Image;
 
 use super::engine::EngineMode;
-use super::{NAME, WasmShared, Wasm};
+use super::{NAME, Wasm, WasmShared};
 
 /// Request queue length of an instance.
 const REQUEST_QUEUE_LENGTH: usize = 16;

@@ -39,7 +39,8 @@ impl GuestFiles {
     /// What is in a directory.
     pub async fn list(&mut self, at: &str) -> Result<Vec<Entry>> {
         let mut all = Vec::new();
-        let mut reply = self.0.ask(&SupervisorRequest::List { path: parse_sandbox_path(at)? }).await?.0;
+        let mut reply =
+            self.0.ask(&SupervisorRequest::List { path: parse_sandbox_path(at)? }).await?.0;
         loop {
             let SupervisorReply::Entries { entries, more } = reply else {
                 return Err(out_of_turn(self.0.operation));
@@ -54,7 +55,8 @@ impl GuestFiles {
 
     /// A piece of a file; the last one is short.
     pub async fn read(&mut self, at: &str, offset: u64) -> Result<Bytes> {
-        let request = SupervisorRequest::Read { path: parse_sandbox_path(at)?, offset, most: CHUNK_BYTES };
+        let request =
+            SupervisorRequest::Read { path: parse_sandbox_path(at)?, offset, most: CHUNK_BYTES };
         match self.0.ask(&request).await? {
             (SupervisorReply::Data, data) => Ok(data),
             _ => Err(out_of_turn(self.0.operation)),
@@ -63,17 +65,26 @@ impl GuestFiles {
 
     /// Writes a piece of a file: from its start, or at its end.
     pub async fn write(&mut self, at: &str, data: &[u8], append: bool) -> Result<()> {
-        let reply = self.0.ask_with(&SupervisorRequest::Write { path: parse_sandbox_path(at)?, append }, data).await?.0;
+        let reply = self
+            .0
+            .ask_with(&SupervisorRequest::Write { path: parse_sandbox_path(at)?, append }, data)
+            .await?
+            .0;
         self.expect_done(&reply)
     }
 
     /// Makes a directory and those above it.
     pub async fn make_dir(&mut self, at: &str) -> Result<()> {
-        let reply = self.0.ask(&SupervisorRequest::MakeDir { path: parse_sandbox_path(at)? }).await?.0;
+        let reply =
+            self.0.ask(&SupervisorRequest::MakeDir { path: parse_sandbox_path(at)? }).await?.0;
         self.expect_done(&reply)
     }
 
     fn expect_done(&self, reply: &SupervisorReply) -> Result<()> {
-        if matches!(reply, SupervisorReply::Done) { Ok(()) } else { Err(out_of_turn(self.0.operation)) }
+        if matches!(reply, SupervisorReply::Done) {
+            Ok(())
+        } else {
+            Err(out_of_turn(self.0.operation))
+        }
     }
 }

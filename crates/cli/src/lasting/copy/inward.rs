@@ -11,8 +11,8 @@ use stockade_core::{EntryKind, Error, ErrorCode, Result};
 
 use super::guest::GuestFiles;
 use super::{
-    CP_OPERATION, ESCAPING_LINK_SKIPPED, SPECIAL_FILE_SKIPPED, CopySummary, host, join_path, name_of,
-    stays_inside,
+    CP_OPERATION, CopySummary, ESCAPING_LINK_SKIPPED, SPECIAL_FILE_SKIPPED, host, join_path,
+    name_of, stays_inside,
 };
 use crate::lasting::message::CHUNK_BYTES;
 
@@ -28,9 +28,14 @@ struct InwardEntry {
 }
 
 /// Copies what is at `source` to `target`, or into it if that is a directory.
-pub async fn copy_inward(source: &Path, guest: &mut GuestFiles, target: &str) -> Result<CopySummary> {
+pub async fn copy_inward(
+    source: &Path,
+    guest: &mut GuestFiles,
+    target: &str,
+) -> Result<CopySummary> {
     let shown = source.display().to_string();
-    let opened = host::open_named(source).map_err(|error| host::host_path_error("read", &shown, error))?;
+    let opened =
+        host::open_named(source).map_err(|error| host::host_path_error("read", &shown, error))?;
     let target = resolve_target(source, guest, target).await?;
     let mut job = InwardCopy { guest, summary: CopySummary::default(), due: Vec::new() };
     job.copy_opened(opened, shown, target, 0).await?;
@@ -117,8 +122,9 @@ impl InwardCopy<'_> {
         let mut piece = vec![0; CHUNK_BYTES as usize];
         let mut append = false;
         loop {
-            let read =
-                file.read(&mut piece).map_err(|error| host::host_path_error("read", source, error))?;
+            let read = file
+                .read(&mut piece)
+                .map_err(|error| host::host_path_error("read", source, error))?;
             if read == 0 && append {
                 break;
             }
@@ -139,7 +145,8 @@ impl InwardCopy<'_> {
     ) -> Result<()> {
         self.guest.make_dir(target).await?;
         self.summary.directories += 1;
-        let names = host::list_names(&dir).map_err(|error| host::host_path_error("read", source, error))?;
+        let names =
+            host::list_names(&dir).map_err(|error| host::host_path_error("read", source, error))?;
         let dir = Rc::new(dir);
         for name in names.into_iter().rev() {
             let shown = name_to_text(&name)?;

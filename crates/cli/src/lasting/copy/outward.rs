@@ -12,8 +12,8 @@ use stockade_core::{Bytes, Entry, EntryKind, Error, ErrorCode, Result};
 
 use super::guest::GuestFiles;
 use super::{
-    CP_OPERATION, ESCAPING_LINK_SKIPPED, CopyPrograms, SPECIAL_FILE_SKIPPED, CopySummary, host, join_path,
-    name_of, stays_inside,
+    CP_OPERATION, CopyPrograms, CopySummary, ESCAPING_LINK_SKIPPED, SPECIAL_FILE_SKIPPED, host,
+    join_path, name_of, stays_inside,
 };
 use crate::lasting::message::CHUNK_BYTES;
 
@@ -126,7 +126,13 @@ impl OutwardCopy<'_> {
                 continue;
             }
             let source = join_path(source, &name);
-            self.due.push(OutwardEntry { dir: Rc::clone(&dir), name, source, entry, depth: depth + 1 });
+            self.due.push(OutwardEntry {
+                dir: Rc::clone(&dir),
+                name,
+                source,
+                entry,
+                depth: depth + 1,
+            });
         }
         self.make_links(&dir, source, &links, depth).await
     }
@@ -160,7 +166,8 @@ impl OutwardCopy<'_> {
         loop {
             let piece = self.guest.read(&due.source, offset).await?;
             self.most = self.most.checked_sub(piece.len() as u64).ok_or_else(too_large)?;
-            file.write_all(&piece).map_err(|error| host::host_path_error("written", &due.name, error))?;
+            file.write_all(&piece)
+                .map_err(|error| host::host_path_error("written", &due.name, error))?;
             offset += piece.len() as u64;
             if piece.len() < CHUNK_BYTES as usize {
                 break;

@@ -60,7 +60,8 @@ impl CopyPrograms<'_> {
     pub async fn read_links(&self, paths: &[String]) -> Result<Vec<Option<String>>> {
         let mut targets = Vec::new();
         for some in paths.chunks(MAX_BATCH_PATHS) {
-            let said = self.run_program(build_shell_argv(READ_LINK).chain(some.iter().cloned())).await?;
+            let said =
+                self.run_program(build_shell_argv(READ_LINK).chain(some.iter().cloned())).await?;
             let said = said.and_then(|bytes| String::from_utf8(bytes).ok()).unwrap_or_default();
             let read: Vec<_> = said.split_terminator('\0').map(str::to_owned).collect();
             let whole = read.len() == some.len();

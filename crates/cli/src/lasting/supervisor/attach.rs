@@ -18,7 +18,11 @@ enum QueuedInput {
 }
 
 /// Starts a program and stays with it to its end.
-pub async fn serve_exec(mut session: ClientSession, command: Command, detach: bool) -> Result<(), SupervisorFrameError> {
+pub async fn serve_exec(
+    mut session: ClientSession,
+    command: Command,
+    detach: bool,
+) -> Result<(), SupervisorFrameError> {
     let (execution, follower) = match session.host.exec(command).await {
         Ok(started) => started,
         Err(error) => return session.fail(&error).await,
@@ -91,11 +95,18 @@ async fn receive_requests(
 }
 
 /// A client that sends before it is told to is not waited for: its signals would wait with it.
-fn queue_input(input: &mpsc::Sender<QueuedInput>, piece: QueuedInput) -> Result<(), SupervisorFrameError> {
+fn queue_input(
+    input: &mpsc::Sender<QueuedInput>,
+    piece: QueuedInput,
+) -> Result<(), SupervisorFrameError> {
     input.try_send(piece).map_err(|_| SupervisorFrameError::Closed)
 }
 
-async fn feed_queued_input(execution: &Watcher, mut pieces: mpsc::Receiver<QueuedInput>, taken: mpsc::Sender<()>) {
+async fn feed_queued_input(
+    execution: &Watcher,
+    mut pieces: mpsc::Receiver<QueuedInput>,
+    taken: mpsc::Sender<()>,
+) {
     while let Some(piece) = pieces.recv().await {
         match piece {
             QueuedInput::Data(data) => {
@@ -128,7 +139,10 @@ async fn send_events(
 }
 
 /// Sends one event, in pieces that fit a frame.
-pub async fn send_event(writer: &mut OwnedWriteHalf, event: OutputEvent) -> Result<(), SupervisorFrameError> {
+pub async fn send_event(
+    writer: &mut OwnedWriteHalf,
+    event: OutputEvent,
+) -> Result<(), SupervisorFrameError> {
     match event {
         OutputEvent::Output { seq, stream, data } => {
             for piece in data.chunks(frame::MAX_PAYLOAD) {
@@ -139,6 +153,8 @@ pub async fn send_event(writer: &mut OwnedWriteHalf, event: OutputEvent) -> Resu
         OutputEvent::Gap { events, bytes } => {
             frame::send_frame(writer, &SupervisorReply::Gap { events, bytes }, &[]).await
         }
-        OutputEvent::End(outcome) => frame::send_frame(writer, &SupervisorReply::End(Box::new(outcome)), &[]).await,
+        OutputEvent::End(outcome) => {
+            frame::send_frame(writer, &SupervisorReply::End(Box::new(outcome)), &[]).await
+        }
     }
 }

@@ -11,7 +11,11 @@ use crate::lasting::message::{SupervisorReply, SupervisorRequest};
 const MAX_FRAME_ENTRIES: usize = 256;
 
 /// Answers one request.
-pub async fn answer_file_request(host: &SupervisorHost, request: SupervisorRequest, payload: Bytes) -> Result<Vec<(SupervisorReply, Bytes)>> {
+pub async fn answer_file_request(
+    host: &SupervisorHost,
+    request: SupervisorRequest,
+    payload: Bytes,
+) -> Result<Vec<(SupervisorReply, Bytes)>> {
     let sandbox = host.engine.sandbox(&host.id)?;
     let files = sandbox.files()?;
     Ok(match handle_file_request(files, request, payload).await? {
@@ -27,7 +31,11 @@ enum FileAnswer {
     Listing(Vec<Entry>),
 }
 
-async fn handle_file_request(files: &dyn Files, request: SupervisorRequest, payload: Bytes) -> Result<FileAnswer> {
+async fn handle_file_request(
+    files: &dyn Files,
+    request: SupervisorRequest,
+    payload: Bytes,
+) -> Result<FileAnswer> {
     match request {
         SupervisorRequest::Stat { path } => {
             files.stat(&path).await.map(|entry| FileAnswer::Plain(SupervisorReply::Entry(entry)))
@@ -37,7 +45,9 @@ async fn handle_file_request(files: &dyn Files, request: SupervisorRequest, payl
             let most = most.min(u32::try_from(MAX_PAYLOAD).unwrap_or(u32::MAX));
             files.read(&path, offset, most).await.map(FileAnswer::Data)
         }
-        SupervisorRequest::Write { path, append } => files.write(&path, payload, append).await.map(empty_answer),
+        SupervisorRequest::Write { path, append } => {
+            files.write(&path, payload, append).await.map(empty_answer)
+        }
         SupervisorRequest::MakeDir { path } => files.make_dir(&path).await.map(empty_answer),
         SupervisorRequest::Hello { .. }
         | SupervisorRequest::Info

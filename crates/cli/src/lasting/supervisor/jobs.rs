@@ -50,7 +50,12 @@ impl SupervisedJobs {
     /// Takes in a program that has started.
     pub fn add(&mut self, watcher: Watcher) {
         let command = format_command_line(watcher.command());
-        self.0.push_back(SupervisedJob { watcher, command, started: Timestamp::now(), ended: None });
+        self.0.push_back(SupervisedJob {
+            watcher,
+            command,
+            started: Timestamp::now(),
+            ended: None,
+        });
     }
 
     /// Notes the end of one, and forgets the oldest where there are too many.

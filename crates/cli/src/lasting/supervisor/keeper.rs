@@ -14,7 +14,7 @@ use super::session;
 use crate::config::Settings;
 use crate::interrupts::Interrupts;
 use crate::lasting::fault::WireError;
-use crate::lasting::message::{SupervisorOrder, SandboxReady};
+use crate::lasting::message::{SandboxReady, SupervisorOrder};
 use crate::lasting::socket::SupervisorSockets;
 use crate::registry;
 use crate::views::Taken;
@@ -132,7 +132,11 @@ impl SandboxKeeper {
     }
 }
 
-async fn accept_sessions(host: Arc<SupervisorHost>, listener: UnixListener, sessions: Arc<Activity>) {
+async fn accept_sessions(
+    host: Arc<SupervisorHost>,
+    listener: UnixListener,
+    sessions: Arc<Activity>,
+) {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             // Out of descriptors, most likely: sessions that end give some back.

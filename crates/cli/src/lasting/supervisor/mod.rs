@@ -18,7 +18,7 @@ use std::io::{Read, Write};
 use stockade_core::{Error, ErrorCode, Result};
 
 use super::fault::WireError;
-use super::message::{SupervisorOrder, LaunchStatus};
+use super::message::{LaunchStatus, SupervisorOrder};
 use crate::config::Settings;
 use crate::printer::Printer;
 use keeper::SandboxKeeper;

@@ -58,7 +58,9 @@ fn from_elsewhere() -> Error {
 
 impl ClientSession {
     async fn answer_hello(&mut self) -> Result<bool, SupervisorFrameError> {
-        let Some((SupervisorRequest::Hello { version }, _)) = frame::receive_frame(&mut self.reader).await? else {
+        let Some((SupervisorRequest::Hello { version }, _)) =
+            frame::receive_frame(&mut self.reader).await?
+        else {
             return Ok(false);
         };
         if version == PROTOCOL_VERSION {
@@ -83,7 +85,9 @@ impl ClientSession {
         while let Some((request, payload)) = self.next_request().await? {
             self.note_use(&request);
             match request {
-                SupervisorRequest::Info => self.reply(&SupervisorReply::Info(self.host.info())).await?,
+                SupervisorRequest::Info => {
+                    self.reply(&SupervisorReply::Info(self.host.info())).await?
+                }
                 SupervisorRequest::Exec { command, detach } => {
                     return attach::serve_exec(self, *command, detach).await;
                 }
@@ -94,7 +98,9 @@ impl ClientSession {
                 | SupervisorRequest::List { .. }
                 | SupervisorRequest::Read { .. }
                 | SupervisorRequest::Write { .. }
-                | SupervisorRequest::MakeDir { .. } => self.serve_file_request(request, payload).await?,
+                | SupervisorRequest::MakeDir { .. } => {
+                    self.serve_file_request(request, payload).await?
+                }
                 SupervisorRequest::Snapshot { .. }
                 | SupervisorRequest::Restore { .. }
                 | SupervisorRequest::Pause
@@ -113,7 +119,9 @@ impl ClientSession {
     }
 
     /// Nothing when the client has gone, or the sandbox.
-    async fn next_request(&mut self) -> Result<Option<(SupervisorRequest, Bytes)>, SupervisorFrameError> {
+    async fn next_request(
+        &mut self,
+    ) -> Result<Option<(SupervisorRequest, Bytes)>, SupervisorFrameError> {
         tokio::select! {
             request = frame::receive_frame(&mut self.reader) => request,
             _ = self.host.ended() => Ok(None),
@@ -127,7 +135,11 @@ impl ClientSession {
         }
     }
 
-    async fn serve_file_request(&mut self, request: SupervisorRequest, payload: Bytes) -> Result<(), SupervisorFrameError> {
+    async fn serve_file_request(
+        &mut self,
+        request: SupervisorRequest,
+        payload: Bytes,
+    ) -> Result<(), SupervisorFrameError> {
         match files::answer_file_request(&self.host, request, payload).await {
             Ok(answers) => {
                 for (reply, payload) in answers {
@@ -139,7 +151,10 @@ impl ClientSession {
         }
     }
 
-    async fn serve_state_request(&mut self, request: SupervisorRequest) -> Result<(), SupervisorFrameError> {
+    async fn serve_state_request(
+        &mut self,
+        request: SupervisorRequest,
+    ) -> Result<(), SupervisorFrameError> {
         match states::answer_state_request(&self.host, request).await {
             Ok(Some(reply)) => self.reply(&reply).await,
             Ok(None) => Err(SupervisorFrameError::Closed),

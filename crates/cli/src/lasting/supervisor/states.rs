@@ -6,7 +6,10 @@ use super::host::SupervisorHost;
 use crate::lasting::message::{Described, SupervisorReply, SupervisorRequest};
 
 /// The answer to a request about its state; nothing if it is not one.
-pub async fn answer_state_request(host: &SupervisorHost, request: SupervisorRequest) -> Result<Option<SupervisorReply>> {
+pub async fn answer_state_request(
+    host: &SupervisorHost,
+    request: SupervisorRequest,
+) -> Result<Option<SupervisorReply>> {
     Ok(Some(match request {
         SupervisorRequest::Snapshot { kind } => {
             SupervisorReply::Snapshot(Box::new(host.engine.snapshot(&host.id, kind).await?))
@@ -23,7 +26,9 @@ pub async fn answer_state_request(host: &SupervisorHost, request: SupervisorRequ
             host.resume().await?;
             SupervisorReply::Done
         }
-        SupervisorRequest::Describe => SupervisorReply::Described(Box::new(describe_sandbox(host).await?)),
+        SupervisorRequest::Describe => {
+            SupervisorReply::Described(Box::new(describe_sandbox(host).await?))
+        }
         SupervisorRequest::Hello { .. }
         | SupervisorRequest::Info
         | SupervisorRequest::Exec { .. }

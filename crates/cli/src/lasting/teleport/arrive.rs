@@ -10,7 +10,9 @@ use rustix::fs::OFlags;
 use stockade_core::{Error, ErrorCode, Result, SandboxId, SandboxSpec, Workspace};
 use stockade_engine::{Locked, Passing, Sharing, StateDir};
 
-use super::words::{ArrivalAnswer, HELLO_LINE, KEEP_LINE, MAX_PASSAGE, Passage, TELEPORT_VERSION, Whole};
+use super::words::{
+    ArrivalAnswer, HELLO_LINE, KEEP_LINE, MAX_PASSAGE, Passage, TELEPORT_VERSION, Whole,
+};
 use super::{ARRIVE_COMMAND, MAX_SNAPSHOT_BYTES, ORIGIN_LABEL};
 use crate::config::Settings;
 use crate::interrupts::Interrupts;

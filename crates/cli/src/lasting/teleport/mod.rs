@@ -252,7 +252,12 @@ async fn send_passage(
     }
 }
 
-fn write_snapshot(out: &mut impl Write, line: &[u8], store: &Snapshots, snapshot: &Snapshot) -> Result<()> {
+fn write_snapshot(
+    out: &mut impl Write,
+    line: &[u8],
+    store: &Snapshots,
+    snapshot: &Snapshot,
+) -> Result<()> {
     out.write_all(line).map_err(went_away)?;
     let mut pieces = Pieces::to(out);
     store.export(snapshot, &mut pieces)?;

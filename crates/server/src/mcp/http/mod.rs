@@ -150,7 +150,12 @@ struct GuardedService {
     service: Service,
 }
 
-async fn serve_connection(stream: TcpStream, visit: Visit, door: GuardedService, end: CancellationToken) {
+async fn serve_connection(
+    stream: TcpStream,
+    visit: Visit,
+    door: GuardedService,
+    end: CancellationToken,
+) {
     let turned_out = visit.turned_out();
     let visit = Arc::new(visit);
     // Held for as long as the connection lasts, from its first request with the token on.

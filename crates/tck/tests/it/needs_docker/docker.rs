@@ -8,8 +8,8 @@ use stockade_core::{Backend, Command, Ending, ErrorCode, HostPath, Image, Sandbo
 use stockade_engine::{Engine as Stockade, EngineConfig};
 
 use crate::containers::{
-    run_hostile_corpus, make_backend, declares_in_vain, create_probe_root, judge_engine, kill_many, links_lead_nowhere,
-    names_are_kept, of_declared, with_image,
+    create_probe_root, declares_in_vain, judge_engine, kill_many, links_lead_nowhere, make_backend,
+    names_are_kept, of_declared, run_hostile_corpus, with_image,
 };
 use crate::engines::{ContainerEngine, EngineKind};
 
@@ -33,7 +33,8 @@ async fn images_of_earlier_states_of_a_directory_are_removed() {
     let engine = ContainerEngine::start(EngineKind::Docker);
     let (place, root) = (tempfile::tempdir().unwrap(), create_probe_root());
     let config = EngineConfig::at(place.path().join("state"));
-    let stockade = Stockade::open(config, vec![Arc::new(make_backend(&engine.socket))]).await.unwrap();
+    let stockade =
+        Stockade::open(config, vec![Arc::new(make_backend(&engine.socket))]).await.unwrap();
     for state in ["first", "second", "third"] {
         std::fs::write(root.path().join("state"), state).unwrap();
         let image = Image::Directory(HostPath::try_from(root.path().to_owned()).unwrap());
@@ -58,7 +59,8 @@ async fn a_full_disk_of_the_engines_is_told_with_the_remedy_and_nothing_is_left(
     let noise = Program::new("head").args(["-c", "64M", "/dev/urandom"]).output().unwrap().stdout;
     std::fs::write(root.path().join("noise"), noise).unwrap();
     let config = EngineConfig::at(place.path().join("state"));
-    let stockade = Stockade::open(config, vec![Arc::new(make_backend(&engine.socket))]).await.unwrap();
+    let stockade =
+        Stockade::open(config, vec![Arc::new(make_backend(&engine.socket))]).await.unwrap();
     let image = Image::Directory(HostPath::try_from(root.path().to_owned()).unwrap());
     let backend = "docker".parse().unwrap();
     let spec = SandboxSpec { backend, image, ..SandboxSpec::default() };
@@ -118,7 +120,8 @@ async fn links_in_an_image_lead_no_mount_elsewhere_in_docker() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_of_the_hosts_that_names_the_sandbox_outlives_it() {
-    let (_engine, stockade, _place) = with_image(EngineKind::Docker, create_probe_root().path(), &[]).await;
+    let (_engine, stockade, _place) =
+        with_image(EngineKind::Docker, create_probe_root().path(), &[]).await;
     let id = stockade.create(of_declared()).await.unwrap();
     let mut bystander = Program::new("sh")
         .args(["-c", "read line", &format!("stockade-{id}")])

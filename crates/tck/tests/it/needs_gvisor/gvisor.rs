@@ -42,7 +42,10 @@ fn assert_report(report: &Report, least: usize) {
 async fn the_gvisor_backend_passes_every_case_it_declares_the_features_for() {
     let only = std::env::var("STOCKADE_TCK_ONLY").map_or(Vec::new(), |only| vec![only]);
     let least = if only.is_empty() { 100 } else { 1 };
-    assert_report(&run(Arc::new(make_subject()), &Options { only, ..Options::default() }).await, least);
+    assert_report(
+        &run(Arc::new(make_subject()), &Options { only, ..Options::default() }).await,
+        least,
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

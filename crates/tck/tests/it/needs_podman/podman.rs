@@ -1,7 +1,8 @@
 //! The whole kit on the containers of a Podman of the test's own.
 
 use crate::containers::{
-    run_hostile_corpus, declares_in_vain, judge_engine, kill_many, links_lead_nowhere, names_are_kept,
+    declares_in_vain, judge_engine, kill_many, links_lead_nowhere, names_are_kept,
+    run_hostile_corpus,
 };
 use crate::engines::EngineKind;
 use crate::ordinary;
@@ -15,7 +16,10 @@ async fn podman_passes_every_case_it_declares_the_features_for() {
 
 #[test]
 fn podman_without_root_passes_too() {
-    ordinary::run_as_ordinary_user(module_path!(), "podman_passes_every_case_it_declares_the_features_for");
+    ordinary::run_as_ordinary_user(
+        module_path!(),
+        "podman_passes_every_case_it_declares_the_features_for",
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

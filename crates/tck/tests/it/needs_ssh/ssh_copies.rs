@@ -25,7 +25,11 @@ fn allocated_bytes(dir: &Path) -> u64 {
 }
 
 /// A command that goes on after it has said something.
-async fn start_command(bench: &SshBench, id: &SandboxId, script: &str) -> (Execution, Subscription) {
+async fn start_command(
+    bench: &SshBench,
+    id: &SandboxId,
+    script: &str,
+) -> (Execution, Subscription) {
     let command = Command::shell(format!("{script}; exec sleep 600"));
     let (execution, mut follower) = bench.engine.exec_followed(id, command).await.unwrap();
     assert!(matches!(follower.next().await, Some(OutputEvent::Output { .. })));
@@ -96,7 +100,9 @@ async fn a_tree_too_deep_to_be_copied_is_told_and_is_in_nobodys_way() {
     let ran = bench.engine.run(bench.spec(), Command::shell(DEEP_TREE_SCRIPT)).await.unwrap();
     let outcome = ran.outcome().await;
     let Ending::Lost(why) = &outcome.ending else { panic!("{outcome:?}") };
-    assert!(why.contains("256 directories") && why.contains("exited with 0"), "{why}");
+    assert!(why.contains("256 directories"), "{why}");
+    // A look at its disk use ends it, if that comes in time: so deep a tree cannot be counted.
+    assert!(why.contains("exited with 0") || why.contains("SIGKILL"), "{why}");
     nothing_left(&sshd, &sshd.cache()).await;
     let ran = bench.engine.run(bench.spec(), Command::shell("true")).await.unwrap();
     assert_eq!(ran.outcome().await.ending, Ending::Exited(0));

@@ -65,7 +65,9 @@ async fn a_login_that_is_refused_a_port_nobody_listens_on_and_no_such_host_are_t
     assert!(reason.contains("nobody listens"), "{reason}");
 }
 
-async fn start_flood(bench: &SshBench) -> (stockade_engine::Execution, stockade_engine::Subscription) {
+async fn start_flood(
+    bench: &SshBench,
+) -> (stockade_engine::Execution, stockade_engine::Subscription) {
     let mut spec = bench.spec();
     spec.limits.output = Some(stockade_core::Bytes(u64::MAX));
     let command = Command::shell("echo made > made; while :; do echo flood; done");

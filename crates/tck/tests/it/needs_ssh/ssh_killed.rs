@@ -48,7 +48,9 @@ fn spawn_engine(sshd: &Sshd, base: &std::path::Path, mark: &str) -> Child {
 /// and of directories.
 fn find_leftovers(sshd: &Sshd, needles: &[&str]) -> Vec<String> {
     let mut found = HostObserver::default().search(needles);
-    found.extend(sshd.list_carried().iter().map(|pid| format!("process {pid} that was carried there")));
+    found.extend(
+        sshd.list_carried().iter().map(|pid| format!("process {pid} that was carried there")),
+    );
     let dirs = fs::read_dir(sshd.cache().join("stockade/sandboxes")).into_iter().flatten();
     found.extend(dirs.flatten().map(|entry| entry.path().display().to_string()));
     found

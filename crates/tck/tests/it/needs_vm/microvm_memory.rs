@@ -129,7 +129,9 @@ async fn copies_go_on_with_their_memory_and_share_none() {
     assert_eq!(place.read_known(&parent).await, "secret");
     assert_eq!(place.run_shell(&parent, "ls /tmp/own 2> /dev/null || echo none").await, "none");
     place.counts_on(&parent, before).await;
-    seen.extend(place.run_shell(&parent, IDENTITY_SCRIPT).await.lines().map(str::to_owned).enumerate());
+    seen.extend(
+        place.run_shell(&parent, IDENTITY_SCRIPT).await.lines().map(str::to_owned).enumerate(),
+    );
     assert_eq!(seen.len(), 5 * (FORK_COUNT + 1), "{seen:?}");
     for id in copies.into_iter().chain([parent]) {
         place.engine.destroy(&id).await.unwrap();
@@ -222,7 +224,8 @@ async fn a_machine_is_taken_back_to_what_it_was() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_runs_goes_on_under_another_state_directory() {
     let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (here, there) = (MachineBench::open(here.path()).await, MachineBench::open(there.path()).await);
+    let (here, there) =
+        (MachineBench::open(here.path()).await, MachineBench::open(there.path()).await);
     let id = here.create_with_programs().await;
     let before = here.counts_on(&id, 2).await;
     let snapshot = here.engine.snapshot(&id, SnapshotKind::Full).await.unwrap();
@@ -242,5 +245,8 @@ async fn what_runs_goes_on_under_another_state_directory() {
 
 #[test]
 fn what_runs_goes_on_for_an_ordinary_user_too() {
-    ordinary::run_as_ordinary_user(module_path!(), "what_runs_goes_on_under_another_state_directory");
+    ordinary::run_as_ordinary_user(
+        module_path!(),
+        "what_runs_goes_on_under_another_state_directory",
+    );
 }

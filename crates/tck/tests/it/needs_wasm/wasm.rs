@@ -139,12 +139,15 @@ async fn files_and_their_limits_are_the_same_for_a_module_and_a_component() {
     for subject in [in_process_subject(), isolated_subject()] {
         for program in programs.list_paths() {
             assert_eq!(run_files_program(&subject, program, &["use"]).await, "use 0\n");
-            let (written, room) = parse_count(&run_files_program(&subject, program, &["fill"]).await, "fill");
+            let (written, room) =
+                parse_count(&run_files_program(&subject, program, &["fill"]).await, "fill");
             assert!(((1 << 20) - (128 << 10)..=1 << 20).contains(&written), "{written}");
             assert_eq!(room, "No space left on device");
-            let (made, room) = parse_count(&run_files_program(&subject, program, &["empty"]).await, "empty");
+            let (made, room) =
+                parse_count(&run_files_program(&subject, program, &["empty"]).await, "empty");
             assert_eq!((made, room.as_str()), (256, "No space left on device"));
-            let (held, _) = parse_count(&run_files_program(&subject, program, &["hold"]).await, "hold");
+            let (held, _) =
+                parse_count(&run_files_program(&subject, program, &["hold"]).await, "hold");
             assert!((30..40).contains(&held), "{held}");
         }
     }
@@ -163,7 +166,10 @@ async fn a_pipe_in_the_workspace_is_refused_and_holds_nobody_up() {
     for subject in [in_process_subject(), isolated_subject()] {
         for program in programs.list_paths() {
             for args in [&["pipe"][..], &["pipe", "to-write"]] {
-                assert_eq!(run_files_program(&subject, program, args).await, "pipe 1 Permission denied\n");
+                assert_eq!(
+                    run_files_program(&subject, program, args).await,
+                    "pipe 1 Permission denied\n"
+                );
             }
         }
     }

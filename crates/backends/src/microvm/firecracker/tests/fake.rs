@@ -154,7 +154,9 @@ impl Fake {
                 let body = large();
                 format!("HTTP/1.1 400 Bad Request\r\nContent-Length: {}\r\n\r\n{body}", body.len())
             }
-            () if self.is_mode("headed", path) => format!("HTTP/1.1 204 No Content\r\nX: {}", large()),
+            () if self.is_mode("headed", path) => {
+                format!("HTTP/1.1 204 No Content\r\nX: {}", large())
+            }
             () if self.is_mode("closed", path) => String::new(),
             () => return false,
         };
@@ -211,7 +213,8 @@ impl Fake {
         if self.is_mode("look", "") {
             probe_paths();
         }
-        let socket = guest.configured.get("/vsock").map(|body| text_field(body, "uds_path").to_owned());
+        let socket =
+            guest.configured.get("/vsock").map(|body| text_field(body, "uds_path").to_owned());
         guest.started = true;
         guest.write_next_page();
         self.listen_on_vsock(socket)
@@ -367,7 +370,8 @@ impl FakeGuest {
             "uds_path": vsock,
             "configured": self.configured,
         });
-        fs::write(text_field(body, "snapshot_path"), state.to_string()).map_err(|e| e.to_string())?;
+        fs::write(text_field(body, "snapshot_path"), state.to_string())
+            .map_err(|e| e.to_string())?;
         Ok(Value::Null)
     }
 }

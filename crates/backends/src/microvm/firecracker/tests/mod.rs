@@ -26,7 +26,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::api::{Method, SocketDir, send_request};
 use super::{Firecracker, Jailer, Patience, Settings, jail};
 use crate::linux::find;
-use crate::microvm::driver::{MachineDisk, Driver, MachineSpec, Saved, Vm};
+use crate::microvm::driver::{Driver, MachineDisk, MachineSpec, Saved, Vm};
 use crate::native::Native;
 
 const NEWEST_VERSION: &str = "1.16.1";
@@ -153,31 +153,42 @@ impl Rig {
 
     async fn resume(&self, saved: &str, room: &str) -> Result<Box<dyn Vm>, Error> {
         let (saved, machine) = (Saved::within(&self.path(saved)), self.build_machine());
-        self.open().await.unwrap().resume(&self.id(room), &machine, &saved, &self.make_room(room)).await
+        self.open()
+            .await
+            .unwrap()
+            .resume(&self.id(room), &machine, &saved, &self.make_room(room))
+            .await
     }
 
     /// What a machine's process was asked, once it is certain that nothing of it was wrong.
     fn read_requests(&self, room: &str) -> Vec<(String, String, Value)> {
-        let wrong = fs::read_to_string(self.path_inside(room, fake::VIOLATIONS_LOG)).unwrap_or_default();
+        let wrong =
+            fs::read_to_string(self.path_inside(room, fake::VIOLATIONS_LOG)).unwrap_or_default();
         assert_eq!(wrong, "", "requests that the published API does not have");
-        let asked = fs::read_to_string(self.path_inside(room, fake::REQUESTS_LOG)).unwrap_or_default();
+        let asked =
+            fs::read_to_string(self.path_inside(room, fake::REQUESTS_LOG)).unwrap_or_default();
         asked.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     fn request_paths(&self, room: &str) -> Vec<String> {
-        self.read_requests(room).into_iter().map(|(method, path, _)| format!("{method} {path}")).collect()
+        self.read_requests(room)
+            .into_iter()
+            .map(|(method, path, _)| format!("{method} {path}"))
+            .collect()
     }
 
     /// The kinds of all snapshots that were asked for.
     fn snapshot_kinds(&self, room: &str) -> Vec<String> {
-        let saves = self.read_requests(room).into_iter().filter(|(_, path, _)| path == "/snapshot/create");
+        let saves =
+            self.read_requests(room).into_iter().filter(|(_, path, _)| path == "/snapshot/create");
         saves.map(|(_, _, body)| body["snapshot_type"].as_str().unwrap().to_owned()).collect()
     }
 
     /// The process of the machine in this room.
     fn find_process(&self, room: &str) -> i32 {
         let id = self.id(room);
-        let all: Vec<_> = find::list_pids().filter(|pid| jail::is_process_of_machine(*pid, &id)).collect();
+        let all: Vec<_> =
+            find::list_pids().filter(|pid| jail::is_process_of_machine(*pid, &id)).collect();
         let [pid] = all[..] else { panic!("one process, and not {all:?}") };
         pid
     }
@@ -367,7 +378,11 @@ async fn a_cpu_template_that_is_none_is_refused_before_anything_starts() {
         assert_refused(rig.open_with(settings).await, ErrorCode::Invalid, &[reason, name]);
     }
     let settings = Settings { cpu_template: Some(rig.path("none")), ..rig.settings() };
-    assert_refused(rig.open_with(settings).await, ErrorCode::Unavailable, &["none", "cannot be read"]);
+    assert_refused(
+        rig.open_with(settings).await,
+        ErrorCode::Unavailable,
+        &["none", "cannot be read"],
+    );
 }
 
 #[test]
@@ -388,7 +403,11 @@ async fn an_old_version_is_refused_by_number() {
 async fn what_is_not_firecracker_is_refused() {
     let rig = Rig::new("");
     rig.write_program("firecracker", "echo QEMU emulator version 7.2.0");
-    assert_refused(rig.open().await, ErrorCode::Unavailable, &["does not answer as Firecracker does"]);
+    assert_refused(
+        rig.open().await,
+        ErrorCode::Unavailable,
+        &["does not answer as Firecracker does"],
+    );
     rig.write_program("firecracker", "echo 'Firecracker v1.16.0'; exit 3");
     assert_refused(rig.open().await, ErrorCode::Unavailable, &["failed", "3"]);
     rig.write_program(
@@ -648,7 +667,8 @@ async fn a_snapshot_that_was_cut_is_refused_by_firecracker_and_nothing_stays() {
     memory.set_len(4096).unwrap();
     let parts = ["`PUT /snapshot/load`", "400", "another size"];
     let (driver, saved) = (rig.open().await.unwrap(), Saved::within(&rig.path("saved")));
-    let resumed = driver.resume(&rig.id("b"), &rig.build_machine(), &saved, &rig.make_room("b")).await;
+    let resumed =
+        driver.resume(&rig.id("b"), &rig.build_machine(), &saved, &rig.make_room("b")).await;
     assert_refused(resumed, ErrorCode::WallMissing, &parts);
     assert_eq!(rig.find_leftovers().await, NO_LEFTOVERS);
 }
@@ -881,7 +901,10 @@ async fn the_process_is_without_rights_and_behind_a_filter_in_namespaces_of_its_
     for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
         assert_eq!(read_status_field(pid, set), "0000000000000000", "{set}");
     }
-    assert_eq!((read_status_field(pid, "Seccomp"), read_status_field(pid, "NoNewPrivs")), ("2".into(), "1".into()));
+    assert_eq!(
+        (read_status_field(pid, "Seccomp"), read_status_field(pid, "NoNewPrivs")),
+        ("2".into(), "1".into())
+    );
     for kind in ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"] {
         let of = |who: &str| fs::read_link(format!("/proc/{who}/ns/{kind}")).unwrap();
         assert_ne!(of(&pid.to_string()), of("self"), "{kind}");
@@ -989,7 +1012,11 @@ async fn a_binary_that_cannot_be_executed_there_says_so() {
     let driver = rig.open().await.unwrap();
     fs::set_permissions(rig.path("firecracker"), fs::Permissions::from_mode(0o644)).unwrap();
     let booted = driver.boot(&rig.id("a"), &rig.build_machine(), &rig.make_room("a")).await;
-    assert_refused(booted, ErrorCode::Unavailable, &["ended before it listened", "it did not start"]);
+    assert_refused(
+        booted,
+        ErrorCode::Unavailable,
+        &["ended before it listened", "it did not start"],
+    );
     assert_eq!(rig.find_leftovers().await, NO_LEFTOVERS);
 }
 
@@ -1018,7 +1045,8 @@ async fn becomes_an_owner() {
     let Some(room) = std::env::var_os(ROOM_VARIABLE) else { return };
     let rig = Rig::new("");
     let dir = PathBuf::from(room);
-    let _vm = rig.open().await.unwrap().boot(&rig.id("a"), &rig.build_machine(), &dir).await.unwrap();
+    let _vm =
+        rig.open().await.unwrap().boot(&rig.id("a"), &rig.build_machine(), &dir).await.unwrap();
     // Whole from the moment it can be seen.
     let told = format!("{}\n{}", rig.name, rig.dir.path().display());
     fs::write(dir.join("draft"), told).unwrap();

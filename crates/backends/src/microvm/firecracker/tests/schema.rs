@@ -75,17 +75,22 @@ const RATE_LIMITER_FIELDS: &[Field] = &[
     optional_field("bandwidth", FieldKind::Object(TOKEN_BUCKET_FIELDS)),
     optional_field("ops", FieldKind::Object(TOKEN_BUCKET_FIELDS)),
 ];
-const REGISTER_MODIFIER_FIELDS: &[Field] =
-    &[required_field("register", FieldKind::OneOf(&["eax", "ebx", "ecx", "edx"])), required_field("bitmap", FieldKind::Text)];
+const REGISTER_MODIFIER_FIELDS: &[Field] = &[
+    required_field("register", FieldKind::OneOf(&["eax", "ebx", "ecx", "edx"])),
+    required_field("bitmap", FieldKind::Text),
+];
 const CPUID_MODIFIER_FIELDS: &[Field] = &[
     required_field("leaf", FieldKind::Text),
     required_field("subleaf", FieldKind::Text),
     required_field("flags", FieldKind::Number(0, u32::MAX as u64)),
     required_field("modifiers", FieldKind::Many(&FieldKind::Object(REGISTER_MODIFIER_FIELDS))),
 ];
-const ADDRESS_MODIFIER_FIELDS: &[Field] = &[required_field("addr", FieldKind::Text), required_field("bitmap", FieldKind::Text)];
-const VCPU_FEATURE_FIELDS: &[Field] =
-    &[required_field("index", FieldKind::Number(0, u32::MAX as u64)), required_field("bitmap", FieldKind::Text)];
+const ADDRESS_MODIFIER_FIELDS: &[Field] =
+    &[required_field("addr", FieldKind::Text), required_field("bitmap", FieldKind::Text)];
+const VCPU_FEATURE_FIELDS: &[Field] = &[
+    required_field("index", FieldKind::Number(0, u32::MAX as u64)),
+    required_field("bitmap", FieldKind::Text),
+];
 const CPU_CONFIG_FIELDS: &[Field] = &[
     optional_field("kvm_capabilities", FieldKind::Many(&FieldKind::Text)),
     optional_field("cpuid_modifiers", FieldKind::Many(&FieldKind::Object(CPUID_MODIFIER_FIELDS))),
@@ -98,7 +103,10 @@ const MACHINE_CONFIG_FIELDS: &[Field] = &[
     required_field("mem_size_mib", FieldKind::Number(1, ANY_NUMBER)),
     optional_field("smt", FieldKind::Flag),
     optional_field("track_dirty_pages", FieldKind::Flag),
-    optional_field("cpu_template", FieldKind::OneOf(&["C3", "T2", "T2S", "T2CL", "T2A", "V1N1", "None"])),
+    optional_field(
+        "cpu_template",
+        FieldKind::OneOf(&["C3", "T2", "T2S", "T2CL", "T2A", "V1N1", "None"]),
+    ),
     optional_field("huge_pages", FieldKind::OneOf(&["None", "2M"])),
 ];
 const BOOT_SOURCE_FIELDS: &[Field] = &[
@@ -123,7 +131,10 @@ const DRIVE_PATCH_FIELDS: &[Field] = &[
     optional_field("rate_limiter", FieldKind::Object(RATE_LIMITER_FIELDS)),
 ];
 const LOGGER_FIELDS: &[Field] = &[
-    optional_field("level", FieldKind::OneOf(&["Error", "Warning", "Info", "Debug", "Trace", "Off"])),
+    optional_field(
+        "level",
+        FieldKind::OneOf(&["Error", "Warning", "Info", "Debug", "Trace", "Off"]),
+    ),
     optional_field("log_path", FieldKind::Text),
     optional_field("show_level", FieldKind::Flag),
     optional_field("show_log_origin", FieldKind::Flag),
@@ -139,10 +150,14 @@ const SNAPSHOT_CREATE_FIELDS: &[Field] = &[
     required_field("snapshot_path", FieldKind::Text),
     optional_field("snapshot_type", FieldKind::OneOf(&["Full", "Diff"])),
 ];
-const MEMORY_BACKEND_FIELDS: &[Field] =
-    &[required_field("backend_type", FieldKind::OneOf(&["File", "Uffd"])), required_field("backend_path", FieldKind::Text)];
-const NETWORK_OVERRIDE_FIELDS: &[Field] =
-    &[required_field("iface_id", FieldKind::Text), required_field("host_dev_name", FieldKind::Text)];
+const MEMORY_BACKEND_FIELDS: &[Field] = &[
+    required_field("backend_type", FieldKind::OneOf(&["File", "Uffd"])),
+    required_field("backend_path", FieldKind::Text),
+];
+const NETWORK_OVERRIDE_FIELDS: &[Field] = &[
+    required_field("iface_id", FieldKind::Text),
+    required_field("host_dev_name", FieldKind::Text),
+];
 const SNAPSHOT_LOAD_FIELDS: &[Field] = &[
     required_field("snapshot_path", FieldKind::Text),
     optional_field("enable_diff_snapshots", FieldKind::Flag),
@@ -150,13 +165,28 @@ const SNAPSHOT_LOAD_FIELDS: &[Field] = &[
     optional_field("mem_file_path", FieldKind::Text),
     optional_field("mem_backend", FieldKind::Object(MEMORY_BACKEND_FIELDS)),
     optional_field("resume_vm", FieldKind::Flag),
-    since_version(12, optional_field("network_overrides", FieldKind::Many(&FieldKind::Object(NETWORK_OVERRIDE_FIELDS)))),
-    since_version(16, optional_field("vsock_override", FieldKind::Object(&[required_field("uds_path", FieldKind::Text)]))),
+    since_version(
+        12,
+        optional_field(
+            "network_overrides",
+            FieldKind::Many(&FieldKind::Object(NETWORK_OVERRIDE_FIELDS)),
+        ),
+    ),
+    since_version(
+        16,
+        optional_field(
+            "vsock_override",
+            FieldKind::Object(&[required_field("uds_path", FieldKind::Text)]),
+        ),
+    ),
     since_version(16, optional_field("clock_realtime", FieldKind::Flag)),
 ];
-const ACTION_FIELDS: &[Field] =
-    &[required_field("action_type", FieldKind::OneOf(&["FlushMetrics", "InstanceStart", "SendCtrlAltDel"]))];
-const VM_STATE_FIELDS: &[Field] = &[required_field("state", FieldKind::OneOf(&["Paused", "Resumed"]))];
+const ACTION_FIELDS: &[Field] = &[required_field(
+    "action_type",
+    FieldKind::OneOf(&["FlushMetrics", "InstanceStart", "SendCtrlAltDel"]),
+)];
+const VM_STATE_FIELDS: &[Field] =
+    &[required_field("state", FieldKind::OneOf(&["Paused", "Resumed"]))];
 
 /// The API's operations, except those of network, balloon and hotplug memory, and metadata, which the driver
 /// does not use.
@@ -166,7 +196,12 @@ const API_OPERATIONS: &[ApiOperation] = &[
     new_operation("GET", "/machine-config", RequestPhase::Always, &[]),
     new_operation("GET", "/vm/config", RequestPhase::Always, &[]),
     new_operation("PUT", "/logger", RequestPhase::Always, LOGGER_FIELDS),
-    new_operation("PUT", "/metrics", RequestPhase::Always, &[required_field("metrics_path", FieldKind::Text)]),
+    new_operation(
+        "PUT",
+        "/metrics",
+        RequestPhase::Always,
+        &[required_field("metrics_path", FieldKind::Text)],
+    ),
     new_operation("PUT", "/machine-config", RequestPhase::Before, MACHINE_CONFIG_FIELDS),
     new_operation("PATCH", "/machine-config", RequestPhase::Before, MACHINE_CONFIG_FIELDS),
     new_operation("PUT", "/cpu-config", RequestPhase::Before, CPU_CONFIG_FIELDS),
@@ -193,8 +228,9 @@ pub(super) fn check_request(
     body: &Value,
     version: (u32, u32),
 ) -> Result<&'static ApiOperation, String> {
-    let found =
-        API_OPERATIONS.iter().find(|operation| operation.method == method && operation.matches_path(path));
+    let found = API_OPERATIONS
+        .iter()
+        .find(|operation| operation.method == method && operation.matches_path(path));
     let operation = found.ok_or_else(|| format!("there is no {method} {path}"))?;
     match body {
         Value::Null if operation.method == "GET" => {}
@@ -208,8 +244,13 @@ pub(super) fn check_request(
 }
 
 /// What one field alone cannot say.
-fn check_field_combinations(operation: &ApiOperation, path: &str, body: &Value) -> Result<(), String> {
-    if operation.path == "/drives/{id}" && !path.ends_with(&format!("/{}", text_field(body, "drive_id")))
+fn check_field_combinations(
+    operation: &ApiOperation,
+    path: &str,
+    body: &Value,
+) -> Result<(), String> {
+    if operation.path == "/drives/{id}"
+        && !path.ends_with(&format!("/{}", text_field(body, "drive_id")))
     {
         return Err("drive_id is another than in the path".into());
     }
@@ -263,7 +304,12 @@ fn check_object(
     missing.map_or(Ok(()), |field| Err(format!("{of} lacks {}", field.name)))
 }
 
-fn check_value(name: &str, kind: &FieldKind, value: &Value, version: (u32, u32)) -> Result<(), String> {
+fn check_value(
+    name: &str,
+    kind: &FieldKind,
+    value: &Value,
+    version: (u32, u32),
+) -> Result<(), String> {
     let fits = match (kind, value) {
         (FieldKind::Text, Value::String(_)) | (FieldKind::Flag, Value::Bool(_)) => true,
         (FieldKind::Number(least, most), Value::Number(number)) => {
