@@ -1,7 +1,7 @@
 //! Saboteurs of how sandboxes come and go.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -76,9 +76,15 @@ impl Sabotage for ForgetsToList {
     }
 }
 
-/// Builds in a task that nobody can stop.
+/// Builds a sandbox whose creation was cancelled all the same, after it was told to destroy it.
 #[derive(Default)]
-pub(super) struct BuildsOn;
+pub(super) struct BuildsOn(Mutex<BTreeMap<SandboxId, Admitted>>);
+
+impl BuildsOn {
+    fn pending(&self) -> MutexGuard<'_, BTreeMap<SandboxId, Admitted>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 #[async_trait]
 impl Sabotage for BuildsOn {
@@ -88,14 +94,20 @@ impl Sabotage for BuildsOn {
         id: &SandboxId,
         admitted: &Admitted,
     ) -> Result<Arc<dyn Sandbox>> {
-        let (mock, id, admitted) = (mock.clone(), id.clone(), admitted.clone());
-        let building = tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(200)).await;
-            mock.create(&id, &admitted).await
-        });
-        building.await.unwrap_or_else(|join| {
-            Err(Error::new(ErrorCode::System, "create", "the task ended").source(join))
-        })
+        self.pending().insert(id.clone(), admitted.clone());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let built = mock.create(id, admitted).await;
+        self.pending().remove(id);
+        built
+    }
+
+    async fn destroy(&self, mock: &Mock, id: &SandboxId) -> Result<()> {
+        mock.destroy(id).await?;
+        let cancelled = self.pending().get(id).cloned();
+        match cancelled {
+            Some(admitted) => mock.create(id, &admitted).await.map(drop),
+            None => Ok(()),
+        }
     }
 }
 

@@ -39,7 +39,7 @@ pub fn store_directory() -> PathBuf {
 
 /// A root of one static program under many names. It is put in its place whole, by whoever comes first.
 pub fn prepare_root() -> PathBuf {
-    let root = shared_directory().join("root-3");
+    let root = shared_directory().join("root-4");
     if root.exists() {
         return root;
     }
@@ -53,6 +53,7 @@ pub fn prepare_root() -> PathBuf {
     for program in BUSYBOX_APPLETS {
         symlink("busybox", made.join("bin").join(program)).unwrap();
     }
+    fs::write(made.join("etc/os-release"), "NAME=busybox\n").unwrap();
     fs::write(made.join("etc/passwd"), "root:x:0:0::/:/bin/sh\n").unwrap();
     fs::write(made.join("etc/machine-id"), format!("{}\n", "0".repeat(32))).unwrap();
     fs::set_permissions(&made, fs::Permissions::from_mode(0o755)).unwrap();
