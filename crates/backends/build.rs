@@ -51,7 +51,7 @@ fn carried(
     }
 }
 
-/// Taken here, so that nobody has to read the whole program just to know which one it is.
+/// Digest taken at build time, so that the whole program need not be read just to know which one it is.
 fn sum(program: &[u8]) -> String {
     use sha2::Digest;
     sha2::Sha256::digest(program).iter().map(|byte| format!("{byte:02x}")).collect()

@@ -67,7 +67,7 @@ pub enum ProgramEnd {
     Over(Outcome),
     /// The caller would not wait any longer.
     Forced(Signal),
-    /// Nobody reads the output any more.
+    /// No reader of the output is left.
     Unread,
 }
 

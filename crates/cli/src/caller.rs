@@ -84,7 +84,7 @@ fn config_files(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
     below.into_iter().chain(home.map(|home| home.join(".gitconfig"))).collect()
 }
 
-/// The text of a regular file: whatever else has its name could keep this command waiting.
+/// The text of a regular file: reading a pipe or a device of that name could block this command.
 fn read_regular_file(file: &Path) -> Option<String> {
     if !std::fs::metadata(file).ok()?.is_file() {
         return None;

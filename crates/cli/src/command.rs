@@ -57,13 +57,13 @@ impl CommandArgs {
         }
     }
 
-    /// Whether the command has a terminal that nobody asked for: it does without where a backend has none.
+    /// Whether its terminal was not asked for by a flag: the command does without where a backend has none.
     pub const fn can_lose_terminal(&self, command: &Command) -> bool {
         command.terminal.is_some() && !self.terminal
     }
 
-    /// A person at a terminal is in nobody's hurry: times hold only if they were asked for. And programs
-    /// on a terminal need to know which.
+    /// Time limits of a command on a terminal hold only if they were asked for: a person sets the pace there.
+    /// Programs on a terminal also need to know which one it is (`TERM`).
     pub fn adjust(command: &Command, spec: &mut SandboxSpec) {
         if command.terminal.is_none() {
             return;

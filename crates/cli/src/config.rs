@@ -39,7 +39,7 @@ pub struct ConfigSource {
 pub fn load_sources() -> Result<Vec<ConfigSource>> {
     let mut sources = Vec::new();
     for file in [Some(PathBuf::from(SYSTEM_CONFIG_PATH)), user_file()].into_iter().flatten() {
-        // Whoever asks has loaded the settings, so the text parses.
+        // The caller has loaded the settings before, so the text parses.
         if let Some(text) = read_file(&file)?
             && let Ok(values) = toml::from_str(&text)
         {
@@ -57,7 +57,7 @@ pub fn load_sources() -> Result<Vec<ConfigSource>> {
     Ok(sources)
 }
 
-/// What is configured. Absent: nobody said.
+/// What is configured. Absent: not set.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Settings {
@@ -213,8 +213,8 @@ impl Settings {
         })
     }
 
-    /// What no guest may see beside the state directory: whoever writes configuration runs code on the
-    /// host with the next command, and whoever reaches a connection's socket is on the other host.
+    /// What no guest may see beside the state directory: a writer of the configuration runs code on the
+    /// host with the next command, and a process that reaches a connection's socket is on the other host.
     fn own_paths(&self) -> Vec<OwnPath> {
         let own = |what| move |path: PathBuf| OwnPath::fixed(path, what);
         let files = [Some(PathBuf::from(SYSTEM_CONFIG_PATH)), user_file()].into_iter().flatten();

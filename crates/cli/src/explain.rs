@@ -61,7 +61,7 @@ struct NetworkChoice {
     why: String,
 }
 
-/// Shows the choice; ends as `run` would if nobody can do it.
+/// Shows the choice; ends as `run` would if no backend can do it.
 pub async fn explain(mut args: ExplainArgs, printer: &Printer) -> Result<i32> {
     let wanted = args.spec.wanted()?;
     let settings = wanted.settings(printer)?.settings;

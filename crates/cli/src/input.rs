@@ -45,7 +45,7 @@ fn stdin_read_error(error: std::io::Error) -> Error {
     Error::new(ErrorCode::System, "run", "standard input cannot be read").source(error)
 }
 
-/// Reads one piece. Says whether there may be more, or nothing when nobody wants it.
+/// Reads one chunk. Says whether there may be more, or `None` when no reader is left.
 fn read_chunk(sender: &mpsc::Sender<Bytes>, ended: &OwnedFd) -> Option<bool> {
     let stdin = stdin();
     let mut watched = [PollFd::new(&stdin, PollFlags::IN), PollFd::new(ended, PollFlags::IN)];

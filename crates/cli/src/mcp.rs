@@ -248,7 +248,7 @@ impl HttpArgs {
         };
         let mut options = HttpOptions::new(token);
         options.hosts.clone_from(&self.hosts);
-        // An address that means all of them is nobody's name.
+        // The unspecified address (all interfaces) is not the name of a host.
         if !address.is_unspecified() {
             options.hosts.push(address.to_string());
         }

@@ -78,7 +78,7 @@ fn write_all(mut from: mpsc::Receiver<(StreamId, Bytes)>) -> Result<(), Errno> {
     while let Some((stream, data)) = from.blocking_recv() {
         match stream {
             StreamId::Stdout => write_chunk(rustix::stdio::stdout(), &data)?,
-            // Nobody can be told that standard error is gone, and the data still counts.
+            // An error of standard error is ignored: it cannot be reported, and the data still counts.
             StreamId::Stderr => write_chunk(rustix::stdio::stderr(), &data).unwrap_or_default(),
         }
     }
@@ -90,7 +90,7 @@ fn write_chunk(to: BorrowedFd<'_>, mut data: &[u8]) -> Result<(), Errno> {
         match rustix::io::write(to, data) {
             Ok(count) => data = &data[count..],
             Err(Errno::INTR) => {}
-            // Somebody else who shares the description may have made it non-blocking.
+            // Another process that shares the open file description may have made it non-blocking.
             Err(Errno::AGAIN) => drop(poll(&mut [PollFd::new(&to, PollFlags::OUT)], None)),
             Err(errno) => return Err(errno),
         }

@@ -15,7 +15,7 @@ pub struct PoolSetting {
     minimum: Option<u32>,
     /// How many there are at most.
     maximum: Option<u32>,
-    /// How long one beyond the minimum may be ready for nobody.
+    /// Idle timeout: how long one beyond the minimum may be ready without being used.
     idle: Option<Span>,
     /// How long a caller may wait for one.
     patience: Option<Span>,

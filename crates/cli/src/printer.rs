@@ -92,7 +92,7 @@ impl Printer {
     /// Data, as it is.
     pub fn data(&self, text: &str) {
         let mut out = std::io::stdout().lock();
-        // A reader who has seen enough closes the pipe; there is nobody left to tell.
+        // A reader that is done closes the pipe; the error is ignored, since no reader is left.
         let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     }
 
@@ -201,7 +201,7 @@ fn with_causes(error: &Error, mut text: String) -> String {
     text
 }
 
-/// What a terminal must not obey, as text: whatever was forgotten where it came in ends here. Lines stay lines.
+/// Escapes what a terminal would obey: the last barrier for text that came in uncleaned. Lines stay lines.
 fn escape_unsafe_text(text: &str) -> String {
     let shown = |c: char| match c {
         '\n' | '\t' => c.to_string(),

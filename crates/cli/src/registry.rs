@@ -25,7 +25,7 @@ use crate::lasting;
 #[cfg(feature = "wasm")]
 pub const WASM_WORKER: &str = "wasm-worker";
 
-/// How often somebody is told that an image is still on its way.
+/// How often it is reported that an image is still on its way.
 const BETWEEN_NEWS: Duration = Duration::from_secs(1);
 
 /// Whether WebAssembly runs in workers inside native walls.
@@ -55,7 +55,7 @@ fn real_with(
 ) -> Vec<Arc<dyn Backend>> {
     #[cfg(not(feature = "wasm"))]
     let _ = (isolation, cache);
-    // Nobody who has not asked for machines waits until the first is made.
+    // Only a caller who has asked for machines waits until the first is made.
     let prepare = matches!(choice, BackendChoice::Named(name) if *name == microvm::NAME);
     vec![
         Arc::new(native),

@@ -278,7 +278,7 @@ impl RunSession {
     }
 }
 
-/// Gives the workspace back, whatever became of the command.
+/// Gives the workspace back, however the command ended.
 async fn settle_workspace(view: Option<Taken>) -> Result<Option<SettledWorkspace>> {
     match view {
         Some(view) => view.settle().await.map(Some),

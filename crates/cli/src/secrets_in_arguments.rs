@@ -1,5 +1,5 @@
-//! Values of `--env K=V` and `-e K=V` on this process's own command line, which every user of the host can read: they are
-//! overwritten before anything else happens. Whoever parses gets a copy that was taken before.
+//! Values of `--env K=V` and `-e K=V` on this process's own command line, which every user of the host can
+//! read: they are overwritten before anything else happens. The parser gets a copy that was taken before.
 //!
 //! For the instant between the start of the process and the overwriting they can be seen: `--env K` and
 //! `--env-file` show nothing at any time.

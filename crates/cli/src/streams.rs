@@ -37,7 +37,7 @@ fn on_terminal() -> bool {
     isatty(stdout()) && isatty(stderr()) && in_foreground()
 }
 
-/// A terminal that controls no session stops nobody, so it counts as in front.
+/// A terminal that controls no session never stops a process, so it counts as in the foreground.
 fn in_foreground() -> bool {
     tcgetpgrp(stdin()).map_or(true, |front| front == getpgrp())
 }

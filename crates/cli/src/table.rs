@@ -1,5 +1,5 @@
 //! Tables that fit the terminal: every column as wide as it needs, the last one wrapped or cut to
-//! what is left. Where nobody looks, nothing is, so that lines can be searched.
+//! what is left. Without a terminal nothing is wrapped or cut, so that lines can be searched.
 
 use stockade_core::is_unsafe_to_show;
 
@@ -58,7 +58,7 @@ impl<const N: usize> Table<N> {
         Self { rows: vec![head.map(|text| Cell::toned(Tone::Head, text))], fit: wrap_line }
     }
 
-    /// One line for each row, whatever the last column holds.
+    /// One line for each row: a last column that is too long is cut.
     #[must_use]
     pub fn cut(self) -> Self {
         Self { fit: cut_line, ..self }

@@ -42,7 +42,7 @@ fn usage_error(error: &clap::Error) -> Error {
         .lines()
         .filter_map(|line| line.trim_start().strip_prefix("tip: "))
         .map(one_line)
-        // That a flag nobody knows could be an argument helps nobody who mistyped it.
+        // The tip to pass an unknown flag as an argument is left out: it does not help after a typing error.
         .find(|tip| !tip.starts_with("to pass "));
     let all = || "`stockade --help` and `stockade COMMAND --help` list what there is".to_owned();
     Error::new(ErrorCode::Invalid, USAGE_OPERATION, message).remedy(tip.unwrap_or_else(all))

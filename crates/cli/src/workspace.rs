@@ -1,5 +1,5 @@
-//! Which directory a command works on. One that is `/` or somebody's whole home is refused unless it
-//! was named outright: nobody hands those over by standing in the wrong place.
+//! Which directory a command works on. `/` or the whole home of a user is refused unless it was named
+//! outright: a command started in the wrong directory must not hand those over.
 
 use std::path::{Path, PathBuf};
 
@@ -94,7 +94,7 @@ pub fn check_views(spec: &SandboxSpec, settings: &Settings) -> Result<()> {
     }
 }
 
-/// Refuses a directory that somebody names among the trees of other workspaces: `--resume` goes on in
+/// Refuses a directory that is named among the trees of other workspaces: `--resume` goes on in
 /// one of those.
 pub fn refuse_state(dir: &HostPath, settings: &Settings) -> Result<()> {
     let state = real_path(&settings.state_dir()?);

@@ -140,7 +140,7 @@ fn tighter_limit<T: Ord>(own: Option<T>, named: Option<T>) -> Option<T> {
 pub fn admit(spec: &SandboxSpec, capabilities: &Capabilities) -> Result<Admitted, Refusals> {
     let mut refusals = refuse_fields(spec);
     if let Some(refusal) = refuse_backend(spec, capabilities) {
-        // What a backend that is not to be had does not offer either tells nobody anything.
+        // Missing features of a backend that cannot be used would tell the caller nothing.
         refusals.insert(0, refusal);
         return Err(Refusals(refusals));
     }
@@ -196,7 +196,7 @@ fn refuse_backend(spec: &SandboxSpec, capabilities: &Capabilities) -> Option<Ref
     None
 }
 
-/// What is wrong whatever the backend (C-04).
+/// Refusals of a spec that hold on every backend (C-04).
 fn refuse_fields(spec: &SandboxSpec) -> Vec<Refusal> {
     let mut refusals: Vec<_> = spec
         .limits

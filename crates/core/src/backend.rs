@@ -34,8 +34,8 @@ pub trait Backend: Send + Sync {
         None
     }
 
-    /// Why it is taken only by who names it, where that is known without measuring: then nobody else
-    /// waits for its measurement.
+    /// Why it is taken only when named explicitly, where that is known without measuring: a caller that
+    /// names no backend then does not wait for its measurement.
     fn only_by_name(&self) -> Option<String> {
         None
     }
@@ -59,7 +59,7 @@ pub trait Backend: Send + Sync {
         create_and_restore(self, id, admitted, from).await
     }
 
-    /// The sandboxes of this user that exist on this host, whoever made them.
+    /// The sandboxes of this user that exist on this host, whichever process made them.
     async fn list(&self) -> Result<Vec<SandboxId>>;
 
     /// Removes every trace of a sandbox.
@@ -108,8 +108,8 @@ pub trait Sandbox: Send + Sync {
         Err(Error::unsupported("restore", from.kind.feature()))
     }
 
-    /// The programs that go on in a sandbox that was made from a state with its memory. Each is handed out
-    /// once, to whoever looks after it from then on.
+    /// The programs that go on in a sandbox that was made from a state with its memory. Each is returned
+    /// once, to the caller that supervises it from then on.
     fn take_carried(&self) -> Vec<CarriedProgram> {
         Vec::new()
     }
@@ -163,8 +163,8 @@ impl SnapshotKind {
     }
 }
 
-/// A captured state: its files by name. Whoever hands them out has checked every byte, and keeps them
-/// as they are while they are used.
+/// A captured state: its files by name. Its provider has verified every byte, and keeps the files unchanged
+/// while they are used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parts {
     /// What was captured.
@@ -236,8 +236,8 @@ pub trait ProcessControl: Send + Sync {
         Err(Error::unsupported("close stdin", Feature::Stdin))
     }
 
-    /// Nobody wants what it writes from now on. Where it can be thrown away and counted where it is
-    /// written, [`Exit::unsent`] tells how much that was; elsewhere it comes as before.
+    /// Its output is not wanted from now on. Where it can be discarded and counted at its source,
+    /// [`Exit::unsent`] tells how much that was; elsewhere it comes as before.
     async fn hush(&self) {}
 
     /// Changes its terminal's size. Requires `terminal`.

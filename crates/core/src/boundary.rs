@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub enum Boundary {
     /// Nothing at all: for tests.
     None,
-    /// A virtual machine in software. It may well hold, but nobody claims so.
+    /// A virtual machine in software. It may well hold, but no claim is made that it does.
     Emulated,
     /// A virtual instruction set without any kernel interface.
     Bytecode,

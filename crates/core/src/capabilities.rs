@@ -130,7 +130,7 @@ impl Capabilities {
         Self { unavailable, ..Self::none(backend, boundary) }
     }
 
-    /// What somebody else says that it measured, with every text [cleaned](crate::clean_foreign).
+    /// Capabilities that a peer says it measured, with every text [cleaned](crate::clean_foreign).
     #[must_use]
     pub fn from_a_peer(mut self) -> Self {
         let clean = |text: &mut String| *text = clean_foreign(text);

@@ -66,7 +66,7 @@ pub enum ErrorCode {
     WallMissing,
     /// After destroy something was still there.
     LeftBehind,
-    /// The operating system failed in a way nobody planned for.
+    /// An unexpected failure of the operating system.
     System,
 }
 

@@ -6,8 +6,8 @@ use crate::HostPath;
 
 /// A copy-on-write view of a host directory. Changes go to `upper`; `lower` is never written.
 ///
-/// `upper` and `work` lie beside each other in one directory, which is nobody else's. One sandbox at a
-/// time may write to them; the next one finds what the one before has left.
+/// `upper` and `work` lie beside each other in one directory, which has no other use. One sandbox at a time
+/// may write to them; the next one finds what the one before has left.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Layers {
@@ -20,7 +20,7 @@ pub struct Layers {
 }
 
 impl Layers {
-    /// What makes these layers unusable whatever lies in them: the field and the reason.
+    /// Why these layers are unusable regardless of their contents: the field and the reason.
     pub(crate) fn problem(&self) -> Option<(&'static str, &'static str)> {
         let (lower, upper, work) =
             (self.lower.as_path(), self.upper.as_path(), self.work.as_path());

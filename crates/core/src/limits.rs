@@ -242,7 +242,7 @@ pub enum Enforcement {
         /// What gets past it.
         gap: String,
     },
-    /// Nothing enforces it here: a default nobody asked for, or one that was given up.
+    /// Nothing enforces it here: a default that was not asked for, or a limit that was given up.
     NotAtAll {
         /// Which limit.
         limit: LimitKind,

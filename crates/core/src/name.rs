@@ -160,7 +160,7 @@ impl BackendName {
 }
 
 impl Default for TenantName {
-    /// The tenant of somebody who works for themselves.
+    /// The tenant of a user who works without tenants.
     fn default() -> Self {
         Self(Cow::Borrowed("default"))
     }

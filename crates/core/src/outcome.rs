@@ -43,7 +43,7 @@ pub enum Ending {
     Killed,
     /// It was refused before it ran: no room in the quota, an image that cannot be used.
     Refused(String),
-    /// The walls went away underneath it; nobody can say how it would have ended.
+    /// The walls went away underneath it; how it would have ended is unknown.
     Lost(String),
 }
 

@@ -1,4 +1,4 @@
-//! Text that somebody else wrote (a guest, a peer, an engine), made safe to store and to show.
+//! Foreign text (from a guest, a peer, an engine), made safe to store and to show.
 
 /// The most characters of foreign text in a message.
 pub const MAX_FOREIGN_CHARS: usize = 1000;

@@ -1,7 +1,7 @@
 //! Human units, parsed and printed in this one place.
 //!
-//! Every quantity prints in a form that parses back to exactly the same value. All size units are
-//! binary: `512m` is 512 MiB, whatever the spelling (`m`, `mb`, `MiB`).
+//! Every quantity prints in a form that parses back to exactly the same value. All size units are binary:
+//! `512m` is 512 MiB, in every spelling (`m`, `mb`, `MiB`).
 
 use std::fmt;
 use std::str::FromStr;

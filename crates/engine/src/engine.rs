@@ -262,7 +262,7 @@ impl Engine {
     /// Removes what dead engines left, and says what that was (C-31). Closes their records.
     pub async fn reap(&self) -> Result<Vec<SandboxId>> {
         let reaped = self.inner.reap().await?;
-        // A journal that cannot be read stops nobody from running: what is left open stays so.
+        // A journal that cannot be read does not block executions: open records stay open.
         let _ = self.inner.close_records_of_the_dead().await;
         let _ = self.inner.output_logs.prune_if_due();
         Ok(reaped)
@@ -354,7 +354,7 @@ impl EngineInner {
         }
     }
 
-    /// Writes to the journal: at once where nobody else is writing, else from a thread that may wait.
+    /// Writes to the journal: at once where no other writer holds its lock, else from another thread.
     pub(crate) async fn record(&self, event: Event) -> Result<()> {
         if self.journal.try_append(&event)?.is_some() {
             return Ok(());

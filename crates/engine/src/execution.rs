@@ -168,7 +168,7 @@ impl Watcher {
         &self.shared.limits
     }
 
-    /// Reads its output: the bounded history once, then the live stream. Slows nobody (C-13).
+    /// Reads its output: the bounded history once, then the live stream. Never slows the program (C-13).
     pub fn subscribe(&self) -> Subscription {
         self.shared.history.subscribe()
     }

@@ -92,7 +92,7 @@ struct Position {
 enum HistoryHolding {
     #[default]
     Allowed,
-    /// The program is being ended: nobody may keep it alive by not reading.
+    /// The program is being ended: no follower may keep it alive by not reading.
     Over,
 }
 
@@ -177,7 +177,7 @@ impl History {
     }
 
     pub(crate) fn subscribe(self: &Arc<Self>) -> Subscription {
-        // From the very first event: what has left the window is a gap for whoever comes late.
+        // From the very first event: what has left the window is a gap for a late subscriber.
         let at = Position::default();
         Subscription { history: Arc::clone(self), at, follower: None, ended: false }
     }

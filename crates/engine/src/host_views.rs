@@ -102,7 +102,7 @@ impl EngineConfig {
     }
 }
 
-/// Everything of the host that a spec shows, whatever the mode.
+/// Everything of the host that a spec shows, in every mode.
 fn list_host_views(spec: &SandboxSpec) -> Vec<HostView<'_>> {
     let view = |field: &str, path, made_for_guests| HostView {
         field: field.to_owned(),
@@ -132,8 +132,8 @@ fn list_host_views(spec: &SandboxSpec) -> Vec<HostView<'_>> {
     views
 }
 
-/// The spec with every path of the host behind all links: what is checked is what a backend is handed, and a
-/// link that somebody puts in its way later is refused there. What is not there stays as it was named.
+/// The spec with every path of the host behind all links: what is checked is what a backend is handed, and
+/// a link put in its way later is refused there. A path that does not exist stays as named.
 pub(crate) fn behind_links(spec: &SandboxSpec) -> SandboxSpec {
     let mut spec = spec.clone();
     for path in host_paths(&mut spec) {
@@ -267,7 +267,7 @@ fn no_plain_file(path: &Path) -> Option<(String, String)> {
 }
 
 /// Whether private files of sandboxes lie under such a name: `stockade-UID`, `stockade-ssh-UID` and
-/// `stockade-wasm-ID`, with whatever follows.
+/// `stockade-wasm-ID`, with any suffix.
 fn is_private_name(name: &str) -> bool {
     let Some(rest) = name.strip_prefix("stockade-") else { return false };
     let user = rest.strip_prefix("ssh-").unwrap_or(rest);

@@ -1,4 +1,4 @@
-//! Fresh ids. Random enough that nobody meets the same one twice or guesses another's.
+//! Fresh ids: random enough that none comes twice and none can be guessed.
 
 use stockade_core::{Error, ErrorCode, NameError, Result};
 

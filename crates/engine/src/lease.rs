@@ -1,10 +1,10 @@
-//! Leases: every sandbox is on disk before it exists, so that whoever comes later finds what a dead
-//! engine left (C-31).
+//! Leases: every sandbox is on disk before it exists, so that a later process finds what a dead engine left
+//! (C-31).
 //!
-//! A lease is a file whose lock its owner holds for life. The kernel frees the lock when the owner
-//! dies, so nobody ever guesses from process ids. No lease file is ever visible under its name
-//! without its lock being held, except after its owner's death. A child that is forked without an
-//! exec must close the descriptors it inherits, or the lease lives on with it.
+//! A lease is a file whose lock its owner holds for life. The kernel frees the lock when the owner dies, so
+//! that no process has to guess from process ids. No lease file is ever visible under its name without its
+//! lock being held, except after its owner's death. A child that is forked without an exec must close the
+//! descriptors it inherits, or the lease lives on with it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -59,7 +59,7 @@ pub struct Leases(Arc<Directory>);
 #[derive(Debug)]
 pub struct Lease(LeaseHolding);
 
-/// A dead owner's lease, held so that nobody else reaps it. Dropping it gives it back.
+/// A dead owner's lease, locked so that no other process reaps it. Dropping it gives it back.
 #[derive(Debug)]
 pub struct StaleLease(LeaseHolding);
 
@@ -78,7 +78,7 @@ pub struct KillRequest {
 pub struct LeaseInfo {
     /// What it says.
     pub body: LeaseBody,
-    /// Whether somebody holds it: its owner, or a reaper at work.
+    /// Whether its lock is held: by its owner, or by a reaper at work.
     pub alive: bool,
 }
 
@@ -98,7 +98,7 @@ pub struct MalformedLease {
 pub struct LeaseListing {
     /// The leases, by sandbox id.
     pub leases: Vec<LeaseInfo>,
-    /// Files that are none, for a person to look at: nobody removes them.
+    /// Files that are none, for a person to look at: they are never removed.
     pub malformed: Vec<MalformedLease>,
 }
 
@@ -228,7 +228,7 @@ impl Leases {
         Err(failed(io::ErrorKind::ResourceBusy.into()))
     }
 
-    /// Whether somebody is ending this sandbox on purpose.
+    /// Whether a process is ending this sandbox on purpose.
     pub fn kill_is_requested(&self, id: &SandboxId) -> Result<bool> {
         let failed = |error| self.failed("look for the end of a sandbox", error);
         let Some(file) =
@@ -236,7 +236,7 @@ impl Leases {
         else {
             return Ok(false);
         };
-        // Nobody else looks at the same time, who would be mistaken for one who asks.
+        // Excludes other probes, whose lock would be mistaken for a request.
         let _probing = self.lock_for_probing()?;
         Ok(Locked::attempt(file, Sharing::Exclusive).map_err(failed)?.is_err())
     }
@@ -387,7 +387,7 @@ fn absent_is_none(opened: io::Result<File>) -> io::Result<Option<File>> {
 }
 
 impl LeaseHolding {
-    /// The name goes first and the lock after it, so that nobody finds the file unlocked.
+    /// The name goes first and the lock after it, so that no process finds the file unlocked.
     fn remove(self, operation: &'static str) -> Result<()> {
         let removed = self.dir.remove(&name_of(&self.body.id));
         removed.map_err(|error| Leases(Arc::clone(&self.dir)).failed(operation, error))
@@ -400,8 +400,8 @@ impl Lease {
         &self.0.body
     }
 
-    /// A caller has come for what was ready: it has these labels, and its time begins now. Whoever
-    /// looks meanwhile sees the lease held, as it was or as it is.
+    /// A caller takes what was ready: the lease has its labels, and its time begins now. A concurrent
+    /// reader sees the lease held, with its old or its new contents.
     pub fn hand_over(&mut self, labels: &BTreeMap<String, String>) -> Result<()> {
         const HAND_OVER: &str = "hand a lease over";
         let leases = Leases(Arc::clone(&self.0.dir));

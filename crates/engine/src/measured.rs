@@ -1,6 +1,6 @@
-//! Measurements kept on disk, so that not every engine has to build a sandbox just to look at it.
-//! Only what a backend says depends on a fingerprint is kept. That it cannot be had is kept only where
-//! finding out takes long, and believed for a minute: whoever follows the remedy should be noticed.
+//! Measurements kept on disk, so that not every engine has to build a sandbox just to look at it. Only what
+//! a backend says depends on a fingerprint is kept. That it cannot be had is kept only where finding out
+//! takes long, and believed for a minute: a user who follows the remedy should see its effect.
 
 use std::fs;
 use std::io::Write;
@@ -59,7 +59,7 @@ impl Measurements {
         Some(self.0.join(format!("{}-{short}.json", backend.name())))
     }
 
-    /// Whole or not at all, whoever else writes the same.
+    /// Replaces the file by a rename: whole or not at all, even if another process writes the same.
     fn write(&self, file: &Path, measured: &Capabilities) -> std::io::Result<()> {
         fs::create_dir_all(&self.0)?;
         let draft = file.with_extension(format!("draft{}", std::process::id()));

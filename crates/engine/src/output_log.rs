@@ -71,7 +71,7 @@ pub struct OutputLogs {
 pub(crate) struct OutputLogWriter {
     logs: OutputLogs,
     job: JobId,
-    /// The first chunk, locked so that nobody prunes the log.
+    /// The first chunk, locked against pruning of the log.
     first: Option<Locked>,
     /// The chunk that is written to, unless that is the first.
     newest: Option<File>,
@@ -156,7 +156,7 @@ impl OutputLogs {
         self.prune_now().map_err(|error| self.failed("prune the logs", error))
     }
 
-    /// The same, unless somebody has done so within the last minutes.
+    /// The same, unless a process has done so within the last minutes.
     pub(crate) fn prune_if_due(&self) -> Result<()> {
         let due = || -> io::Result<bool> {
             let stamp = match self.dir.open(PRUNE_STAMP_FILE, OFlags::RDONLY) {
@@ -228,7 +228,7 @@ impl OutputLogs {
     /// Removes a log, the first chunk last: what is left of one by a death half-way is found again.
     fn remove(&self, job: &JobId, chunks: &[u64]) -> io::Result<()> {
         let first = self.open_chunk(job, 0)?;
-        // Whoever writes it holds it.
+        // The writer of a log holds this lock.
         let lock = first.map(|first| Locked::attempt(first, Sharing::Exclusive)).transpose()?;
         if matches!(lock, Some(Err(_))) {
             return Ok(());

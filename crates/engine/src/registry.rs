@@ -32,7 +32,7 @@ impl Registry {
         self.kept.remove_measurement(backend);
     }
 
-    /// What each backend has, measured now, whatever was kept.
+    /// What each backend has, measured now: cached measurements are removed first.
     pub(crate) async fn measure_anew(&self) -> Vec<Capabilities> {
         self.backends
             .iter()
@@ -82,7 +82,7 @@ impl Registry {
     }
 }
 
-/// What is said of a backend that nobody has looked at.
+/// The capabilities of a backend that was not measured.
 fn build_unmeasured_capabilities(backend: BackendName, reason: String) -> Capabilities {
     let mut said = Capabilities::none(backend, Boundary::None);
     said.only_by_name = Some(reason);

@@ -60,7 +60,7 @@ impl SandboxOrder {
 pub(crate) struct RunningSandbox {
     pub order: SandboxOrder,
     pub sandbox: Arc<dyn Sandbox>,
-    /// Held while the walls are taken down, so that everybody who asks for it waits for the same end.
+    /// Held while the walls are taken down, so that all concurrent callers wait for the same end.
     pub lease: tokio::sync::Mutex<Option<Lease>>,
     executions: Mutex<Vec<Weak<SharedExecution>>>,
     /// Its seat in a pool, free again when everything of it is gone.
@@ -148,7 +148,7 @@ impl Drop for SandboxCaller {
         let Some(wanted) = self.wanted.take() else {
             return;
         };
-        // Under the table's lock, so that the task either sees that nobody waits or is seen here.
+        // Under the table's lock, so that the task either sees that no caller waits or is seen here.
         let mut table = lock_mutex(&self.inner.live);
         drop(wanted);
         let live = table.remove(&self.id);
@@ -267,7 +267,7 @@ impl EngineInner {
         wanted
     }
 
-    /// Lease first, then walls: whatever happens in between can be found and reaped (C-31).
+    /// Lease first, then walls: what a failure in between leaves can be found and reaped (C-31).
     async fn build(
         &self,
         order: &SandboxOrder,
@@ -320,7 +320,7 @@ impl EngineInner {
                     self.registry.distrust_measurement(order.backend.as_ref());
                 }
                 self.destroy_within(order.backend.as_ref(), id).await?;
-                // Whoever ends it waits for the lease, so that this is known before that goes.
+                // The killer waits for the lease, so its request can still be read here.
                 let killed = self.kill_is_requested(id);
                 lease.release()?;
                 Err(NotBuilt { error, killed })
@@ -377,7 +377,7 @@ impl EngineInner {
         started: StartedCommand,
     ) {
         let StartedCommand { process, stdin, limits, terminal, one_shot } = started;
-        // Nobody expects a transcript of a terminal on disk.
+        // A terminal's output is not logged: no user expects a transcript of it on disk.
         let kept = self.config.keep_output && !terminal;
         let log = kept.then(|| self.output_logs.writer(&shared.job));
         let output = Sink { history: &shared.history, log };
@@ -387,7 +387,7 @@ impl EngineInner {
             ended.confirmed &= ended.ending == Ending::Cancelled;
             ended.ending = Ending::Killed;
         }
-        // A process whose end nobody confirmed takes its sandbox with it: only that makes sure (C-11).
+        // A process whose end was not confirmed takes its sandbox with it: only that makes sure (C-11).
         let released = if one_shot || !ended.confirmed {
             if one_shot {
                 end_executions(&live).await;
@@ -396,7 +396,7 @@ impl EngineInner {
         } else {
             Ok(())
         };
-        // Whoever reads the outcome may destroy at once: no lease is held here by then.
+        // A reader of the outcome may destroy at once: no lease is held here by then.
         drop(live);
         self.finish(&shared, ended, released).await;
     }

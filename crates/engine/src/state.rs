@@ -1,7 +1,7 @@
 //! The directory that holds what must outlive a process: the journal and the leases.
 //!
-//! It belongs to one user alone. Nothing here follows a symbolic link in a last component, uses a
-//! directory of somebody else, or leaves one open to others.
+//! It belongs to one user alone. Nothing here follows a symbolic link in a last component, uses a directory
+//! of another user, or leaves one open to others.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File};
@@ -46,7 +46,7 @@ enum StateFault {
 impl StateDir {
     /// Opens the directory, creating it and its parents for this user alone.
     ///
-    /// - One that is a symbolic link or belongs to somebody else is refused.
+    /// - One that is a symbolic link or belongs to another user is refused.
     /// - One that others can enter is closed to them, or refused where that does not work.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = std::path::absolute(path.as_ref())
@@ -159,7 +159,7 @@ impl Directory {
             .map_err(|errno| StateFault::io("read", &self.path, errno.into()))
     }
 
-    /// An existing directory, as it is: for reading a copy that somebody else may have made.
+    /// An existing directory, as it is: for reading a copy that another user may have made.
     pub fn existing(path: &Path) -> io::Result<Self> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY;
         let fd = rustix::fs::open(path, flags, Mode::empty())?;
@@ -248,7 +248,7 @@ pub struct Locked(File);
 pub enum Sharing {
     /// With other readers.
     Shared,
-    /// With nobody.
+    /// With no other holder.
     Exclusive,
 }
 

@@ -34,7 +34,7 @@ pub(crate) struct SupervisedEnd {
     pub stderr: StreamReport,
     /// The limits that it ran into and was not ended for.
     pub limits_reached: Vec<LimitKind>,
-    /// Whether the backend reported how it ended. If not, nobody knows what of it is left, and only
+    /// Whether the backend reported how it ended. If not, what is left of it is unknown, and only
     /// destroying the sandbox makes sure (C-11).
     pub confirmed: bool,
 }
@@ -163,7 +163,7 @@ async fn wait_for_stop_reason(
 ) -> Ending {
     tokio::select! {
         () = wait_for_wall_limit(limits, control) => Ending::TimedOut,
-        // A closed channel means that nobody is left who could want it.
+        // A closed channel means that no caller is left that could want it.
         _ = cancelled.wait_for(|cancelled| *cancelled) => Ending::Cancelled,
     }
 }
@@ -304,7 +304,7 @@ mod tests {
         assert_eq!((ended.ending, ended.confirmed), (Ending::TimedOut, true));
     }
 
-    /// A program on the other side of somebody who neither answers nor hears.
+    /// A program behind a peer that neither sends events nor replies to requests.
     struct Silent;
 
     #[async_trait]

@@ -130,7 +130,7 @@ fn queue(path: &str) -> Value {
         let first = UnixStream::connect(path)?;
         std::thread::scope(|scope| {
             let second = scope.spawn(|| UnixStream::connect(path));
-            // Both wait for somebody to take them, in whatever order they come.
+            // Both connections wait for `accept`, in either order.
             let taken: Vec<_> = (0..2).map(|_| rustix::net::accept(&socket)).collect();
             let second = second.join().unwrap_or_else(|_| Err(Error::other("panicked")))?;
             drop((first, second));

@@ -131,9 +131,9 @@ impl Drop for Launcher {
     }
 }
 
-/// A launch under way. Its descriptor becomes readable when there is news; dropping it before the end
-/// gives the launch up, and waits until nothing of it is left (C-32): before its agent has its name,
-/// nobody could find it.
+/// A launch under way. Its descriptor becomes readable when there is news; dropping it before the end gives
+/// the launch up, and waits until nothing of it is left (C-32): before its agent has its name, no search by
+/// name would find it.
 #[derive(Debug)]
 pub struct Pending {
     reply: OwnedFd,
@@ -230,7 +230,7 @@ impl Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         if !self.over {
-            // Whoever launched destroys next, and finds what may be left.
+            // An error is ignored: the caller destroys the sandbox next, and finds what may be left.
             let _ = self.give_up();
         }
     }

@@ -1,4 +1,4 @@
-//! Starts somebody else's runtime where a sandbox's walls want it: in its control groups from its first
+//! Starts a foreign runtime where a sandbox's walls want it: in its control groups from its first
 //! instruction, in a session of its own, with mounts that go with it, and never outliving the thread that
 //! started it. Builds no wall but one: what the runtime may only read is read-only by the kernel too.
 #![allow(unsafe_code, reason = "what a child does before it becomes another program is unsafe")]

@@ -101,7 +101,7 @@ pub(crate) fn attach_in(tree: impl AsFd, root: impl AsFd, path: &Path) -> Result
     attach_mount(tree, open_mount_point(root, path)?)
 }
 
-/// Attaches a detached tree at a name directly in a directory nobody else can change.
+/// Attaches a detached tree at a name directly in a directory that no other process can change.
 pub(crate) fn attach_at(tree: impl AsFd, directory: impl AsFd, name: &str) -> Result<(), Errno> {
     move_mount(tree, "", directory, name, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
 }

@@ -24,7 +24,7 @@ pub struct LaunchPlan {
     pub read_only: bool,
     /// Where the workspace appears inside; absolute and normal.
     pub workspace_target: PathBuf,
-    /// A second path at which the workspace appears, with whatever is mounted in it.
+    /// A second path at which the workspace appears, with everything that is mounted in it.
     pub workspace_alias: Option<PathBuf>,
     /// Further mounts.
     pub mounts: Vec<Mount>,

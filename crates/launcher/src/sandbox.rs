@@ -72,13 +72,13 @@ pub(crate) fn enter_sandbox(b: &SandboxBlueprint<'_>) -> ! {
 /// The outer walls: what the sandbox is made of. The namespaces, the network's among them, are there
 /// from birth.
 fn build_walls(b: &SandboxBlueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
-    // At once: until then, whoever signals its own group signals the launcher.
+    // At once: until then, a signal to its own process group reaches the launcher.
     parent::leave_group()?;
     // Before the first wait: a launcher that is killed now would leave it waiting for ever.
     parent::die_with(b.launcher)?;
     // The limits on what building itself may use.
     cgroup::join_cgroups(b.membership)?;
-    // Nothing can be owned before there is somebody to own it.
+    // Before any file is made: none can have an owner until the ids are mapped.
     identity::become_mapped(b.go, b.plan)?;
     // Once more after the change of identity, which clears the signal.
     parent::die_with(b.launcher)?;
@@ -125,7 +125,7 @@ fn mount_all(b: &SandboxBlueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
     Ok(private)
 }
 
-/// A filter that asks gives a descriptor to whoever is asked: the launcher, and nobody in here.
+/// The filter's listener, where it has one, is sent to the launcher and kept by no process in here.
 fn install_filter(filter: &[libc::sock_filter], hand: Option<OwnedFd>) -> Result<(), Failure> {
     let wall = Wall::Seccomp;
     let Some(hand) = hand else { return sys::seccomp_filter(filter).at(wall, "the filter") };
@@ -169,7 +169,7 @@ fn start_agent(plan: &LaunchPlan, agent: &OwnedFd) -> Failure {
     let Ok(id) = CString::new(plan.id.as_str()) else {
         return Failure::without_errno(Wall::Agent, "the sandbox's name holds a zero byte");
     };
-    // The name comes last, where whoever looks for a sandbox on the host finds it.
+    // The sandbox's name is the last argument, where a search among the host's processes finds it.
     let arguments = [c"stockade-agent", c"3", &workspace, &id];
     let errno = sys::execute_program(agent.as_fd(), &arguments, &AGENT_ENVIRONMENT);
     Failure::new(Wall::Agent, errno, "executing the agent")

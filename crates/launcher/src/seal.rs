@@ -1,5 +1,5 @@
-//! Sealed copies of programs: in memory, executable, and never to be changed again by anybody,
-//! whoever holds a descriptor to them.
+//! Sealed copies of programs: in memory, executable, and never to be changed again by any holder of a
+//! descriptor.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -31,8 +31,8 @@ pub fn seal(name: &str, program: &mut impl Read) -> io::Result<OwnedFd> {
 /// How often sealing is tried again. The kernel itself waits for a tenth of a second each time.
 const MAX_SEAL_RETRIES: usize = 50;
 
-/// Seals a memory file for good. Sealing against writes fails with `EBUSY` not only where somebody has it mapped,
-/// but also while the kernel holds a page of it for a moment, as when it moves pages or looks which are idle.
+/// Seals a memory file for good. Sealing against writes fails with `EBUSY` not only while it is mapped, but
+/// also while the kernel holds a page of it for a moment, as when it moves pages or finds idle ones.
 pub fn add_seals(file: impl AsFd) -> rustix::io::Result<()> {
     for _ in 0..MAX_SEAL_RETRIES {
         match fcntl_add_seals(&file, all_seals()) {
@@ -43,7 +43,7 @@ pub fn add_seals(file: impl AsFd) -> rustix::io::Result<()> {
     fcntl_add_seals(file, all_seals())
 }
 
-/// Refuses an agent that somebody could still change.
+/// Refuses an agent that is not sealed against every change.
 pub(crate) fn check_seals(agent: impl AsFd) -> Result<(), Failure> {
     match fcntl_get_seals(agent) {
         Ok(seals) if seals.contains(all_seals()) => Ok(()),

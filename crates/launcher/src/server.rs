@@ -219,7 +219,7 @@ impl LaunchServer {
     fn take(&mut self, message: Message) {
         let Ok([pipe, reply]) = <[OwnedFd; 2]>::try_from(message.fds) else { return };
         if let Err(failure) = self.begin(&message.text, &pipe, &reply) {
-            // Nobody is left to tell if this fails.
+            // An error is ignored: the peer to be told is gone.
             let _ = wire::send_reply(&reply, &LaunchReply::Failed(failure), None);
         }
     }
@@ -227,7 +227,7 @@ impl LaunchServer {
     fn begin(&mut self, text: &[u8], pipe: &OwnedFd, reply: &OwnedFd) -> Result<(), Failure> {
         let (BegunLaunch { pid, asking }, cgroup) = self.works.begin(text, pipe, reply)?;
         if let Some((hand, guest)) = asking {
-            // Without it nobody answers, and connecting fails.
+            // On an error no process replies to the filter, and connecting fails.
             let _ = self.sockets.expect_listener(pid, hand, guest);
         }
         let cgroups = cgroup.iter().flat_map(|group| group.directories().to_vec()).collect();

@@ -1,5 +1,5 @@
-//! The few system calls nobody wraps safely: each is one function, checked and typed. Nothing else
-//! in this crate is `unsafe` but the loading of the filter's program and the server's start.
+//! The few system calls that have no safe wrapper: each is one function, checked and typed. Nothing else in
+//! this crate is `unsafe` but the loading of the filter's program and the server's start.
 #![allow(unsafe_code)] // raw system calls have no safe form
 
 use std::ffi::{CStr, c_char, c_long, c_uint, c_void};
@@ -20,7 +20,7 @@ fn check_return(ret: c_long) -> Result<c_long, Errno> {
 
 fn own_descriptor(fd: c_long) -> Result<OwnedFd, Errno> {
     let raw = RawFd::try_from(fd).map_err(|_| Errno::BADF)?;
-    // SAFETY: the kernel has just made this descriptor for us; nobody else knows it.
+    // SAFETY: the kernel has just made this descriptor for us; no other code knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
@@ -272,7 +272,7 @@ pub(crate) fn duplicate_onto(from: RawFd, target: RawFd, cloexec: bool) -> Resul
         return Err(Errno::INVAL);
     }
     let flags = if cloexec { libc::O_CLOEXEC } else { 0 };
-    // SAFETY: no pointers are passed; whatever `target` named is replaced, which callers mean.
+    // SAFETY: no pointers are passed; the descriptor that `target` named is replaced, as callers intend.
     check_return(c_long::from(unsafe { libc::dup3(from, target, flags) }))?;
     Ok(())
 }

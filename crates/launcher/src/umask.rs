@@ -1,4 +1,4 @@
-//! The umask of programs of ours, and of threads that make files for somebody else.
+//! The umask of programs of ours, and of threads that create files on behalf of a guest.
 
 use rustix::fs::Mode;
 use rustix::io::Errno;

@@ -74,7 +74,7 @@ pub(crate) fn send_message(
     Ok(())
 }
 
-/// Sends one reply. An error means that nobody listens any more.
+/// Sends one reply. An error means that the peer is gone.
 pub(crate) fn send_reply(
     socket: impl AsFd,
     what: &LaunchReply,
@@ -101,7 +101,7 @@ pub(crate) fn receive_message(
     let peek = flags | RecvFlags::PEEK | RecvFlags::TRUNC;
     let (_, size) = recv(socket, &mut [0_u8; 0][..], peek)?;
     if size > MESSAGE_LIMIT {
-        // Taken out of the way, with whatever it carries.
+        // Removed from the queue, with any descriptors it carries.
         recv(socket, &mut [0_u8; 0][..], flags | RecvFlags::TRUNC)?;
         return Err(Errno::MSGSIZE);
     }

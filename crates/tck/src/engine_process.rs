@@ -33,7 +33,7 @@ async fn open_engine(subject: &dyn Subject) -> Result<(Engine, SandboxSpec), Eng
 
 /// Builds sandboxes, runs something in each and takes them down, on and on, and says a line when it
 /// begins: wherever it is killed, it is in the middle of something. Ends by itself after a minute, in
-/// case whoever was to kill it is gone.
+/// case the process that should kill it is gone.
 pub async fn churn_engine(subject: &dyn Subject) -> Result<(), EngineFailure> {
     let (engine, spec) = open_engine(subject).await?;
     writeln!(std::io::stdout(), "begun")?;

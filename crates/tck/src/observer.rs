@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use stockade_core::SandboxId;
 
-/// Somebody who sees from outside what is left of a sandbox.
+/// Sees from outside what is left of a sandbox.
 pub trait Observer: Send + Sync {
     /// What of this sandbox is still on the host: processes, mounts, cgroups, sockets, directories.
     fn leftovers(&self, id: &SandboxId) -> Vec<String>;
@@ -55,7 +55,7 @@ impl Observer for HostObserver {
     }
 }
 
-/// Where backends keep private directories of this user's sandboxes, whatever TMPDIR says.
+/// Where backends keep private directories of this user's sandboxes, independent of TMPDIR.
 fn private_places() -> impl Iterator<Item = PathBuf> {
     let own = format!("stockade-{}", rustix::process::geteuid().as_raw());
     let entries =

@@ -114,7 +114,7 @@ async fn run_case(
         Ok(Err(_)) => Err(Stop::failed(format!("took longer than {:?}", case.limit))),
         Err(join) => Err(Stop::failed(format!("the case itself went wrong: {join}"))),
     };
-    // Whatever the case left is not its subject any more, but must not disturb the next one.
+    // Leftovers of the case are not judged any more, but must not disturb the next one.
     let _ = tokio::time::timeout(HOUSEKEEPING_TIMEOUT, kit.close()).await;
     verdict
 }

@@ -48,7 +48,7 @@ pub trait Subject: Send + Sync {
         ProbeForm::Native(probe_bytes())
     }
 
-    /// Somebody who sees from outside what is left of a sandbox.
+    /// Sees from outside what is left of a sandbox.
     fn observer(&self) -> Arc<dyn Observer>;
 
     /// The spec that cases start from: at least the backend's name.
@@ -82,8 +82,8 @@ pub fn probe_bytes() -> &'static [u8] {
     include_bytes!(env!("STOCKADE_PROBE"))
 }
 
-/// The probe as a WebAssembly command. Empty where there is no compiler for it, which only happens where
-/// nobody judges changes.
+/// The probe as a WebAssembly command. Empty where there is no compiler for it, which happens only
+/// outside CI.
 pub fn wasm_probe_bytes() -> &'static [u8] {
     include_bytes!(env!("STOCKADE_WASM_PROBE"))
 }

@@ -1,4 +1,4 @@
-//! What a front end gives along with a call: somebody to tell, somebody to ask, and a way to stop.
+//! What a front end passes along with a call: a listener for progress, a person to ask, and a way to stop.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub struct Call {
     pub progress: Arc<dyn Progress>,
     /// Asks a person.
     pub ask: Arc<dyn Ask>,
-    /// Says when the caller has given up: whatever the call runs is then killed.
+    /// Says when the caller has given up: everything the call runs is then killed.
     pub cancelled: Cancelled,
 }
 
@@ -111,7 +111,7 @@ impl Ask for Nobody {
 }
 
 impl Call {
-    /// A call on behalf of nobody in particular: no progress, every question a no, never cancelled.
+    /// A call without a front end: no progress, every question a no, never cancelled.
     pub fn alone() -> Self {
         let nobody = Arc::new(Nobody);
         Self { progress: Arc::clone(&nobody) as _, ask: nobody, cancelled: Cancelled::never() }

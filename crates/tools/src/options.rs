@@ -49,7 +49,7 @@ impl LocalOptions {
         Self(local::spec(workspace))
     }
 
-    /// Local execution by a spec, with the walls given up that it cannot have. Whatever else the spec
+    /// Local execution by a spec, with the walls given up that it cannot have. Everything else that the spec
     /// asks for and a plain child of this process has not is refused, all of it at once (C-01, C-02).
     pub async fn new(spec: SandboxSpec) -> Result<Self> {
         const LOCAL_OPERATION: &str = "execute locally";

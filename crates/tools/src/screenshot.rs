@@ -204,7 +204,7 @@ fn build_browser_argv(
     argv
 }
 
-/// The browser shows a page of its own where nobody serves one. So it is started only if somebody listens
+/// The browser shows an error page of its own where no server answers. So it is started only if one listens
 /// there, as far as that can be seen.
 async fn guard_argv(
     place: &ToolPlace,

@@ -1,5 +1,5 @@
 //! Workspaces whose changes are kept apart, one for each sandbox, taken before its walls stand and given
-//! back after they fell. One that has changes then is kept until somebody applies or discards them.
+//! back after they fell. One that has changes then is kept until they are applied or discarded.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -106,7 +106,7 @@ impl WorkspaceView {
     }
 }
 
-/// Runs what blocks on the disk where it holds nobody up.
+/// Runs blocking disk work on a thread for it, so that it holds up no other task.
 async fn off_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {

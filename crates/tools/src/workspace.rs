@@ -104,7 +104,7 @@ pub(crate) async fn apply_changes(
     paused.resume().await;
     match applied? {
         Application::Applied(applied) => {
-            // What it began with is not what is there now: whoever goes on begins anew.
+            // The sandbox began with files that are not there any more: the next call gets a new sandbox.
             session.places.destroy(&place.id).await?;
             told(view, &place, &applied)
         }
@@ -168,7 +168,7 @@ fn collect_facts(place: &ToolPlace, diff: &Diff, include: &[TreePath]) -> Facts 
     Facts { paths, details, person_only, backend: None, boundary: Boundary::None, ..facts }
 }
 
-/// A sandbox in which nothing runs. It goes on when this is dropped, whatever happens.
+/// A paused sandbox. It is resumed when this is dropped, on every path out.
 struct Paused(Option<Arc<ToolPlace>>);
 
 impl Paused {

@@ -25,7 +25,7 @@ pub(crate) struct AcquiredWorkspace {
     pub(crate) manifest: WorkspaceManifest,
     /// Whether it is new.
     pub(crate) fresh: bool,
-    /// That this process has it. A directory that stays whoever has it needs none.
+    /// The lock by which this process owns it. A directory that stays anyway needs none.
     pub(crate) owner: Option<Locked>,
 }
 
@@ -159,7 +159,7 @@ fn fill_entry(entry: &StoreEntry, manifest: &WorkspaceManifest) -> FaultResult<(
 fn create_layers(entry: &StoreEntry, lower: &crate::tree::OpenTree) -> FaultResult<()> {
     create_directory(&entry.upper())?;
     create_directory(&entry.work())?;
-    // The upper's own mode is the one that the view's root shows, and root's guest is whoever owns it.
+    // The view's root shows the upper's own mode, and root's guest runs as the upper's owner.
     copy_root_mode(&open_tree(&entry.upper())?, lower)?;
     copy_root_mode(&open_tree(&entry.work())?, lower)
 }

@@ -1,5 +1,5 @@
-//! Directories that git would take for a repository without their being called `.git`. Whoever runs
-//! git in one of them runs what its `config`, `config.worktree` or hooks say.
+//! Directories that git would take for a repository without their being called `.git`. Git run in one of
+//! them executes what its `config`, `config.worktree` or hooks say.
 //!
 //! To git a directory is a repository if it has `HEAD` and either `objects` and `refs`, or a
 //! `commondir` that says where those are. In such a directory everything is held back. Where there is

@@ -35,7 +35,7 @@ impl ClockStamp {
         let began = Instant::now();
         loop {
             let tick = Self::read(ClockId::RealtimeCoarse);
-            // Somebody may set the clock back meanwhile; then nothing is certain, and nobody waits.
+            // The clock may be set back meanwhile: then no tick is certain, and the timeout ends the wait.
             if tick > before || began.elapsed() > TICK_TIMEOUT {
                 return tick;
             }

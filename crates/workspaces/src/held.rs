@@ -162,8 +162,8 @@ pub(crate) fn is_link_leaving(tree: &OpenTree, path: &TreePath, target: &[u8]) -
 
 /// Whether a symbolic link at a path could lead out of the tree, by what it says.
 ///
-/// After a name that may itself be a link, `..` leads where nobody can tell from here; so only those
-/// in front count, and not more of them than there are directories above.
+/// After a name that may itself be a link, where `..` leads cannot be told from here; so only those in
+/// front count, and not more of them than there are directories above.
 fn link_leaves(path: &TreePath, target: &[u8]) -> bool {
     if target.starts_with(b"/") {
         return true;

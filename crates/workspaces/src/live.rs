@@ -1,6 +1,6 @@
-//! Whether a sandbox has a workspace right now. Whoever runs one holds a lock on the directory that the
-//! guest writes to: a backend that mounts layers on the kernel's own place beside them, everybody else on
-//! the copy. The lock goes with its holder, however that ends.
+//! Whether a sandbox has a workspace right now. The process that runs one holds a lock on a directory of
+//! the workspace: a backend that mounts layers on the overlay's work directory, every other one on the
+//! copy. The kernel frees the lock when its holder dies.
 
 use std::fs::File;
 use std::path::PathBuf;

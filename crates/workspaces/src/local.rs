@@ -1,5 +1,5 @@
-//! Which directory a path means. One that is `/` or somebody's whole home is refused unless it was
-//! named outright: nobody hands those over by standing in the wrong place.
+//! Which directory a path means. `/` and whole home directories are refused unless they were named
+//! outright: a wrong current directory must not hand them over.
 
 use std::path::{Path, PathBuf};
 
@@ -46,7 +46,7 @@ fn refuse_path<T>(path: &Path, problem: &'static str, remedy: &'static str) -> F
     Err(WorkspaceFault::Refused { path: path.display().to_string(), problem, remedy })
 }
 
-/// What is wrong with handing over a directory that nobody named.
+/// What is wrong with handing over a directory that was not named outright.
 pub fn too_broad(dir: &Path, home: Option<&Path>) -> Option<&'static str> {
     let inside_home = dir.parent() == Some(Path::new("/home"));
     match dir.to_str() {

@@ -37,7 +37,7 @@ impl Workspaces {
         Ok(())
     }
 
-    /// Leaves a workspace for whoever names it later, whether it has changes or not.
+    /// Leaves a workspace for a later caller that names it, whether it has changes or not.
     pub fn keep(&self, id: &WorkspaceId) -> Result<()> {
         let kept = || -> FaultResult<()> {
             let entry = self.store().enter(id, Sharing::Exclusive)?;

@@ -1,8 +1,8 @@
 //! Paths within a tree, as the kernel has them: any bytes but `/` and zero in a name.
 //!
-//! A value of this type cannot leave its tree by its spelling; what symbolic links do is the kernel's
-//! to decide when the path is used (C-21). Its text form is one line without control characters,
-//! whatever a guest called its files, and parses back to the same path.
+//! A value of this type cannot leave its tree by its spelling; what symbolic links do is the kernel's to
+//! decide when the path is used (C-21). Its text form is one line without control characters, for any file
+//! name that a guest chose, and parses back to the same path.
 
 use std::cmp::Ordering;
 use std::collections::HashSet;

@@ -57,7 +57,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A writable workspace for whoever works for themselves.
+    /// A writable workspace for the default tenant.
     pub fn new(hint: Hint) -> Self {
         Self {
             hint,

@@ -36,7 +36,7 @@ pub(crate) struct WorkspaceManifest {
     pub(crate) writable: bool,
     pub(crate) metadata: BTreeMap<String, String>,
     pub(crate) created: Timestamp,
-    /// Since when changes beneath are somebody else's.
+    /// Since when changes beneath count as another process's.
     pub(crate) start: ClockStamp,
     /// The directory it is about.
     pub(crate) source: HostPath,

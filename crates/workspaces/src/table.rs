@@ -2,8 +2,8 @@
 //! in front that were reviewed and do not. Lower case; a rule holds for the name itself and for
 //! everything beneath it.
 //!
-//! Not here: what runs only when somebody builds or runs the project itself (`Makefile`,
-//! `package.json`, `build.rs`). That is the work under review.
+//! Not here: what runs only when the project itself is built or run (`Makefile`, `package.json`,
+//! `build.rs`). That is the work under review.
 
 /// How a rule names paths.
 #[derive(Debug)]

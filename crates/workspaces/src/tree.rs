@@ -95,7 +95,7 @@ impl OpenTree {
         self.open_beneath(path, OFlags::PATH | OFlags::DIRECTORY)
     }
 
-    /// Opens whatever is at a path, a symbolic link itself included, only to look at.
+    /// Opens the entry at a path, a symbolic link itself included, only to look at.
     pub(crate) fn look(&self, path: &TreePath) -> SysResult<OwnedFd> {
         self.open_beneath(path, OFlags::PATH | OFlags::NOFOLLOW)
     }

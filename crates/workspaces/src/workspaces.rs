@@ -142,7 +142,7 @@ impl Workspaces {
         found.map_err(|fault| fault.during("diff"))
     }
 
-    /// What was changed, as unified text. It holds whatever the guest wrote: show it on a terminal
+    /// What was changed, as unified text. It holds any bytes that the guest wrote: show it on a terminal
     /// only by way of [`printable`](crate::printable).
     pub fn patch(&self, id: &WorkspaceId) -> Result<String> {
         let text = self.open_workspace(id, Sharing::Shared).and_then(|at| {
@@ -189,7 +189,7 @@ impl Workspaces {
             layer: &at.layer,
             target,
             elsewhere: elsewhere.is_some(),
-            // Nobody but this crate writes to a checkout.
+            // Only this crate writes to a checkout.
             start: (at.manifest.kind != Kind::Git).then_some(at.manifest.start),
             settled: at.entry.ledger().settled()?,
             bases: at.entry.ledger().bases(),
@@ -311,7 +311,7 @@ impl Workspaces {
         Ok(OpenedWorkspace { entry, manifest, lower, layer })
     }
 
-    /// Removes checkouts of repositories that no workspace is a view of, if nobody has asked for them
+    /// Removes checkouts of repositories that no workspace is a view of, if no request has named them
     /// within this time, an hour at least; answers how many.
     pub fn prune(&self, unused: Duration) -> Result<usize> {
         let prune = || -> FaultResult<usize> {
@@ -411,7 +411,7 @@ impl WorkspaceProvider for Workspaces {
         let this = self.clone();
         let (hand, taken) = oneshot::channel();
         tokio::task::spawn_blocking(move || {
-            // Whoever asked may have gone away meanwhile: then it is nobody's.
+            // The caller may have gone away meanwhile: then the workspace has no owner and is released.
             if let Err(Ok(workspace)) = hand.send(this.acquire_now(request)) {
                 let _ = this.release_now(&workspace.id);
             }

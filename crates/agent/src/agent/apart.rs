@@ -1,6 +1,6 @@
-//! Keeping an execution together on kernels where orphans fall to nobody but the first process, such
-//! as gVisor's: each keeper is the first process of a pid namespace of its own. Making one takes a user
-//! namespace, of which the keeper keeps nothing: it has one user, the agent's, and no capability.
+//! Keeping an execution together on kernels without subreapers, such as gVisor's, where only the first
+//! process gets orphans: each keeper is the first process of a pid namespace of its own. Making one takes a
+//! user namespace, of which the keeper keeps nothing: it has one user, the agent's, and no capability.
 
 use std::fs;
 use std::io;
@@ -21,8 +21,8 @@ pub struct Apart {
 }
 
 impl Apart {
-    /// As whoever this process is, unless a keeper can have the orphans after all: tried by a process
-    /// made for it, since the first one of a kernel has them anyway. It shares this one's memory: a copy
+    /// With the ids of this process, unless a keeper can be a subreaper after all: tried by a process made
+    /// for it, since the first one of a kernel gets the orphans anyway. It shares this one's memory: a copy
     /// takes such kernels longer than everything else here together.
     pub fn where_needed() -> io::Result<Option<Self>> {
         let mut kept = false;
@@ -48,7 +48,7 @@ impl Apart {
     /// In the new process: becomes the same user again, and gives up what it got with the namespace.
     pub fn restore_user(self) -> rustix::io::Result<()> {
         let Self { uid, gid } = self;
-        // Its own maps can be written only by who may look into it; nobody is there yet who would.
+        // Its own maps can be written only while it is dumpable; no other process is there yet to abuse that.
         set_dumpable_behavior(DumpableBehavior::Dumpable)?;
         // Some kernels want it before the groups are mapped, and others have no such file.
         let _ = fs::write("/proc/self/setgroups", "deny");

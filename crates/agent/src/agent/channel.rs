@@ -69,7 +69,7 @@ impl Channel {
         }
     }
 
-    /// Ends whatever it is.
+    /// Ends its work, of any kind.
     pub fn kill(&mut self, number: u32, link: &mut Link) {
         match &mut self.work {
             ChannelWork::Run(run) => run.killing = run.keeper.is_some(),
@@ -85,7 +85,7 @@ impl Channel {
         }
     }
 
-    /// Nobody wants what a program writes. What a request yields is its answer, and is sent.
+    /// A program's output has no reader any more. The output of a request is its reply, and is sent.
     pub fn hush(&mut self) {
         if matches!(self.work, ChannelWork::Run(_)) {
             self.taps.iter_mut().for_each(Tap::hush);

@@ -1,9 +1,9 @@
-//! A filter that every program gets before its first instruction, beneath whatever walls there are: no file
-//! that runs as its owner whoever runs it, no new namespaces, and none of the host's few contexts for
-//! asynchronous I/O (C-18). It holds where the walls are somebody else's, such as a container engine's, whose
-//! own filter lets these through; and it takes `openat2` away, whose arguments no filter can look at.
+//! A seccomp filter that every program gets before its first instruction, beneath the walls of any backend:
+//! no setuid or setgid files, no new namespaces, and none of the host's few contexts for asynchronous I/O
+//! (C-18). It holds also where another program makes the walls, such as a container engine, whose own filter
+//! lets these through; and it takes `openat2` away, whose arguments no filter can look at.
 //!
-//! Installed by the agent, and so no wall against whoever should take the agent over.
+//! Installed by the agent, and so no wall against an attacker that takes the agent over.
 
 use libc::{c_long, sock_filter};
 
@@ -23,7 +23,7 @@ const OP_JGE: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
 const OP_JSET: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
 const OP_RET: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
-/// To run as the owner or the group, whoever runs it.
+/// Mode bits with which a file runs as its owner or its group.
 const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
 /// Flags with which opening a file looks at the mode.
 const CREATE_FLAGS: u32 = (libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u32;

@@ -1,5 +1,5 @@
-//! File operations that take their time or yield a stream: each in a forked worker, so that the loop
-//! never waits for a disk or a tree somebody makes grow.
+//! File operations that take their time or yield a stream: each in a forked worker, so that the loop never
+//! waits for a disk, or for a tree that another process makes grow.
 
 use std::fs::File;
 use std::io;
@@ -111,7 +111,7 @@ impl Agent {
             Err(failure) => {
                 let mut frame = Vec::new();
                 if failure.to_message(number).encode(&mut frame).is_ok() {
-                    // If the agent is gone, nobody needs to know.
+                    // A write error is ignored: the agent is gone then.
                     let _ = rustix::io::write(report, &frame);
                 }
                 1

@@ -1,8 +1,8 @@
-//! The keeper: a small process between the agent and one program, to which every descendant of the
-//! program that loses its parent falls. It makes "everything this execution started" a thing the
-//! kernel knows: the keeper's descendants, whatever they did to hide.
+//! The keeper: a small process between the agent and one program, to which every descendant of the program
+//! that loses its parent is reparented. It makes "everything this execution started" a thing the kernel
+//! knows: the keeper's descendants, no matter how they hide.
 //!
-//! It says over a pipe when the program runs, failed to or ended, reaps until nobody is left, and ends.
+//! It reports over a pipe when the program runs, failed to or ended, and reaps until no process is left.
 
 use std::os::fd::OwnedFd;
 
@@ -61,12 +61,12 @@ pub struct Keeper<'a> {
     pub surroundings: &'a Surroundings,
     /// Where it reports.
     pub report: OwnedFd,
-    /// Its parent: if that is gone, there is nobody to keep anything for.
+    /// Its parent: if that is gone, the keeper has no purpose.
     pub agent: Pid,
 }
 
 impl Keeper<'_> {
-    /// Runs in a process of its own, until nobody is left to keep.
+    /// Runs in a process of its own, until no process is left to keep.
     pub fn run(self) -> ! {
         let code = match self.settle_in() {
             Ok(()) => self.keep_program(),
@@ -110,7 +110,7 @@ impl Keeper<'_> {
                 report
             }
         };
-        // Whatever was started is gone by now, except after a failed start: its process too.
+        // All started processes are gone by now, except that of a failed start: it is reaped here.
         while sys::reap_child(true).is_ok() {}
         drop(report);
         0
@@ -156,7 +156,7 @@ fn reap_children(program: i32, report: &OwnedFd) {
     }
 }
 
-/// One write: shorter than what a pipe takes whole. If the agent is gone, nobody needs to know.
+/// One write, short enough to be atomic on a pipe. An error is ignored: the agent is gone then.
 fn send_report(to: &OwnedFd, report: KeeperReport) {
     let _ = write(to, &report.encode());
 }

@@ -41,7 +41,7 @@ pub struct Link {
     sent: usize,
     /// Whether both directions are one socket, over which another can come to take its place.
     is_one: bool,
-    /// Channels that whoever is there now knows nothing of.
+    /// Channels that the current peer does not know.
     unheard: BTreeSet<u32>,
 }
 
@@ -51,7 +51,7 @@ impl Link {
         Self { input, output, inbox, outbox, sent: 0, is_one, unheard }
     }
 
-    /// The one that takes its place. What was under way is nobody's.
+    /// The link that takes its place. What was queued in the old one is dropped.
     pub fn renewed(socket: OwnedFd) -> io::Result<Self> {
         set_nonblocking(&socket)?;
         Ok(Self::new(socket.try_clone()?, socket, true))

@@ -1,8 +1,8 @@
 //! The program inside the walls: one thread, one poll loop, no async runtime.
 //!
-//! It gives every backend the same behaviour: processes, output, input, terminals, signals, files.
-//! It enforces nothing: it runs inside the walls, beside code nobody vouches for. It ends, and
-//! everything in the sandbox with it, when its pipe closes or does not keep to the protocol.
+//! It gives every backend the same behaviour: processes, output, input, terminals, signals, files. It
+//! enforces nothing: it runs inside the walls, beside untrusted code. It ends, and everything in the sandbox
+//! with it, when its pipe closes or does not keep to the protocol.
 
 mod apart;
 mod channel;

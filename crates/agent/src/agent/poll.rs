@@ -152,7 +152,7 @@ impl Agent {
             ChannelWork::Run(run) => {
                 let lost = run.keeper_ended(number, &mut self.link, status);
                 if lost && self.scope.is_some() {
-                    // Nobody can tell any more whose its program's processes are: everybody goes.
+                    // Its program's processes cannot be told from others any more: all of them are ended.
                     return Err(LinkStop::Closed);
                 }
                 if lost {
@@ -165,7 +165,7 @@ impl Agent {
         Ok(())
     }
 
-    /// What a killed keeper kept has fallen to the agent and belongs to nobody now.
+    /// Kills the processes of a killed keeper: they were reparented to the agent and have no channel now.
     fn end_strays(&mut self) {
         let known: BTreeSet<_> =
             self.channels.values().filter_map(super::channel::Channel::child).collect();

@@ -1,6 +1,6 @@
-//! Another side in the place of the one that was there, after the machine around the agent was copied or
-//! taken back to an earlier state. Programs go on. Whoever comes says which of them it knows, and the rest
-//! go on unheard.
+//! Another peer in the place of the one that was there, after the machine around the agent was copied or
+//! taken back to an earlier state. Programs go on. The new peer says which of them it knows, and nothing is
+//! reported of the rest.
 
 use std::os::fd::OwnedFd;
 
@@ -44,7 +44,7 @@ impl Agent {
         Ok(())
     }
 
-    /// An end that was told to whoever was there before is told to nobody twice: it is lost.
+    /// An exit that was reported to the earlier peer is not reported twice: to the new one it is lost.
     fn tell_again(&mut self, number: u32) {
         let phase = match self.channels.get(&number).map(|channel| &channel.work) {
             Some(ChannelWork::Run(run)) => Some(run.phase),
@@ -67,7 +67,7 @@ impl Agent {
         }
     }
 
-    /// The first word to whoever is on the other side.
+    /// The first message to the peer.
     pub fn greet_first(&mut self) {
         let hello = Hello { version: PROTOCOL_VERSION, max_frame: MAX_FRAME as u32 };
         self.link.send(&FromAgent::Hello(hello));
@@ -75,7 +75,7 @@ impl Agent {
 }
 
 impl Channel {
-    /// Whether it goes on without who asked for it. A request is ended: its answer is nobody's.
+    /// Whether it goes on without the peer that asked for it. A request is ended: its reply has no reader.
     fn outlives_its_owner(&self) -> bool {
         match &self.work {
             ChannelWork::Run(_) => true,

@@ -22,7 +22,7 @@ pub struct Tap {
     /// What was there when the writer ended. What others write after that is not its output, and
     /// waiting for them to pause would be waiting for ever.
     last: Option<u64>,
-    /// Nobody wants it: what comes is counted, and not sent.
+    /// No reader is left: output is counted, and not sent.
     hushed: bool,
     unsent: u64,
     /// Nothing is read until it is known who wants it.
@@ -84,7 +84,7 @@ impl Tap {
         self.hushed = true;
     }
 
-    /// What was not sent because nobody wanted it.
+    /// Output that was not sent because no reader was left, in bytes.
     pub fn unsent(&self) -> u64 {
         self.unsent
     }
@@ -120,7 +120,7 @@ impl Tap {
             Err(Errno::AGAIN) if !last => {}
             Err(Errno::AGAIN) => self.muted = true,
             Err(Errno::INTR) => {}
-            // A terminal says EIO when nobody has it open any more.
+            // A terminal says EIO when no process has it open any more.
             Ok(_) | Err(_) => self.close(),
         }
     }
@@ -197,7 +197,7 @@ impl Feed {
             }
         }
         if self.fd.is_none() {
-            // Nobody reads it: swallowed, so that the writer is not held back for ever.
+            // No reader is left: input is discarded, so that the writer is not blocked for ever.
             self.consume_queue(self.queue.len());
         }
         // A terminal stays: it is also where the output comes from.

@@ -73,8 +73,8 @@ pub fn fork_and_wait(mut body: &mut dyn FnMut()) -> io::Result<i32> {
     let mut stack = vec![0u128; CHILD_STACK_BYTES / size_of::<u128>()];
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     let body = (&raw mut body).cast();
-    // SAFETY: the stack is aligned, and alive until the call returns, when the new process has left
-    // it; there is one thread, and it is suspended, so nobody else uses the memory meanwhile.
+    // SAFETY: the stack is aligned, and alive until the call returns, when the new process has left it; there
+    // is one thread, and it is suspended, so no other code uses the memory meanwhile.
     check_result(unsafe { libc::clone(run, stack.as_mut_ptr_range().end.cast(), flags, body) })
 }
 
@@ -93,7 +93,7 @@ pub fn is_init() -> bool {
 pub fn adopt_fd(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: asks about the number only.
     check_result(unsafe { libc::fcntl(number, libc::F_GETFD) })?;
-    // SAFETY: it is open, and the caller is told by whoever started us that it is ours.
+    // SAFETY: it is open, and the process that started us tells the caller that it is ours.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
@@ -169,7 +169,7 @@ fn no_signals() -> libc::sigset_t {
 /// A descriptor that becomes readable when a child ends.
 pub fn watch_children() -> io::Result<OwnedFd> {
     let mut set = no_signals();
-    // SAFETY: the set is valid; the new descriptor is nobody else's.
+    // SAFETY: the set is valid; the new descriptor has no other owner.
     unsafe {
         libc::sigaddset(&mut set, libc::SIGCHLD);
         check_result(libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut()))?;
@@ -269,7 +269,7 @@ pub fn keep_signals() -> rustix::io::Result<()> {
     let rules: [u64; 3] = [0, 0, SCOPE_SIGNALS];
     let last_error = || rustix::io::Errno::from_io_error(&io::Error::last_os_error());
     let failed = || last_error().unwrap_or(rustix::io::Errno::IO);
-    // SAFETY: the struct outlives the call; the descriptor is nobody else's.
+    // SAFETY: the struct outlives the call; the descriptor has no other owner.
     unsafe {
         let size = size_of_val(&rules);
         let made = libc::syscall(libc::SYS_landlock_create_ruleset, &rules, size, 0);

@@ -1,7 +1,7 @@
 //! Who descends from whom, and ending all of them.
 //!
-//! Killing a process that forks is a race; stopping first wins it: a stopped process makes no
-//! children, so once a look finds nobody new, everybody is known and can be killed.
+//! Killing a process that forks is a race; stopping first wins it: a stopped process makes no children, so
+//! once a scan finds no new process, all of them are known and can be killed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -26,7 +26,7 @@ impl Deadline {
         Self { at: now + answer, latest: now + longest.max(answer) }
     }
 
-    /// So long from now, whatever happens.
+    /// A deadline so long from now, which transfers do not extend.
     pub fn fixed(limit: Duration) -> Self {
         Self::after(limit, limit)
     }

@@ -73,7 +73,7 @@ struct Core {
     greeted: bool,
     /// Another pipe takes the place of the one that was there: what is meant for that is dropped.
     renewing: bool,
-    /// Too much waits to be sent. Dealt with by the reading task: whoever noticed may hold a lane's
+    /// The send queue is too long. Dealt with by the reading task: the caller that noticed may hold a lane's
     /// lock.
     overfull: bool,
     closed: Option<Closed>,
@@ -290,7 +290,7 @@ impl Hub {
         self.changed.notify_waiters();
     }
 
-    /// Sends what is queued whenever somebody could not do so at once, until the pipe is closed.
+    /// Sends what is queued whenever a caller could not do so at once, until the pipe is closed.
     pub async fn write_outbox(&self) {
         let closed = tokio::select! {
             error = self.write_all() => {
@@ -307,7 +307,7 @@ impl Hub {
             let all = std::future::poll_fn(|context| {
                 self.outlet.poll(context, |batch| self.refill_batch(batch))
             });
-            // Woken also while it waits for the pipe: whoever tried meanwhile took its place there.
+            // Woken also while it waits for the pipe: a caller that tried meanwhile has replaced its waker.
             tokio::select! {
                 sent = all => match sent {
                     Ok(()) => self.to_send.notified().await,

@@ -65,7 +65,7 @@ pub struct LaneState {
     /// What may still be sent to the agent.
     input: u32,
     input_closed: bool,
-    /// Nobody will read the output.
+    /// The output has no reader any more.
     unread: bool,
     /// The agent has answered a watch.
     pub confirmed: bool,
@@ -113,7 +113,7 @@ impl Lane {
         self.lock_state().pid
     }
 
-    /// Changes what is known and wakes whoever waits for it.
+    /// Changes the state and wakes all tasks that wait for it.
     pub fn update_state<T>(&self, change: impl FnOnce(&mut LaneState) -> T) -> T {
         let result = change(&mut self.lock_state());
         self.changed.notify_waiters();
@@ -122,7 +122,7 @@ impl Lane {
 
     /// Waits until the check yields something.
     pub async fn wait_until<T>(&self, mut check: impl FnMut(&mut LaneState) -> Option<T>) -> T {
-        // An agent that floods always has something: whoever reads it must still come to its timers.
+        // An agent that floods always has output ready: its reader must still come to its timers.
         tokio::task::consume_budget().await;
         loop {
             let notified = self.changed.notified();
@@ -168,7 +168,7 @@ impl Lane {
         self.fail_lane(&Closed::new(ErrorCode::Gone, message));
     }
 
-    /// Output arrived. Returns the credit to give back at once, where nobody reads it.
+    /// Output arrived. Returns the credit to give back at once, where it has no reader.
     pub fn push_output(&self, stream: Stream, data: Bytes) -> Result<Option<u32>, Closed> {
         let kind_fits = match self.kind {
             LaneKind::Run | LaneKind::Stream | LaneKind::Watch => true,
@@ -208,8 +208,8 @@ impl Lane {
         piece
     }
 
-    /// Nobody will read any more: what waits is thrown away, and the agent told to end it. All credit
-    /// goes back, so that the agent can get rid of the rest and come to the end.
+    /// No reader is left: queued output is dropped, and the agent told to end it. All credit goes back, so
+    /// that the agent can get rid of the rest and come to the end.
     pub fn abandon_channel(&self, number: u32, hub: &Hub) {
         let grants = self.update_state(LaneState::discard_output);
         for (stream, amount) in grants.into_iter().flatten().filter(|grant| grant.1 > 0) {

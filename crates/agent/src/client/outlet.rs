@@ -1,5 +1,5 @@
-//! The way out: whoever has something to send tries to write it at once, which saves waking a task;
-//! what the pipe does not take is left to the writing task.
+//! The way out: a caller tries to write its data at once, which saves waking a task; what the pipe does not
+//! take is left to the writing task.
 
 use std::io;
 use std::pin::Pin;

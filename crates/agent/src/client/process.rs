@@ -130,7 +130,7 @@ impl ProcessEvents for AgentEvents {
     }
 }
 
-/// A program whose end nobody will learn of is ended (C-15).
+/// A program whose exit has no reader left is ended (C-15).
 impl Drop for AgentEvents {
     fn drop(&mut self) {
         self.handle.lane.abandon_channel(self.handle.number, &self.handle.hub);

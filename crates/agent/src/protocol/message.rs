@@ -28,7 +28,7 @@ pub enum ToAgent<'a> {
     Kill(ChannelNumber),
     /// The terminal's new size.
     Resize(ChannelNumber, Size),
-    /// Nobody wants the program's output any more: it is counted, and not sent.
+    /// The program's output has no reader any more: it is counted, and not sent.
     Hush(ChannelNumber),
     /// To an agent that goes on with another side in the place of the one it had: numbers up to the first
     /// were used, and these channels are known. Right after the first message.

@@ -12,9 +12,9 @@
 //! - The client numbers channels upwards and never uses a number twice. A message for a channel that
 //!   has ended is ignored by the agent (it may have crossed the end); one for a channel that was
 //!   never opened is an error. The client knows every channel that is open, so to it any other is an error.
-//! - Nobody sends data without credit. Each output stream of a channel starts with [`WINDOW_BYTES`]; a
-//!   frame costs [`charge`] of its length. Input towards the agent starts with [`WINDOW_BYTES`] too and
-//!   costs its length.
+//! - Neither side sends data without credit. Each output stream of a channel starts with [`WINDOW_BYTES`]; a
+//!   frame costs [`charge`] of its length. Input towards the agent starts with [`WINDOW_BYTES`] too and costs
+//!   its length.
 
 mod message;
 mod parts;

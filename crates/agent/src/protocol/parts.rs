@@ -163,7 +163,7 @@ pub enum End {
     Code(i32),
     /// This signal ended it.
     Signal(i32),
-    /// Its keeper was killed from inside, so nobody can tell.
+    /// Its keeper was killed from inside, so how it ended is unknown.
     Lost,
 }
 

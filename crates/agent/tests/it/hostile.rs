@@ -314,7 +314,7 @@ fn an_agent_of_another_version_is_refused() {
     });
 }
 
-/// An agent that has said hello and then whatever `said` is, and is never heard of again.
+/// An agent that has said hello and then the messages of `said`, and is silent from then on.
 async fn deaf(said: &[FromAgent<'_>]) -> (AgentClient, tokio::io::DuplexStream) {
     let (ours, mut theirs) = tokio::io::duplex(1 << 20);
     let (reader, writer) = tokio::io::split(ours);

@@ -15,8 +15,8 @@ use tokio::io::copy;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-/// An agent, its client, and another hold of its socket. Somebody is between the two, as there is wherever an
-/// agent goes on with another side: the end of the agent's socket is not that of the client's.
+/// An agent, its client, and another descriptor of its socket. A relay is between the two, as there is
+/// wherever an agent goes on with another peer: the end of the agent's socket is not that of the client's.
 async fn connected() -> (Agent, AgentClient, Socket) {
     let (agent, socket) = Agent::start();
     let held = socket.try_clone().unwrap();
@@ -59,7 +59,7 @@ fn programs_outlive_the_client_that_started_them() {
         assert!(carried.is_empty());
         drop((client, held));
         assert_eq!(status(&other, &sh("exit 3")).await, ExitStatus::Exited(3));
-        // Nobody reads what it writes, and nothing holds it up.
+        // Its output has no reader, and it is not blocked.
         let ticks = || std::fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
         let before = ticks();
         eventually("it writes on", || is_alive(pid) && ticks() != before).await;

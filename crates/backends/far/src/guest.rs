@@ -1,5 +1,5 @@
-//! The first process of a virtual machine: makes its few file systems, loads what its kernel lacks, and has
-//! a second process of this program serve. When that ends, for whatever reason, the machine does.
+//! The first process of a virtual machine: makes its few file systems, loads what its kernel lacks, and has a
+//! second process of this program serve. When that ends, for any reason, the machine does.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read, Write};

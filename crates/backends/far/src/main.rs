@@ -1,6 +1,6 @@
-//! The program that is carried to another host: runs the native backend there for an engine that speaks
-//! to it over its standard streams. It ends by itself, with everything it has built, when nobody speaks
-//! any more.
+//! The program that is carried to another host: runs the native backend there for an engine that speaks to it
+//! over its standard streams. It ends by itself, with everything it has built, when the engine no longer
+//! speaks to it.
 //!
 //! It never runs anything outside walls.
 

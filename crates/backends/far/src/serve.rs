@@ -179,8 +179,8 @@ impl FrameReader {
         over.notify_one();
     }
 
-    /// An execution is watched before anything that was sent after that reaches the agent, whatever else
-    /// is being done meanwhile.
+    /// An execution is watched before anything that was sent after that reaches the agent, also while another
+    /// request is in progress.
     async fn handle_word(&self, text: &[u8]) -> bool {
         let asked = match serde_json::from_slice(text) {
             Ok(Ask::Watch { execution, cpu_time }) => {

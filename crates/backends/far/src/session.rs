@@ -202,8 +202,8 @@ impl FarSession {
         Ok(())
     }
 
-    /// Waits until what arrived is in its place. Whoever gives up half-way leaves the thread where it is
-    /// found again.
+    /// Waits until what arrived is in its place. If the caller gives up half-way, the thread's handle stays
+    /// where the next call finds it.
     async fn finish_receiving(&mut self) -> Result<Vec<Conflict>> {
         let Some(arriving) = &mut self.arriving else { return Ok(Vec::new()) };
         arriving.pieces = None;

@@ -10,7 +10,7 @@ use rustix::net::addr::{SocketAddrArg, SocketAddrLen, SocketAddrOpaque};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, accept_with, bind, listen, socket_with};
 use stockade_backends::across::guest::VSOCK_PORT;
 
-/// The wildcard context id: binds whatever this machine's id is.
+/// The wildcard context id: binds to the id of this machine, which need not be known.
 const VMADDR_CID_ANY: u32 = u32::MAX;
 
 /// What the kernel calls `sockaddr_vm`.

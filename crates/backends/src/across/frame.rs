@@ -16,7 +16,7 @@ const FRAME_HEADER_BYTES: usize = 5;
 pub enum Frame {
     /// What the agent's pipe carries; empty at its end.
     Agent(Bytes),
-    /// Somebody is still there.
+    /// Heartbeat: the sender is still there.
     Beat,
     /// A request or an answer, as JSON.
     Word(Bytes),

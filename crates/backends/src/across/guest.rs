@@ -1,5 +1,6 @@
-//! What a virtual machine and who runs it say to each other before the words of any other host: one line
-//! of JSON each way. The machine says that it waits; whoever continues a copy of it says who it is now.
+//! The handshake between a virtual machine and the engine that runs it, before the protocol of any other
+//! host: one line of JSON each way. The machine says that it waits; the engine that continues a copy of it
+//! tells it its new identity.
 
 use serde::{Deserialize, Serialize};
 use stockade_core::Capabilities;

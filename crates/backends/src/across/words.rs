@@ -101,7 +101,7 @@ pub enum How {
     Exited,
     /// A signal ended it.
     Signalled(i32),
-    /// Nobody can tell.
+    /// How it ended is not known.
     Lost,
 }
 

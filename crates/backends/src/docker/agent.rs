@@ -37,7 +37,7 @@ fn ensure_agent_file(directory: &Path) -> io::Result<PathBuf> {
     Ok(file)
 }
 
-/// Whether that very program lies there, everybody may run it, and nobody else could have put it there.
+/// Whether the file has these very bytes, every user may run it, and only this user could have written it.
 fn is_agent_file(file: &Path, bytes: &[u8]) -> bool {
     let own = rustix::process::geteuid().as_raw();
     let fits = fs::symlink_metadata(file).is_ok_and(|found| {
@@ -47,7 +47,7 @@ fn is_agent_file(file: &Path, bytes: &[u8]) -> bool {
     fits && fs::read(file).is_ok_and(|found| found == bytes)
 }
 
-/// Whole or not at all, whoever else writes the same; of this mode whatever the mask of this process.
+/// Writes a file atomically, also where another process writes the same one; with this mode under any umask.
 fn write_file_atomically(directory: &Path, file: &Path, bytes: &[u8]) -> io::Result<()> {
     let draft = directory.join(format!("draft-{}", std::process::id()));
     let _ = fs::remove_file(&draft);

@@ -195,16 +195,16 @@ impl StartedContainer {
 
 async fn kill_container(api: &Api, name: &str) {
     let options = RemoveContainerOptions { force: true, v: true, ..Default::default() };
-    // Whoever destroys it next is told if it is still there.
+    // An error is ignored: the next destroy reports the container if it is still there.
     let _ = tokio::time::timeout(TEARDOWN_TIMEOUT, api.remove_container(name, Some(options))).await;
 }
 
 /// Who asked for a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RemovalCaller {
-    /// Whoever has heard the engine's answer, or sees the container.
+    /// A caller that has the engine's reply, or sees the container.
     Here,
-    /// Somebody who was dead by then, and had perhaps no answer: the engine may still be at it.
+    /// A process that was dead by then, perhaps without a reply: the engine may still be creating it.
     DeadSince(Instant),
 }
 
@@ -267,7 +267,7 @@ pub(super) async fn wait_for_container_exit(running: &Running) -> Result<()> {
 /// Waits until the engine's own helpers for this container are gone, which some leave running a little
 /// longer. They are programs of engines, run by the engine's user, that have its name among their arguments,
 /// or in one of them what the engine calls it; a runtime that failed half-way may even be forgotten by its
-/// engine, and is ended. Nobody else's process is, whatever its arguments are.
+/// engine, and is ended. Processes of other programs or users are left alone, with any arguments.
 pub(super) async fn attended_no_more(
     engine: u32,
     id: &SandboxId,

@@ -26,7 +26,7 @@ use crate::linux::fingerprint;
 /// Import lock: one image at a time, as engines fail where the same one is made twice at once.
 static IMPORT_LOCK: Mutex<()> = Mutex::const_new(());
 
-/// How long an image that somebody else is making may take to be there.
+/// How long an image that another process is making may take to be there.
 const IMPORT_TIMEOUT: Duration = Duration::from_secs(20);
 const IMPORT_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -48,11 +48,11 @@ const IMAGE_REPOSITORY: &str = "localhost/stockade";
 
 /// An image that the engine has.
 pub(super) struct Image {
-    /// What it is, whatever it is called from now on.
+    /// Its id, which stays the same when its name is given to another image.
     pub id: String,
     /// The paths that it declares as volumes.
     pub volumes: Vec<String>,
-    /// Whether it was made here, of files that nobody else chose.
+    /// Whether it was made here, of this host's own files, and so needs no check of its links.
     pub own: bool,
     /// Directories of the host that are mounted read-only where they are.
     pub shown: Vec<PathBuf>,
@@ -177,7 +177,7 @@ fn select_unwanted_images(
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let now = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
     let names = images.iter().flat_map(|image| {
-        // Of a loaded one this is when somebody made it, which tells nothing.
+        // The date of a loaded image is when its author made it, which tells nothing.
         let old = kind == "directory" && now - image.created > MAX_IMAGE_AGE_SECONDS;
         image.repo_tags.iter().filter(move |name| old || name.starts_with(earlier))
     });
@@ -224,7 +224,7 @@ async fn has_image(api: &Api, name: &str) -> Result<bool> {
     }
 }
 
-/// Makes an image of a root's archive, unless somebody else has just made it.
+/// Makes an image of a root's archive, unless another process has just made it.
 async fn import_root_archive(
     api: &Api,
     name: &str,

@@ -1,8 +1,8 @@
 //! An image is only files: what it declares has no effect, and its links lead no mount elsewhere.
 //!
-//! An engine makes a volume for each path that an image declares as one (disk of the host that nobody counts),
-//! and resolves the target of each mount inside the image: a link there can lead it into the workspace, where the
-//! runtime then makes directories on the host, or away from where the agent belongs.
+//! An engine makes a volume for each path that an image declares as one (disk of the host that no limit
+//! counts), and resolves the target of each mount inside the image: a link there can lead it into the
+//! workspace, where the runtime then makes directories on the host, or away from where the agent belongs.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
@@ -32,7 +32,7 @@ const PATH_STAT_HEADER: &str = "X-Docker-Container-Path-Stat";
 /// Mount options of the tmpfs that covers a declared volume: empty and read-only.
 const EMPTY_VOLUME_OPTIONS: &str = "ro,noexec,nosuid,nodev,size=4096,mode=555";
 
-/// No check of health, whatever the image says: it would be a program that nobody has asked for.
+/// Disables an image's health check: it would be a program that the caller has not asked for.
 pub(super) fn no_health_check() -> HealthConfig {
     HealthConfig { test: Some(vec!["NONE".into()]), ..HealthConfig::default() }
 }
@@ -108,7 +108,7 @@ pub(super) async fn check_links(
     };
     let container = Container::create(&engine.api, &id, body).await?;
     let checked = check_in(engine, &container.hash, targets).await;
-    // One that is left is swept by whoever connects next.
+    // A container that is left is removed at the next connect.
     container.remove_unstarted().await;
     checked
 }

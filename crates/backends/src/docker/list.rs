@@ -24,7 +24,7 @@ const MAX_REPLY_BYTES: usize = 64 << 20;
 /// Anything that can go wrong on the way.
 pub(super) type ApiFailure = Box<dyn std::error::Error + Send + Sync>;
 
-/// The sandboxes of this user, whoever made them.
+/// The sandboxes of this user, no matter which process made them.
 pub(super) async fn list_sandboxes(socket: &Path) -> Result<Vec<SandboxId>> {
     let asked = tokio::time::timeout(LIST_TIMEOUT, request_containers(socket)).await;
     let listed = asked.unwrap_or_else(|_| Err("it does not answer".into()));

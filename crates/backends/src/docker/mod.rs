@@ -51,7 +51,7 @@ const SWEEP_TIMEOUT: Duration = Duration::from_secs(15);
 /// The longest gap between two reaped containers that belong to one series.
 const REAP_SERIES_GAP: Duration = Duration::from_millis(500);
 
-/// How long an engine may take to build a container, whoever still waits for it.
+/// How long an engine may take to build a container, also after the caller has given up.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// How many images are remembered as looked through.
@@ -72,7 +72,7 @@ struct DockerInner {
     running: Mutex<HashMap<SandboxId, Arc<Running>>>,
     /// The sandboxes that were asked for here, and what the engine calls the containers that it made.
     asked: Mutex<HashMap<SandboxId, Option<String>>>,
-    /// When whoever reaps began to, and when it was last at it: makers of all that it reaps died before.
+    /// Start of the current series of reaps, and time of the last one: makers of all reaped died before.
     reaping: Mutex<Option<(Instant, Instant)>>,
     /// The images whose links were looked up, each with where things are mounted.
     checked: Mutex<BTreeSet<(String, BTreeSet<String>)>>,
@@ -89,7 +89,7 @@ struct MeasuredWalls {
     one_user: bool,
 }
 
-/// Who builds: somebody who was promised walls, or somebody who wants to know what can be had.
+/// Purpose of a build: a caller's sandbox, whose walls were promised, or a trial of what can be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Purpose {
     Use,
@@ -128,7 +128,7 @@ impl DockerInner {
 
     async fn connect(&self) -> Result<EngineHandle> {
         let engine = EngineHandle::connect(&self.options).await?;
-        // What cannot be swept now stops nobody: whoever connects next tries again.
+        // A failed sweep is no error: the next connect tries again.
         let _ = tokio::time::timeout(SWEEP_TIMEOUT, remove_forsaken_containers(&engine)).await;
         Ok(engine)
     }
@@ -198,8 +198,8 @@ impl DockerInner {
         Ok(())
     }
 
-    /// Builds in a task of its own: an engine goes on with a request that nobody waits for any more,
-    /// and whoever destroys must not come before it is done (C-32).
+    /// Builds in a task of its own: an engine goes on with a request whose caller has given up, and a destroy
+    /// must not come before it is done (C-32).
     async fn create(
         self: &Arc<Self>,
         id: &SandboxId,
@@ -237,7 +237,7 @@ impl DockerInner {
         removed
     }
 
-    /// Since when whoever reaps has been at it, so that it waits once for all that it reaps.
+    /// Start of the current series of reaps, so that the grace period passes once for all of them.
     fn reaping_since(&self) -> Instant {
         let (mut reaping, now) = (lock(&self.reaping), Instant::now());
         let since = reaping

@@ -89,8 +89,8 @@ async fn inspect_container(docker: &Arc<DockerInner>) -> Result<MeasuredWalls, E
     try_sandbox(docker, seen.boundary).await
 }
 
-/// Builds a sandbox with every limit, reads its walls and limits back, and takes it down, whoever still
-/// waits for that.
+/// Builds a sandbox with every limit, reads its walls and limits back, and takes it down, even if the caller
+/// gives up.
 async fn try_sandbox(
     docker: &Arc<DockerInner>,
     boundary: Boundary,

@@ -37,7 +37,7 @@ pub(super) struct EngineHandle {
     pub uid: u32,
     /// Whether it runs as an ordinary user, whose containers have that user as their root.
     pub rootless: bool,
-    /// Whether a place in memory can belong to somebody else than root.
+    /// Whether a tmpfs can be owned by a user other than root.
     pub owned_memory: bool,
 
     pub runtime: Option<String>,
@@ -180,7 +180,7 @@ pub(super) fn is_missing(error: &ApiError) -> bool {
     matches!(error, ApiError::DockerResponseServerError { status_code: 404, .. })
 }
 
-/// Whether somebody else is at it already.
+/// Whether the engine is already busy with the same thing for another request.
 pub(super) fn is_underway(error: &ApiError) -> bool {
     matches!(error, ApiError::DockerResponseServerError { status_code: 409, .. })
 }

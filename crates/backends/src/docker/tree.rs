@@ -66,7 +66,7 @@ fn append_directory(archive: &mut tar::Builder<impl Write>, target: &Path) -> io
     archive.append_data(&mut header, target, io::empty())
 }
 
-/// A tree, packed while it is sent. `as_root`: all of it root's, for an engine that has nobody else.
+/// A tree, packed while it is sent. `as_root`: all of it root's, for an engine that has no other user.
 pub(super) fn stream_tree(
     root: PathBuf,
     as_root: bool,
@@ -122,7 +122,7 @@ pub(super) fn stream_archive(
     })
 }
 
-/// What a thread writes, as a stream that holds little at once. Nobody reading ends the thread.
+/// What a thread writes, as a stream with a short queue. The thread ends when the reader is gone.
 fn from_thread(
     write: impl FnOnce(Sender) -> io::Result<()> + Send + 'static,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {

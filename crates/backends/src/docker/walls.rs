@@ -27,9 +27,9 @@ pub(super) enum First {
     Runtime,
 }
 
-/// Tells who it is, once the agent has spoken: by the very file that it runs, which must be the agent that was
-/// laid on the host, or a runtime of the host's. Anybody else is not this container's. Its arguments are its own
-/// choice, and count only where nobody but root may see the file.
+/// Identifies the first process, once the agent has spoken: by the very file that it runs, which must be the
+/// agent that was laid on the host, or a runtime of the host's. Any other process is not this container's.
+/// Its arguments are its own choice, and count only where root alone may see the file.
 pub(super) fn identify_first_process(
     pid: i32,
     id: &SandboxId,

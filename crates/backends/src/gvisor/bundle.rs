@@ -110,8 +110,7 @@ fn lay_one(place: &Path, part: &RootPart<'_>) -> io::Result<()> {
     }
 }
 
-/// Makes a directory and those above it, for everybody to look into, whatever the mask of this
-/// process. Goes through no link.
+/// Makes a directory and its parents, readable by every user, independent of the umask. Goes through no link.
 fn create_directories(place: &Path) -> io::Result<()> {
     if fs::symlink_metadata(place).is_ok_and(|found| found.is_dir()) {
         return Ok(());
@@ -128,7 +127,7 @@ fn write_new_file(place: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     file.write_all(bytes)
 }
 
-/// Whether a root has every part as it would be laid now: somebody may have tidied up in it.
+/// Whether a root has every part as it would be laid now: another process may have removed files from it.
 pub(super) fn has_all_parts(root: &Path, parts: &RootParts<'_>) -> bool {
     parts.iter().all(|(target, part)| fits_one(&host_path(root, target), part).unwrap_or(false))
 }

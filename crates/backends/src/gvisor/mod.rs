@@ -207,12 +207,12 @@ impl GvisorInner {
         })
     }
 
-    /// Ends a sandbox and removes every trace, whoever made it.
+    /// Ends a sandbox and removes every trace, no matter which process made it.
     async fn end(&self, id: &SandboxId) -> Result<()> {
         if !self.site.end(id).await? {
             self.site.remove_leftover_group(id).await?;
         }
-        // A group that could be removed is proof that nobody was left in it.
+        // A group that could be removed is proof that no process was left in it.
         if self.site.hierarchy().find(id).is_none() {
             self.end_processes(id).await?;
         }
@@ -226,8 +226,8 @@ impl GvisorInner {
         Ok(())
     }
 
-    /// Builds in a task of its own: whoever destroys must not come before that is done, and what fails
-    /// is taken down though nobody waits for it any more (C-32).
+    /// Builds in a task of its own: a destroy must not come before that is done, and what fails is taken down
+    /// even if the caller has given up (C-32).
     async fn create(
         self: &Arc<Self>,
         id: &SandboxId,
@@ -285,7 +285,7 @@ impl GvisorInner {
             for id in
                 private::list_sandbox_ids().iter().filter(|id| throwaway::is_forsaken(id.as_str()))
             {
-                // Whoever comes next tries again.
+                // An error is ignored: the next engine tries again.
                 let _ = self.end(id).await;
             }
         };

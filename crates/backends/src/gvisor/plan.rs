@@ -100,7 +100,7 @@ pub(super) fn choose_user(spec: &SandboxSpec, rootless: bool) -> User {
     spec.user.unwrap_or(only)
 }
 
-/// Whose files the guest works on: it stands for them on the host. Nobody's where it is given none.
+/// Owner of the files the guest works on: its user on the host. The user `nobody` where it is given none.
 fn find_owner(binds: &[Bind]) -> User {
     let written = binds.iter().find(|bind| !bind.read_only);
     let found = written.and_then(|bind| fs::metadata(&bind.source).ok());
@@ -110,8 +110,8 @@ fn find_owner(binds: &[Bind]) -> User {
     })
 }
 
-/// The runtime's helpers are root inside and need somebody to be on the host: root, unless the guest
-/// itself stands for that.
+/// User mappings, inside to host. The runtime's helpers are root inside and need a user on the host: root,
+/// unless the guest itself is mapped to that.
 fn map_users_to_host(user: User, owner: User) -> Vec<(User, User)> {
     let pair = |inside: u32, outside: u32| match inside {
         0 => vec![(0, outside)],

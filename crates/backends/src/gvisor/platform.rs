@@ -86,8 +86,8 @@ impl GvisorInner {
         Err(Error::new(ErrorCode::Unavailable, "create", message).backend(NAME).remedy(remedy))
     }
 
-    /// Builds a throw-away sandbox, waits for its agent, and takes it down, whatever came of it and
-    /// whoever still waits for that.
+    /// Builds a throw-away sandbox, waits for its agent, and takes it down, also after a failure and even if
+    /// the caller gives up.
     pub(super) async fn try_platform(self: &Arc<Self>, platform: Platform) -> Result<()> {
         let inner = Arc::clone(self);
         to_its_end(NAME, async move { inner.try_out(platform).await }).await

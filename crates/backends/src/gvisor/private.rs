@@ -34,7 +34,7 @@ impl GvisorPrivate {
         let parts = [(private.state(), 0o700)];
         for (directory, mode) in whole.into_iter().chain(parts) {
             let made = DirBuilder::new().mode(mode).create(&directory);
-            // Whatever the mask of this process.
+            // Set once more, independent of the umask.
             made.and_then(|()| fs::set_permissions(&directory, Permissions::from_mode(mode)))
                 .map_err(|error| {
                     private_dir_unusable("the private directory cannot be made", error)

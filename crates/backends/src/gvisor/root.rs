@@ -3,7 +3,8 @@
 //! private directories under a name that tells what is in it, and looked at before each use.
 //!
 //! A guest has no more way to change one than to change the host's own programs: the runtime mounts both
-//! read-only, on its gofer's side too. Whoever uses one holds it; those that nobody holds go when a new one comes.
+//! read-only, on its gofer's side too. A sandbox that uses one holds its lock; unlocked ones go when a new
+//! one comes.
 
 use std::fs;
 use std::io;
@@ -95,17 +96,16 @@ fn hold_root(root: &Path, parts: &RootParts<'_>) -> Option<Hold> {
     (ours && bundle::has_all_parts(root, parts)).then_some(held)
 }
 
-/// One that does not fit any more gives way to the new one, unless somebody uses it: it goes with the
-/// sandbox that found it.
+/// Moves a stale root out of the way, unless it is in use: it goes with the sandbox that found it.
 fn set_aside(stale: &Path, private: &Path) {
     if let Ok(_alone) = Hold::lock_exclusive(stale) {
-        // Whoever looks at it next finds the same.
+        // An error is ignored: the next sandbox finds it stale too.
         let _ = fs::rename(stale, private.join("stale"));
     }
 }
 
-/// Gives a new root the name under which others find it. Held before it has that name, so that nobody
-/// takes it away in between. Where somebody was quicker, theirs serves as well.
+/// Gives a new root the name under which others find it. Locked before it has that name, so that no other
+/// process removes it in between. Where another process was first, its root serves as well.
 fn share_root(own: &Path, shared: &Path, parts: &RootParts<'_>) -> Option<Hold> {
     let held = Hold::lock_shared(own).ok()?;
     match fs::rename(own, shared) {
@@ -117,7 +117,7 @@ fn share_root(own: &Path, shared: &Path, parts: &RootParts<'_>) -> Option<Hold> 
     }
 }
 
-/// Removes the oldest of those that nobody uses.
+/// Removes the oldest roots that are not in use.
 fn remove_unused_roots(base: &Path, used: &Path) {
     let entries = fs::read_dir(base).into_iter().flatten().flatten();
     let roots = entries.filter(|entry| {
@@ -131,7 +131,7 @@ fn remove_unused_roots(base: &Path, used: &Path) {
     let many = roots.len().saturating_sub(MAX_IDLE_ROOTS);
     for (_, root) in roots.into_iter().take(many) {
         if let Ok(_alone) = Hold::lock_exclusive(&root) {
-            // Whoever comes next tries again.
+            // An error is ignored: the next removal tries again.
             let _ = clear(&root);
         }
     }

@@ -25,7 +25,7 @@ impl Spawner {
         let serve = move || {
             while let Ok(RuntimeSpawnJob { command, cgroup, views, done }) = waiting.recv() {
                 let started = start_in(command, cgroup.as_ref(), &views);
-                // Nobody to hear of it: then nobody would end it either.
+                // The caller is gone, and no other would end it.
                 if let Err(Ok(mut orphan)) = done.send(started) {
                     let _ = orphan.kill();
                     let _ = orphan.wait();

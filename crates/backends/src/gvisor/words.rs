@@ -24,7 +24,7 @@ pub(super) struct RuntimeStderr {
 }
 
 impl RuntimeStderr {
-    /// Reads from now on, so that nobody ever waits for somebody to read.
+    /// Reads from now on, so that the runtime never blocks on a full pipe.
     pub(super) fn listen(stderr: OwnedFd) -> io::Result<Self> {
         let from = pipe::Receiver::from_owned_fd(stderr)?;
         let kept = Arc::new(Mutex::default());

@@ -1,5 +1,5 @@
 //! The private directory of a sandbox: its home, its temporary files and, where it has no other, its
-//! workspace. Named after the sandbox, so that whoever comes later finds and removes it.
+//! workspace. Named after the sandbox, so that a later process finds and removes it.
 
 use std::fs::DirBuilder;
 use std::io;

@@ -72,7 +72,7 @@ pub(super) struct LimitsReport {
     pub exceeded: Option<LimitKind>,
     /// One up to which everything is used, and that the kernel itself holds.
     pub reached: Option<LimitKind>,
-    /// Whether it has been exceeded for so long that whoever uses the most is not being ended.
+    /// Whether it has been exceeded for so long that the execution which uses the most is not being ended.
     pub patience_is_over: bool,
 }
 

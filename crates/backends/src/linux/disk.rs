@@ -2,8 +2,8 @@
 //! it. Never leaves the directory and follows no link: each step is resolved by the kernel.
 //!
 //! A guest must not hide anything. An entry that is always gone under the name it was listed by is counted as
-//! endless. A directory that cannot be looked into, as test suites leave them, may hold what the file system
-//! has lost since the first look and no more: then that counts, whoever took it.
+//! endless. A directory that cannot be read, as test suites leave them, holds at most what the file system
+//! has lost since the first scan: then that counts, no matter which process took it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;

@@ -52,8 +52,8 @@ impl DiskWatch {
         }
         self.reset_after_breach(running.disk_breaches.load(Ordering::SeqCst));
         let started = Instant::now();
-        // Whoever waits for the count gives it up by dropping its half: a large tree must not hold up
-        // the end of a sandbox, or of the engine.
+        // The scan stops when its waiting caller is dropped, and this `Arc` with it: a large tree must not
+        // hold up the end of a sandbox, or of the engine.
         let waiting = Arc::new(());
         let wanted = Arc::downgrade(&waiting);
         let counting = tokio::task::spawn_blocking(move || add_up(&roots, &wanted));
@@ -89,7 +89,7 @@ fn until_next(took: Duration, room: u64, grown: Option<(Duration, u64)>) -> Dura
     let soonest = took * 3;
     let latest = (took * 10).clamp(MIN_SCAN_INTERVAL, MAX_SCAN_INTERVAL).max(soonest);
     let full = match grown {
-        // Nobody knows the pace yet.
+        // The growth rate is not known yet.
         None => Duration::ZERO,
         Some((_, 0)) => latest,
         Some((time, bytes)) => {

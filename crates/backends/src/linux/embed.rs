@@ -16,7 +16,7 @@ static LAUNCHER_BYTES: &[u8] = include_bytes!(env!("STOCKADE_LAUNCHER"));
 pub(crate) fn start_launcher(
     start: impl FnOnce(&Program<'_>, BorrowedFd<'_>) -> io::Result<Launcher>,
 ) -> io::Result<Launcher> {
-    // Sealed copies in memory: nobody can change them while they run.
+    // Sealed copies in memory: no process can change them while they run.
     let agent = seal("stockade-agent", &mut &*AGENT_BYTES)?;
     let program = seal("stockade-launcher", &mut &*LAUNCHER_BYTES)?;
     start(&Program::Fd(program.as_fd()), agent.as_fd())

@@ -27,7 +27,7 @@ pub(crate) enum Program {
     Unknown,
     /// By the agent's word, as soon as it runs.
     Told(ProgramPid),
-    /// Whoever speaks to the agent has not said yet.
+    /// The peer that speaks to the agent has not reported the pid yet.
     Awaited,
     /// By its number.
     Number(u32),
@@ -133,8 +133,8 @@ impl Executions {
         }
     }
 
-    /// Processor time that all but this one have used since the sandbox began, at the least: whoever is
-    /// charged with the rest of the sandbox's is charged with all of its own.
+    /// Processor time that all executions but this one have used since the sandbox began, as a lower bound:
+    /// an execution that is charged with the rest of the sandbox's is charged with all of its own.
     pub(crate) fn cpu_of_others(&self, first: i32, number: Option<u64>) -> Span {
         let state = &mut *lock(&self.0);
         let others = state.running.iter_mut().filter(|(other, _)| Some(**other) != number);
@@ -184,7 +184,7 @@ impl Executions {
         if limit == LimitKind::Disk && amount < allowed / 2 {
             return true;
         }
-        // What was written is counted for whoever waited for the writer, long after its end.
+        // Written bytes stay counted for the parent that reaped the writer, long after the writer's end.
         let left = match limit == LimitKind::Disk {
             true => 0,
             false => amount_below(first, limit).saturating_sub(known.values().sum()),

@@ -69,8 +69,8 @@ pub(crate) fn find_agents(agent: &str) -> Vec<(i32, SandboxId)> {
     list_pids().filter_map(|pid| Some((pid, sandbox_of(agent, pid)?))).collect()
 }
 
-/// Kills a process if it is still the one that was meant. The descriptor is taken first, so that a
-/// number which was given to somebody else in between is noticed.
+/// Kills a process if it is still the one that was meant. The pidfd is opened first, so that a pid which was
+/// reused for another process in between is noticed.
 pub(crate) fn kill_if(pid: i32, meant: impl Fn(i32) -> bool) -> Option<OwnedFd> {
     let pidfd = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::NONBLOCK).ok()?;
     if !meant(pid) {

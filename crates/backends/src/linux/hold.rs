@@ -1,7 +1,7 @@
 //! The right to use a directory, such as the layers of a copy-on-write workspace. The kernel promises nothing
 //! about layers that two views write to, so one sandbox at a time gets it; those that only read share it.
 //!
-//! Whoever wants to know whether a directory is in use asks for the same lock on it.
+//! Another process that wants to know whether a directory is in use tries the same lock on it.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -22,14 +22,14 @@ impl Drop for Hold {
 }
 
 impl Hold {
-    /// Shares a directory with others who only read it; fails at once where somebody has it alone, or has
-    /// taken it away meanwhile.
+    /// Shared lock on a directory, for readers; fails at once where another holder has the exclusive one, or
+    /// where the directory was removed meanwhile.
     #[cfg(feature = "gvisor")]
     pub(crate) fn lock_shared(directory: &Path) -> rustix::io::Result<Self> {
         Self::lock_by_name(directory, FlockOperation::NonBlockingLockShared)
     }
 
-    /// Has a directory alone; fails at once where anybody else has it.
+    /// Exclusive lock on a directory; fails at once where there is another holder.
     #[cfg(feature = "gvisor")]
     pub(crate) fn lock_exclusive(directory: &Path) -> rustix::io::Result<Self> {
         Self::lock_by_name(directory, FlockOperation::NonBlockingLockExclusive)

@@ -8,11 +8,11 @@ use super::cgroup::Hierarchy;
 /// Files that all processes of a sandbox may have open together, where a group counts what they cost as the
 /// sandbox's memory.
 const OPEN_FILES_COUNTED: u64 = 1 << 27;
-/// The same where nobody counts it: at about a kibibyte each.
+/// The same where no group counts it: at about a kibibyte each.
 const OPEN_FILES_UNCOUNTED: u64 = 1 << 19;
 
-/// What each single process is held to, whatever the groups do. Nothing here bounds address space: what a
-/// program reserves (AddressSanitizer 16 TiB, a JVM its heap) is no memory yet.
+/// Resource limits of each single process, independent of control groups. Nothing here bounds address space:
+/// what a program reserves (AddressSanitizer 16 TiB, a JVM its heap) is no memory yet.
 pub(crate) fn per_process(limits: &EffectiveLimits) -> Rlimits {
     Rlimits {
         nofile: limits.open_files.map(u64::from),
@@ -120,7 +120,7 @@ fn cpu_time(hierarchy: &Hierarchy) -> Support {
     }
 }
 
-/// Processes, where the kernel counts them for nobody.
+/// Processes, where no control group counts them.
 pub(crate) fn processes_by_counting() -> Support {
     Support::partial(
         "counting processes and threads every 10 ms",

@@ -48,7 +48,7 @@ pub(crate) const OWN_PROCESSES: u64 = 2;
 #[cfg(any(feature = "docker", feature = "gvisor", feature = "microvm"))]
 pub(crate) const RESERVED_DIRECTORIES: [&str; 6] = ["dev", "proc", "sys", "tmp", "run", "home"];
 
-/// Whoever panicked while holding it left nothing half-done.
+/// Locks a mutex, poisoned or not: a thread that panicked while holding it left nothing half-done.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

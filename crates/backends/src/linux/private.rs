@@ -1,7 +1,7 @@
-//! Private directories of sandboxes. Each is named after its sandbox, so that whoever comes later finds
-//! and removes it: they lie in one place of this user's that no variable of anybody's environment
-//! moves. Whatever else lies under its name is never used. The engine shows none of them to a guest: it
-//! knows them by their name (`stockade-UID`).
+//! Private directories of sandboxes. Each is named after its sandbox, so that a later process finds and
+//! removes it: they lie in one place of this user's that no environment variable moves. Anything else under
+//! that name is never used. The engine shows none of them to a guest: it knows them by their name
+//! (`stockade-UID`).
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -59,8 +59,8 @@ fn base_dir_name() -> String {
     format!("stockade-{}", rustix::process::geteuid().as_raw())
 }
 
-/// The places in this directory that are this user's: under the plain name, or, where somebody else
-/// sits on that, under one that begins with it.
+/// The base directories in this shared directory that are this user's: under the plain name, or, where
+/// another user has taken that, under one that begins with it.
 fn of_ours(shared: &Path) -> Vec<PathBuf> {
     let plain = shared.join(base_dir_name());
     let mut found: Vec<PathBuf> =
@@ -97,8 +97,8 @@ fn create_base_dir(shared: &Path) -> io::Result<PathBuf> {
     made
 }
 
-/// Makes one of exactly these permissions, whatever the mask of this process; one of ours that is
-/// there already serves as well.
+/// Makes a directory of exactly these permissions, independent of the umask; one of this user's that is there
+/// already serves as well.
 fn create_private_dir(path: &Path) -> io::Result<PathBuf> {
     let own = rustix::process::geteuid().as_raw();
     let made = DirBuilder::new().mode(PRIVATE_DIR_MODE).create(path);
@@ -119,7 +119,7 @@ fn random_suffix() -> io::Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Creates a file that no other user can open, whatever the umask and whoever can pass through its
+/// Creates a file that no other user can open, with any umask and even if others can pass through its
 /// directory (C-07). It must be new.
 #[cfg(any(feature = "gvisor", feature = "microvm"))]
 pub(crate) fn create_file(path: &Path) -> io::Result<fs::File> {

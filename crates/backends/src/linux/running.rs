@@ -52,7 +52,7 @@ pub(crate) struct Running {
     oom_kills_judged: AtomicU64,
     /// Whether it was ever stopped: what stands still does not end.
     frozen: AtomicBool,
-    /// What nobody else may change until it has ended, such as the layers of its workspace.
+    /// Lock on what no other sandbox may change until this one has ended, such as its workspace's layers.
     held: Mutex<Option<Hold>>,
 }
 
@@ -63,7 +63,7 @@ pub(crate) enum Ending {
     /// By this signal to its last process, and by killing everything else in its group.
     #[cfg(feature = "gvisor")]
     All(Kill),
-    /// By asking whoever runs it.
+    /// By a request to the container engine that runs it.
     #[cfg(feature = "docker")]
     Asked(Box<dyn Fn() + Send + Sync>),
 }
@@ -78,7 +78,7 @@ pub(crate) struct Built {
     pub group: Option<Group>,
     /// The host directories that are written to, the workspace aside.
     pub written: Vec<PathBuf>,
-    /// What nobody else may change meanwhile, such as the layers of a copy-on-write workspace.
+    /// Lock on what no other sandbox may change meanwhile, such as the layers of a copy-on-write workspace.
     pub held: Option<Hold>,
 }
 
@@ -169,7 +169,7 @@ impl Running {
             }
             #[cfg(feature = "docker")]
             Ending::Asked(ask) => {
-                // At once where this user may; whoever runs it may be slow to be reached.
+                // The signal works at once where this user may send it; the container engine may be slow.
                 let _ = pidfd_send_signal(&self.pidfd, Kill::KILL);
                 ask();
             }
@@ -291,7 +291,7 @@ pub(crate) async fn remove_group(
         }
         thaw_group(group);
         let _ = tokio::time::timeout_at(deadline, all_ended(kill_all(group))).await;
-        // Somebody new, or somebody whom the kernel has not done with.
+        // What is left is a new process, or one whose end the kernel has not completed.
         if again {
             tokio::time::sleep(END_POLL_INTERVAL).await;
         }
@@ -306,8 +306,9 @@ async fn all_ended(pidfds: Vec<OwnedFd>) {
     }
 }
 
-/// Kills everything in a group that can be found now, and answers whom. The descriptors are taken first, and
-/// who is in the group after that is whom they mean: a number may be given to somebody else in between.
+/// Kills every process of a group that can be found now, and returns their pidfds. Those are opened first,
+/// and only processes still in the group after that are killed: a pid may be reused for another process in
+/// between.
 fn kill_all(group: &Group) -> Vec<OwnedFd> {
     let open = |pid: i32| Some((pid, pidfd_open(Pid::from_raw(pid)?, PidfdFlags::NONBLOCK).ok()?));
     let found: Vec<_> = group.list_processes().into_iter().filter_map(open).collect();

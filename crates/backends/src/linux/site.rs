@@ -146,7 +146,7 @@ impl Site {
         }
     }
 
-    /// Removes the group of a sandbox that somebody else built.
+    /// Removes the group of a sandbox that another process built.
     pub(crate) async fn remove_leftover_group(&self, id: &SandboxId) -> Result<()> {
         match self.hierarchy().find(id) {
             Some(group) => running::remove_group(&self.backend, id, &group).await,

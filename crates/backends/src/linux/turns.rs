@@ -12,7 +12,7 @@ use super::lock;
 pub(crate) struct Turns(Mutex<HashMap<SandboxId, Arc<tokio::sync::Mutex<()>>>>);
 
 impl Turns {
-    /// Waits until nobody else builds or removes the sandbox of this id.
+    /// Takes the lock of this id: waits until no other task builds or removes its sandbox.
     pub(crate) async fn take(&self, id: &SandboxId) -> OwnedMutexGuard<()> {
         let turn = Arc::clone(lock(&self.0).entry(id.clone()).or_default());
         turn.lock_owned().await
@@ -24,7 +24,7 @@ impl Turns {
     }
 }
 
-/// Does something in a task of its own: it comes to its end though nobody waits for it any more.
+/// Runs something in a task of its own: it completes even if its caller has given up.
 pub(crate) async fn to_its_end<T: Send + 'static>(
     backend: BackendName,
     work: impl Future<Output = Result<T>> + Send + 'static,

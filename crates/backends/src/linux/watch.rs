@@ -124,8 +124,8 @@ impl ExecutionWatchState {
             && self.cpu_charged(running) > most
     }
 
-    /// What it is charged with now. While others run too, no more than its own processes are known for: what
-    /// nobody is known for may be theirs.
+    /// Processor time that it is charged with now. While others run too, no more than its own known processes
+    /// have used: time that cannot be attributed may be theirs.
     fn cpu_charged(&self, running: &Running) -> Span {
         let used = self.cpu_used(running);
         match running.executions.cpu_of(running.pid, self.number) {
@@ -134,8 +134,8 @@ impl ExecutionWatchState {
         }
     }
 
-    /// What nobody else is charged with any more when it has ended: what it says that it used, and what nobody is
-    /// known for, up to its limit. Beyond that it would have been ended.
+    /// Processor time that no other execution is charged with once this one has ended: what it reports, and
+    /// what cannot be attributed, up to its limit. Beyond that it would have been ended.
     fn cpu_settled(&self, running: &Running, said: Option<Span>) -> Span {
         let most = said.max(self.cpu).unwrap_or(Span::millis(0));
         self.cpu_used(running).min(most)
@@ -300,7 +300,7 @@ async fn watch_execution(
         let Some(limit) = look.exceeded else {
             continue;
         };
-        // Whoever is to blame is ended by its own watch, unless nobody is found to be. Another one may be gone by
+        // The execution to blame is ended by its own watch, unless none is found. Another one may be gone by
         // now, and what was exceeded with it.
         let most = (limit, running.limits.disk.map_or(0, |disk| disk.0));
         let own = running.executions.is_to_blame(running.pid, held.number, most);
@@ -323,7 +323,7 @@ async fn end_execution(
         running.disk_breaches.fetch_add(1, Ordering::SeqCst);
     }
     let killed = control.kill().await;
-    // What is left of memory and processes then is nobody's who could be ended alone.
+    // Memory and processes that are left then belong to no execution that could be ended alone.
     let counts = matches!(limit, LimitKind::Memory | LimitKind::Processes);
     let left =
         || counts && running.executions.is_alone(held.number) && is_exceeded_now(running, limit);
@@ -401,12 +401,12 @@ mod tests {
         let watching = Watching::start_watching(begun, &running, &control, None);
         assert_eq!(judged(&watching, lost.clone()), memory);
         assert_eq!(judged(&watching, ExitStatus::Signalled(Signal::KILL)), memory);
-        // One that nobody was told of took the sandbox before the next execution began.
+        // An OOM kill that was not reported yet took the sandbox before the next execution began.
         oom_kills(group.path(), 2);
         let next = Watching::new(&running, &control, None);
         assert_eq!(judged(&next, lost.clone()), memory);
         assert_eq!(judged(&next, ExitStatus::Exited(0)), ExitStatus::Exited(0));
-        // Whoever lived on after it is lost for another reason.
+        // An execution that began after that report is lost for another reason.
         let last = Watching::new(&running, &control, None);
         assert_eq!(judged(&last, lost.clone()), lost);
     }

@@ -81,7 +81,7 @@ impl LocalAgent {
 
 impl Drop for LocalAgent {
     fn drop(&mut self) {
-        // The agent notices by itself; nobody may be left who waits for it.
+        // The agent notices the closed pipe by itself; no task may be left that waits for it.
         let _ = self.pipe.shutdown(std::net::Shutdown::Both);
         let _ = self.child().try_wait();
     }

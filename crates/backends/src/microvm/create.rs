@@ -50,7 +50,7 @@ pub(super) struct Incarnation {
     pub cpus: u32,
     /// Its own disk, which has no name.
     pub disk: File,
-    /// What its memory was before it wrote to it, and its root, whatever becomes of their names.
+    /// Its memory before its own writes, and its root, as open files: their names may change or go.
     pub base: File,
     pub root: File,
 }

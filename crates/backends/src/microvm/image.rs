@@ -211,8 +211,8 @@ impl RootSource {
     }
 }
 
-/// What leaves out of this host's own view what its walls show and do not let be read: in native walls
-/// nobody could read it either.
+/// What to leave out of this host's own view: paths that its walls show and do not let be read. In native
+/// walls no guest could read them either.
 async fn list_unreadable(
     sandbox: &dyn Sandbox,
     limits: &EffectiveLimits,

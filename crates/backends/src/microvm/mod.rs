@@ -73,7 +73,7 @@ pub type Progress = Arc<dyn Fn(&str) + Send + Sync>;
 /// How machines are made.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Options {
-    /// The directory that is the root of machines where nobody asks for another; absent: what the native
+    /// The directory that is the root of machines where the caller names no other; absent: what the native
     /// backend shows of this host.
     pub root: Option<PathBuf>,
     /// Where what was prepared is kept; absent: below the user's cache.

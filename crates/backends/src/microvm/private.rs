@@ -48,7 +48,7 @@ impl PrivateDir {
     }
 }
 
-/// One that is removed with this value: of a machine that is prepared, which nobody asks for again.
+/// A directory that is removed with this value: of a machine being prepared, which no caller asks for again.
 pub(super) struct Trial(PrivateDir);
 
 impl Trial {

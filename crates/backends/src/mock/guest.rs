@@ -47,7 +47,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Writes output; waits while nobody reads, or while the sandbox is paused.
+    /// Writes output; waits while it is not read, or while the sandbox is paused.
     pub async fn out(&self, stream: StreamId, data: impl Into<Data>) {
         self.machine.wait_while_paused().await;
         // A reader that is gone is a closed pipe: the program goes on.

@@ -144,7 +144,7 @@ impl MockSandbox {
         let (mut programs, detached): (Vec<_>, Vec<_>) =
             tasks.into_iter().partition(|(of, _)| *of == PROGRAM_TASK);
         end_all(detached).await;
-        // A program may report how it ended, but nobody need be there to listen.
+        // A program may report how it ended, also without a reader.
         for (_, task) in &mut programs {
             let _ = tokio::time::timeout(REPORT_GRACE, task).await;
         }

@@ -1,5 +1,5 @@
-//! A native sandbox for somebody who speaks to its agent from elsewhere: walls, the pipe, and the host's
-//! own counts. Decides nothing about what goes over the pipe.
+//! A native sandbox for a caller that speaks to its agent from elsewhere: walls, the pipe, and the host's own
+//! counts. Decides nothing about what goes over the pipe.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;

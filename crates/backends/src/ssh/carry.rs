@@ -128,7 +128,7 @@ fn parse_answer(
     answer: &str,
     said: &str,
 ) -> Result<Said> {
-    // Whatever a login shell prints comes before it.
+    // Output of a login shell comes before the reply.
     let line = answer.lines().last().unwrap_or_default();
     match serde_json::from_str(line) {
         Ok(Said::Failed(failure)) => Err(failure.error("connect", &host.peer().called)),
@@ -160,7 +160,7 @@ async fn exchange_streams(child: &mut Child, input: &[u8]) -> (String, String) {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let feeding = async {
         if let Some(mut stdin) = stdin {
-            // Whoever does not read to the end says why in its own way.
+            // A write error is ignored: a peer that does not read to the end reports the reason itself.
             let _ = stdin.write_all(input).await;
         }
     };

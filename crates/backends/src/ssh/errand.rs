@@ -45,7 +45,7 @@ pub struct Party<'a> {
     pub hello: &'static [u8],
 }
 
-/// This program at work on another host. It hears that nobody waits any more when this is dropped.
+/// This program at work on another host. It learns that its caller is gone when this is dropped.
 pub struct Errand {
     host: Host,
     child: Child,
@@ -130,7 +130,7 @@ async fn send_pieces(
     let (mut drain, mut pieces) = pour::drain();
     let writing = tokio::task::spawn_blocking(move || {
         let written = write(&mut drain);
-        // Nobody to take the rest is what the reader knows already.
+        // A flush error means that the reader is gone, and needs no report.
         let _ = drain.flush();
         written
     });
@@ -216,7 +216,7 @@ async fn try_begin(host: &Host, script: &str, hello: &[u8]) -> Result<Began> {
             Ok(Began::Errand(Box::new(Errand { host, child, input, output, stderr })))
         }
         Ok(false) => {
-            // Whoever still reads or writes there is not waited for.
+            // The pipes are closed: a process that still reads or writes there is not waited for.
             drop((input, output));
             let (told, status) = wait_for_end(child, stderr).await;
             match status.and_then(|status| status.code()) {

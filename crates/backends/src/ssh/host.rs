@@ -89,7 +89,7 @@ impl Host {
         Peer { backend: NAME, called, capacity: self.capacity }
     }
 
-    /// A call of `ssh` that has this script run there, by whatever login shell.
+    /// An `ssh` command that runs this script there, with any login shell.
     pub(super) fn ssh_command(&self, script: &str) -> Result<Command> {
         // Single quotes are the one quoting that all shells agree on.
         debug_assert!(!script.contains(['\'', '\n', '!']));

@@ -111,7 +111,7 @@ impl Ssh {
         bridge.wait_until_still().await;
         let asked = asked.unwrap_or_else(|_| Err(too_slow(&self.hosts[at])));
         if let Err(error) = asked {
-            // Whatever it was: that nothing is left is what has to be known first.
+            // After any error: that nothing is left has to be certain first.
             bridge.mark_parted(error);
             self.destroy_on(at, id).await?;
         }

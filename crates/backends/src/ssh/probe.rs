@@ -13,7 +13,7 @@ const NO_HOST: &str = "no host is configured";
 const NO_HOST_REMEDY: &str =
     "name one in the configuration: `[[ssh.hosts]]` with `name = \"user@host\"`";
 
-/// Nobody's files leave their host because another backend is missing.
+/// Why it is used by name only: files never leave this host just because another backend is missing.
 pub(super) const ONLY_BY_NAME: &str = "the workspace would be copied to another host";
 
 /// Features that native offers and a copy on another host cannot.

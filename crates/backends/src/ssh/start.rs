@@ -66,7 +66,7 @@ async fn try_start(host: &Host) -> Result<Option<PeerConnection>> {
             Err(Error::new(ErrorCode::TooSlow, "connect", message).backend(NAME))
         }
         Ok(true) => {
-            // So that nobody there waits for somebody to read it.
+            // Standard error is drained, so that no writer there blocks on a full pipe.
             let reading =
                 tokio::spawn(async move { drop(read_stderr(stderr).await) }).abort_handle();
             Ok(Some(PeerConnection {
@@ -76,7 +76,7 @@ async fn try_start(host: &Host) -> Result<Option<PeerConnection>> {
             }))
         }
         Ok(false) => {
-            // Whoever still reads or writes there is not waited for.
+            // The pipes are closed: a process that still reads or writes there is not waited for.
             drop((input, output));
             let ending = async { (read_stderr(stderr).await, child.wait().await.ok()) };
             let (told, status) = timeout(LAST_WORD, ending).await.unwrap_or_default();

@@ -55,12 +55,12 @@ impl Cache {
         self.entries.join(format!("{}-{machine}", encode_hex(hash)))
     }
 
-    /// The code of a program, if it was kept and nobody has touched it since.
+    /// The code of a program, if it was kept and has not been changed since.
     pub(super) fn load_entry(&self, machine: &str, hash: &Hash) -> Option<Trusted> {
         let path = self.entry_path(machine, hash);
         let entry = read_bounded_file(&path, MAX_ENTRY_BYTES).ok()?;
         let Some(code) = self.verify_entry(&entry_name(&path), &entry) else {
-            // Whatever it is, it is not ours: it is made anew.
+            // An entry that fails the check is not ours: it is compiled anew.
             let _ = fs::remove_file(&path);
             return None;
         };
@@ -142,8 +142,8 @@ impl Cache {
     }
 }
 
-/// A whole regular file of at most this size. It is looked at when it is open, and opening it waits for
-/// nobody: whoever put it there may put something else in its place.
+/// A whole regular file of at most this size. It is checked after the open, which never blocks: the process
+/// that wrote it may put something else in its place.
 pub(super) fn read_bounded_file(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = OpenOptions::new().read(true).custom_flags(SAFE_OPEN_FLAGS).open(path)?;
     let found = file.metadata()?;
@@ -172,7 +172,7 @@ pub(super) fn encode_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The key of this user, made by whoever comes first.
+/// The key of this user, made by the first process that needs it.
 fn load_or_create_key(path: &Path) -> io::Result<[u8; 32]> {
     if let Err(error) = fs::symlink_metadata(path)
         && error.kind() == io::ErrorKind::NotFound
@@ -196,7 +196,7 @@ fn make_key(path: &Path) -> io::Result<()> {
     let draft = path.with_extension(format!("draft{}", std::process::id()));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
     let linked = file.write_all(&key).and_then(|()| match fs::hard_link(&draft, path) {
-        // Somebody else came first: theirs is the key.
+        // Another process was first: its key is used.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         made => made,
     });

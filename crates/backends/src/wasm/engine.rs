@@ -226,7 +226,7 @@ impl Ticker {
         }
     }
 
-    /// Rests if nobody runs. For a moment only, so that a machine that is gone takes its clock with it.
+    /// Sleeps if no program runs. For a moment only, so that a machine that is gone takes its clock with it.
     fn rest_while_idle(&self) -> bool {
         let mut state = self.lock();
         if state.running > 0 {

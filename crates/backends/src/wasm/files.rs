@@ -1,5 +1,5 @@
-//! A sandbox's files from outside. Every path is resolved by the kernel beneath its directory (C-21),
-//! and whatever was resolved is used by descriptor.
+//! A sandbox's files from outside. Every path is resolved by the kernel beneath its directory (C-21), and the
+//! result is used by descriptor.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -92,7 +92,7 @@ impl LocatedFile<'_> {
         let file = self.open_rest(&self.rest, flags, mode)?;
         self.demand_regular(&file)?;
         if new {
-            // Whatever the umask.
+            // Independent of the umask.
             fchmod(&file, NEW_FILE_MODE).map_err(|errno| self.to_error(errno))?;
         }
         Ok(file)
@@ -222,7 +222,7 @@ impl TreeFiles {
     }
 }
 
-/// Gives a new directory its mode, whatever the umask. Follows no link that took its place.
+/// Gives a new directory its mode, independent of the umask. Follows no link that took its place.
 fn open_to_others(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let made = openat2(parent, name, flags, Mode::empty(), ResolveFlags::BENEATH)?;

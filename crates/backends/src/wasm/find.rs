@@ -74,7 +74,7 @@ pub(super) fn read_program_file(
 
 /// The bytes of a program of the host.
 pub(super) fn read_host_program(path: &Path, name: &str) -> Result<Vec<u8>, StartFailure> {
-    // What is not a file is refused when it is looked at; opening it must wait for nobody.
+    // A path that is no regular file is refused after the open; the open itself must not block.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = openat(CWD, path, flags, Mode::empty())
         .map_err(|error| StartFailure::NotFound(format!("`{name}` cannot be read: {error}")))?;

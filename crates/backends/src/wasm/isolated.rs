@@ -96,7 +96,7 @@ impl IsolatedSandbox {
     }
 }
 
-/// The directories that only walls make use of. The guest stands for whoever owns the workspace.
+/// The directories that only walls make use of. The guest acts as the owner of the workspace.
 fn prepare_private_dir(
     private: &Path,
     workspace: &Path,

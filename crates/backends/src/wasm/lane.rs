@@ -1,6 +1,6 @@
-//! Where a program runs: at first on the thread of whoever starts it, since waking another one takes
-//! longer than most short programs do. It never waits there and never stays: what may take long first
-//! waits for a thread of its own.
+//! Where a program runs: at first on its caller's thread, since waking another one takes longer than most
+//! short programs do. It never waits there and never stays: what may take long first waits for a thread of
+//! its own.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -34,8 +34,8 @@ impl ThreadLane {
         Arc::new(Self { own: own.into(), before: AtomicU64::new(0), since: AtomicU64::new(0) })
     }
 
-    /// Waits for a thread of its own. Nobody is woken when there is one: whoever moves a program goes
-    /// on with it at once.
+    /// Waits for a thread of its own. No waker is registered: the thread that takes a program over polls it
+    /// at once.
     pub(super) fn wait_for_own_thread(self: &Arc<Self>) -> impl Future<Output = ()> + Send + use<> {
         let lane = Arc::clone(self);
         poll_fn(move |_| if lane.is_own() { Poll::Ready(()) } else { Poll::Pending })

@@ -110,8 +110,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Keeps compiled code in this directory, shared with whoever else uses it. A directory that cannot
-    /// be used costs time and nothing else.
+    /// Keeps compiled code in this directory, shared with other processes that use it. A directory that
+    /// cannot be used costs time and nothing else.
     #[must_use]
     pub fn cached(self, directory: &Path) -> Self {
         Self { cache: Some(directory.to_owned()), ..self }

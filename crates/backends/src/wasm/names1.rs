@@ -110,7 +110,7 @@ fn add_open_call(linker: &mut Linker<StoreState>) -> Result<()> {
     Ok(())
 }
 
-/// Keeps what was opened, if it is what it was taken for: somebody outside may have swapped it.
+/// Keeps an opened descriptor if its type is still safe: a process outside may have swapped the file.
 async fn keep_if_safe(
     state: &mut StoreState,
     memory: &mut GuestMemory<'_>,

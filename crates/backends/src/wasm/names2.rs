@@ -77,7 +77,7 @@ fn add_open_call(files: &mut LinkerInstance<'_, StoreState>) -> Result<()> {
     )
 }
 
-/// Keeps what was opened, if it is what it was taken for: somebody outside may have swapped it.
+/// Keeps an opened descriptor if its type is still safe: a process outside may have swapped the file.
 async fn keep_if_safe(state: &mut StoreState, opened: Resource<Descriptor>) -> Result<OpenResult> {
     let same = Resource::new_borrow(opened.rep());
     let kind = state.filesystem().get_type(same).await;

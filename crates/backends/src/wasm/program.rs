@@ -154,7 +154,7 @@ fn compile_program(
     }
 }
 
-/// The code of a program, for somebody else to run.
+/// The compiled code of a program, for another process to run.
 pub(super) fn compile_only(
     machine: &WasmMachine,
     kind: ProgramKind,

@@ -30,14 +30,14 @@ pub(super) async fn relay_process(relay: Relay) {
     let ending = tokio::spawn({
         let control = Arc::clone(&control);
         async move {
-            // Nobody who could want it ended is left: then it must not go on either.
+            // An error means that no handle is left which could end it: then it must not go on either.
             let _ = killed.wait_for(|killed| *killed).await;
             let _ = control.kill().await;
         }
     });
     let ended = loop {
         match events.next().await {
-            // Nobody reads any more: it is on its way to being ended.
+            // A send error means that no reader is left: it is on its way to being ended.
             Some(event @ ProcessEvent::Output(..)) => drop(out.send(event).await),
             Some(ProcessEvent::Exit(exit)) => break exit,
             None => {

@@ -1,6 +1,6 @@
 //! What a worker is told and what it answers. The order comes first on its input: it holds the program's
-//! environment, which is nobody else's to see, and which must not become the worker's own. The answer is guest input: a worker that was taken over
-//! says what it likes, and is believed about its own end only.
+//! environment, which other processes must not see, and which must not become the worker's own. The answer is
+//! guest input: a worker that was taken over says what it likes, and is believed about its own end only.
 
 use std::io::{self, Read};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! One program from its first instruction to its last, on whatever thread goes on with it. How it ended
+//! One program from its first instruction to its last, on the thread that polls it at the time. How it ended
 //! comes from the machine's traps and this backend's own counters, never from text (C-16).
 
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub(super) struct ProgramJob {
     pub streams: Box<dyn FnOnce(&mut WasiCtxBuilder) + Send>,
 }
 
-/// Runs a program until it ends, or until somebody ends it and says how.
+/// Runs a program until it ends, or until `ended` says how it was ended from outside.
 pub(super) async fn run_program(
     machine: &WasmMachine,
     program: &LoadedProgram,
@@ -93,7 +93,7 @@ fn check_epoch_tick(meter: &Meter) -> Result<UpdateDeadline, Error> {
         Some(mut paused) => UpdateDeadline::YieldCustom(
             TIME_SLICE_TICKS,
             Box::pin(async move {
-                // An account that is gone pauses nobody.
+                // An error means that the account is gone, and the pause with it.
                 let _ = paused.wait_for(|paused| !*paused).await;
             }),
         ),
@@ -191,7 +191,7 @@ fn trap_status(trap: Trap, meter: &Meter) -> ExitStatus {
         Trap::IntegerOverflow | Trap::IntegerDivisionByZero | Trap::BadConversionToInteger => {
             ExitStatus::Signalled(SIGFPE)
         }
-        // Unreachable code, and whatever else the machine comes to know.
+        // Unreachable code, and traps that a later version of the machine adds.
         _ => ExitStatus::Signalled(SIGABRT),
     }
 }

@@ -52,7 +52,7 @@ impl ProgramHandles {
         running.retain(|handle| !handle.is_gone());
         running.push(handle);
         drop(running);
-        // After it was noted: whoever ends the sandbox meanwhile finds it, or it finds the end.
+        // Checked after the handle was added: a concurrent end finds the handle, or this finds the end.
         if self.ended.load(Ordering::SeqCst) {
             let message = format!("the sandbox `{id}` has ended");
             return Err(Error::new(ErrorCode::Gone, "spawn", message).backend(NAME));
@@ -67,7 +67,7 @@ impl ProgramHandles {
 
     async fn end_within(&self, deadline: Duration, id: &SandboxId) -> Result<()> {
         self.ended.store(true, Ordering::SeqCst);
-        // They stay known until they are gone: whoever asks again must not be told that nothing is left.
+        // Handles stay listed until they are gone: a second caller must not be told that nothing is left.
         let running = self.lock().clone();
         running.iter().for_each(ProgramHandle::kill_program);
         let all = async {
@@ -180,7 +180,7 @@ impl ProgramPlan {
                     // Before that it cannot go on for long.
                     self.lane.wait_for_own_thread().await;
                     tokio::select! {
-                        // Nobody who could want it ended is left: then it must not go on either.
+                        // An error means that no handle is left to end it: then it must not go on either.
                         _ = killed.wait_for(|killed| *killed) => ExitStatus::Signalled(Signal::KILL),
                         status = wait_until_removed(&self.body.tree.private) => status,
                     }
@@ -189,7 +189,7 @@ impl ProgramPlan {
             }
             Err(failure) => ExitStatus::StartFailed(failure).into(),
         };
-        // Nobody need be there to hear it.
+        // A send error means that no caller waits for it.
         let _ = exit.send(ended);
         drop(present);
     }
@@ -281,7 +281,7 @@ impl ProgramPlan {
     }
 }
 
-/// Waits until somebody who has no handle takes the sandbox away, which they do by its files.
+/// Waits until a process that has no handle removes the sandbox, which it does by its files.
 async fn wait_until_removed(private: &Path) -> ExitStatus {
     loop {
         tokio::time::sleep(SANDBOX_POLL_INTERVAL).await;

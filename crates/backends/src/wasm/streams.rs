@@ -1,5 +1,5 @@
-//! A program's input and output: bounded queues between the thread that runs it and whoever reads and
-//! writes. A program that is not read waits, as it would at a full pipe.
+//! A program's input and output: bounded queues between the thread that runs it and its readers and writers.
+//! A program that is not read waits, as it would at a full pipe.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -56,7 +56,7 @@ struct OutletWriter {
 impl Pollable for OutletWriter {
     async fn ready(&mut self) {
         if self.permit.is_none() {
-            // Nobody reads any more: told by the next look.
+            // An error means that no reader is left: the next check reports it.
             self.permit = self.outlet.events.clone().reserve_owned().await.ok();
         }
     }

@@ -1,6 +1,6 @@
-//! Threads that run programs: one each, because a program uses its thread up until it is interrupted.
-//! Idle ones wait for the next program, with a timer of their own, so that nothing depends on the
-//! runtime of whoever asked. A program gets one when it has not ended at its first interruption.
+//! Threads that run programs: one each, because a program uses its thread up until it is interrupted. Idle
+//! ones wait for the next program, with a timer of their own, so that nothing depends on the caller's
+//! runtime. A program gets one when it has not ended at its first interruption.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -69,10 +69,10 @@ impl Threads {
     }
 }
 
-/// The first piece. Whoever waits for a program whose machine panics is told that it is lost, as if it
-/// had taken a thread of its own along.
+/// Polls a program for the first time. If its machine panics, the caller that waits for it is told that it is
+/// lost, as if the panic had ended a thread of its own.
 fn poll_once(course: &mut Course) -> Poll<()> {
-    // Nobody is woken by it: it is asked again as soon as it has a thread.
+    // The waker does nothing: the program is polled again as soon as it has a thread.
     let mut context = Context::from_waker(Waker::noop());
     // The caller's own work is not what the program is to be interrupted for.
     let mut piece = unconstrained(course.as_mut());
@@ -90,7 +90,7 @@ fn serve_tasks(runtime: &Runtime, first: Task, idle: &Weak<Idle>) {
     }
 }
 
-/// The next task; nothing if enough others wait for one, or nobody is left who could give any.
+/// The next task; nothing if enough idle threads wait for one, or no caller is left that could give any.
 fn wait_for_task(idle: &Weak<Idle>) -> Option<Task> {
     let (sender, tasks): (_, Receiver<Task>) = sync_channel(1);
     {

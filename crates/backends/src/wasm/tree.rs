@@ -1,6 +1,6 @@
-//! What a sandbox's files are: a few directories of the host, each at a path of its own, and nothing
-//! between them. Private ones lie in a directory named after the sandbox, so that whoever comes later
-//! finds and removes it.
+//! What a sandbox's files are: a few directories of the host, each at a path of its own, and nothing between
+//! them. Private ones lie in a directory named after the sandbox, so that a later process finds and removes
+//! it.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -20,9 +20,9 @@ use crate::linux::running::left_behind;
 
 /// Name prefix of private directories.
 const PRIVATE_DIR_PREFIX: &str = "stockade-wasm-";
-/// Parents of private directories; the first writable one is used. The same for every process, whatever its
-/// environment says, so that each finds what another has left. World-writable, so that the owner tells whose
-/// is whose.
+/// Parents of private directories; the first writable one is used. The same for every process, in any
+/// environment, so that each finds what another has left. World-writable, so that the owner tells whose is
+/// whose.
 const PRIVATE_DIR_BASES: [&str; 2] = ["/tmp", "/var/tmp"];
 /// Number of places that are not mounts: the workspace and the temporary directory.
 const OWN_PLACES: usize = 2;

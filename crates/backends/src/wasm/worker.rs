@@ -141,7 +141,7 @@ fn execute_order(mut order: WorkerOrder, limits: Limits) -> Result<Exit, StartFa
     )))
 }
 
-/// The code that was ordered. Read as a whole before it is compared, so that nobody changes it after.
+/// The code that was ordered. Read as a whole before it is compared, so that no later change counts.
 fn read_order_code(order: &WorkerOrder) -> Result<(ProgramKind, Trusted), StartFailure> {
     let path = Path::new(WORKER_DIR).join("code").join(&order.code);
     let whole = cache::read_bounded_file(&path, cache::MAX_ENTRY_BYTES)

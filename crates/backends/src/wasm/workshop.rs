@@ -118,8 +118,8 @@ fn compiler_gone() -> Error {
     Error::new(ErrorCode::System, "compile", "the compiler is gone").backend(NAME)
 }
 
-/// Has a module compiled. If nobody waits for it any more its compiler is ended, by a task of its own,
-/// so that nothing is left (C-32).
+/// Has a module compiled. If the caller gives up, its compiler is ended, by a task of its own, so that
+/// nothing is left (C-32).
 async fn compile_program(
     walls: &Arc<WorkerWalls>,
     mode: EngineMode,

@@ -55,7 +55,7 @@ impl Pair {
         (bytes.len(), named.into_iter().collect())
     }
 
-    /// Gives this side an archive that nobody honest has made.
+    /// Gives this side a forged archive.
     fn forge(&mut self, entries: &[(u8, &[u8], &[u8])]) -> Result<(), TreeError> {
         let mut builder = Builder::new(Vec::new());
         for (kind, name, content) in entries {
@@ -171,7 +171,7 @@ fn a_link_that_was_sent_is_never_followed() {
     let mut pair = Pair::new();
     let out = pair.base.path().join("outside").into_os_string().into_encoded_bytes();
     pair.forge(&[(b'2', b"link", &out)]).unwrap();
-    // What lies behind it counts as something that is not there as it was, whatever is asked.
+    // What lies behind it counts as changed or missing, for every type of entry.
     for kind in [b'0', b'5', b'2', b'R'] {
         let _ = pair.forge(&[(kind, b"link/file", b"changed"), (kind, b"link/new", b"changed")]);
     }

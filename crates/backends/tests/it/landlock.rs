@@ -115,7 +115,7 @@ async fn a_fork_bomb_ends_with_its_execution() {
     assert_eq!(String::from_utf8_lossy(&left.stdout), "");
 }
 
-/// Where private directories of this user lie, whatever TMPDIR says.
+/// Where private directories of this user lie, independent of TMPDIR.
 fn private_place() -> std::path::PathBuf {
     let name = format!("stockade-{}", rustix::process::geteuid().as_raw());
     std::path::Path::new("/var/tmp").join(name)

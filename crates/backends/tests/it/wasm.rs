@@ -1,5 +1,5 @@
-//! The wasm backend through the engine and by its own interfaces: modules and components, text and bytes,
-//! the cache, calls, and modules that somebody has tampered with.
+//! The wasm backend through the engine and by its own interfaces: modules and components, text and bytes, the
+//! cache, calls, and modules that were tampered with.
 
 #![cfg(feature = "wasm")]
 use std::os::unix::fs::MetadataExt;
@@ -36,7 +36,7 @@ fn component(result: u32) -> String {
     )
 }
 
-/// State in a memory, a global that nobody sees, and a table.
+/// State in a memory, a global that is not exported, and a table.
 const COUNTER_MODULE: &str = r#"(module
     (memory 1)
     (global $seen (mut i32) (i32.const 0))
@@ -244,7 +244,7 @@ async fn a_program_that_goes_on_leaves_its_callers_thread_and_ends_when_it_is_to
         let Some(ProcessEvent::Exit(exit)) = process.events.next().await else { panic!("no exit") };
         assert_eq!(exit.status, ExitStatus::Signalled(Signal::KILL));
     }
-    // One that nobody holds any more ends too.
+    // A process whose handle was dropped ends too.
     drop(sandbox.spawn(&command, &limits).await.unwrap());
     wasm.destroy(&id).await.unwrap();
 }

@@ -33,12 +33,12 @@ pub struct AtTerminal {
 struct OpenQuestion {
     question: Question,
     answer: oneshot::Sender<Decision>,
-    /// Its other end closes when nobody waits for the answer any more.
+    /// Its other end closes when no caller waits for the answer any more.
     withdrawn: OwnedFd,
 }
 
 impl AtTerminal {
-    /// Where standard input and standard error are a terminal there is somebody to ask.
+    /// A person can be asked where standard input and standard error are a terminal.
     pub fn reach() -> Result<Option<Arc<Self>>> {
         if !typed::by_a_person() {
             return Ok(None);

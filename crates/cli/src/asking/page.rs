@@ -1,4 +1,4 @@
-//! A question as it is shown. Whatever the agent wrote stays behind a margin of its own: it can neither
+//! A question as it is shown. All text of the agent stays behind a margin of its own: it can neither
 //! steer the terminal nor look like what we say.
 
 use stockade_core::Boundary;
@@ -98,7 +98,7 @@ fn quote_words(argv: &[String]) -> String {
     argv.iter().map(|one| quote_word(one)).collect::<Vec<_>>().join(" ")
 }
 
-/// A word as it is where that is plain, else in quotes, so that nobody takes one for two.
+/// A word as it is where that is plain, else in quotes, so that one is not read as two.
 fn quote_word(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,@%+^~".contains(c);
     if !text.is_empty() && text.chars().all(plain) {

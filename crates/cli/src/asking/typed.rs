@@ -18,7 +18,7 @@ const MAX_ANSWER_BYTES: usize = 4096;
 pub enum TerminalAnswer {
     /// What was typed. Without an end of line where the person ended input instead.
     Line(String),
-    /// Nobody wants the answer any more.
+    /// No caller waits for the answer any more.
     Withdrawn,
     /// The terminal cannot be read.
     Nothing,
@@ -31,7 +31,7 @@ pub fn by_a_person() -> bool {
 
 /// Whether the terminal is another program's at the moment. Touching it would stop this process.
 pub fn is_terminal_elsewhere() -> bool {
-    // A terminal that is not this session's stops nobody.
+    // A terminal that is not this session's never stops this process.
     tcgetpgrp(stdin()).is_ok_and(|front| front != getpgrp())
 }
 

@@ -1,4 +1,4 @@
-//! What happens from now on: jobs as they end, or every record as it is written. Ends when nobody reads any more.
+//! What happens from now on: jobs as they end, or every record as it is written. Ends when no reader is left.
 
 use std::collections::BTreeMap;
 use std::thread::sleep;

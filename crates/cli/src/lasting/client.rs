@@ -98,7 +98,7 @@ pub async fn receive_reply(
     }
 }
 
-/// Nobody else can listen in a directory of this user, except root, who is somebody else.
+/// The supervisor must be this user's. Only root could listen in the user's directory too, and is refused.
 fn same_user(stream: &UnixStream, operation: &'static str) -> Result<()> {
     let owner = stream.peer_cred().map(|peer| peer.uid()).ok();
     if owner == Some(rustix::process::geteuid().as_raw()) {

@@ -1,4 +1,4 @@
-//! Ends one sandbox, whoever owns it, and returns when nothing is left (C-30).
+//! Ends one sandbox, whichever process owns it, and returns when nothing is left (C-30).
 
 use std::time::{Duration, Instant};
 

@@ -10,7 +10,7 @@ use super::frame::SupervisorFrameError;
 /// The most refusals of one error that are shown.
 const MAX_REFUSALS: usize = 256;
 
-/// An error on the wire. Its operation stays behind: whoever asked knows what it asked for.
+/// An error on the wire. Its operation is left out: the caller knows what it asked for.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WireError {
@@ -71,7 +71,7 @@ impl From<WireRefusal> for Refusal {
 }
 
 impl WireError {
-    /// The error again, in the operation of whoever asked. Its words may be another host's, and are cleaned.
+    /// The error again, with the caller's operation. Its text may come from another host, and is cleaned.
     pub fn into_error(self, operation: &'static str) -> Error {
         let code = ErrorCode::ALL.into_iter().find(|code| code.name() == self.code);
         let code = code.unwrap_or(ErrorCode::Protocol);
@@ -114,7 +114,7 @@ pub fn out_of_turn(operation: &'static str) -> Error {
         .remedy("use the same version of stockade for the sandbox and the command")
 }
 
-/// There is no such sandbox, or it is somebody else's, which looks the same.
+/// There is no such sandbox, or it belongs to another user, which looks the same.
 pub fn unknown_sandbox_error(operation: &'static str, id: &SandboxId) -> Error {
     let message = format!("this user has no sandbox `{id}`");
     Error::new(ErrorCode::NotFound, operation, message)

@@ -86,7 +86,7 @@ async fn launch_copies(
 ) -> (Vec<SandboxId>, Option<stockade_core::Error>) {
     let mut made = Vec::new();
     let mut spec = spec_of_a_copy(&described.spec);
-    // A copy has taken nobody's place.
+    // A copy has not taken the place of another sandbox, so it has no origin.
     spec.labels.remove(ORIGIN_LABEL);
     for _ in 0..count {
         let order = SupervisorOrder {

@@ -1,5 +1,5 @@
 //! The one system call that no safe library offers: descriptors this process was started with must
-//! not reach a supervisor, which would hold somebody's pipe open for as long as it lives.
+//! not reach a supervisor, which would hold a pipe of its caller open for as long as it lives.
 
 #![allow(unsafe_code, reason = "close_range has no safe wrapper")]
 

@@ -23,7 +23,7 @@ pub struct KillArgs {
     all: bool,
 }
 
-/// Ends them; every one is tried, whatever happens to the others.
+/// Ends them; every one is tried, also after another has failed.
 pub async fn kill(args: &KillArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
     let place = SandboxDirectory::open(&settings)?;

@@ -77,7 +77,7 @@ pub enum SupervisorReply {
     Gap { events: u64, bytes: u64 },
     /// The program ended.
     End(Box<Outcome>),
-    /// There is no more for now, and nobody asked to wait.
+    /// There is no more for now, and the request did not ask to wait.
     SoFar,
     /// The input was taken.
     Taken,
@@ -105,7 +105,7 @@ pub struct Info {
     pub id: SandboxId,
     /// The workspace that keeps its changes apart.
     pub workspace: Option<WorkspaceId>,
-    /// How long it lives while nobody uses it.
+    /// Idle timeout: how long it lives while it is not in use.
     pub idle: Option<Span>,
     /// How long it lives at most.
     pub lifetime: Option<Span>,
@@ -140,7 +140,7 @@ pub struct Described {
     pub spec: SandboxSpec,
     /// Whether its memory can be captured too.
     pub full: bool,
-    /// How long it lives while nobody uses it.
+    /// Idle timeout: how long it lives while it is not in use.
     pub idle: Option<Span>,
     /// How long it lives at most.
     pub lifetime: Option<Span>,
@@ -152,7 +152,7 @@ pub struct Described {
 pub struct SupervisorOrder {
     /// What to build.
     pub spec: SandboxSpec,
-    /// How long it lives while nobody uses it.
+    /// Idle timeout: how long it lives while it is not in use.
     pub idle: Option<Span>,
     /// How long it lives at most.
     pub lifetime: Option<Span>,

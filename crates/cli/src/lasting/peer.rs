@@ -1,6 +1,6 @@
 //! Who is at the other end of a supervisor's socket. The directory of sockets lets no other user in, and
 //! no guest is shown it (C-06); this is the wall behind that one: a process in namespaces of its own is a
-//! guest, whatever user it is.
+//! guest, under any user id.
 
 use std::path::PathBuf;
 

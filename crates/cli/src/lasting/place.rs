@@ -79,13 +79,13 @@ impl SandboxDirectory {
 }
 
 /// Removes sockets whose owners are dead. Sockets are looked at before leases: a supervisor has its
-/// lease before its socket, so a socket without a live lease is nobody's.
+/// lease before its socket, so a socket without a live lease has no owner.
 pub fn sweep_sockets(state: &Path) {
     let sockets = socket::list_socket_ids(state);
     if sockets.is_empty() {
         return;
     }
-    // Whoever comes next tries again.
+    // A failure is ignored: the next command tries again.
     let _ = remove_unowned(state, &sockets);
 }
 

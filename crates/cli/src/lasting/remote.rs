@@ -92,7 +92,7 @@ impl Remote {
 }
 
 impl ProgramEvents for RemoteEvents {
-    /// Nothing also where there is no more for now, and nobody asked to wait.
+    /// `None` also where there is no more for now, and the request did not ask to wait.
     async fn next(&mut self) -> Result<Option<OutputEvent>> {
         while !self.over {
             let (reply, data) = receive_reply(&mut self.reader, self.operation).await?;

@@ -1,4 +1,4 @@
-//! `stockade rm`: clears away sandboxes nobody uses. What is not there needs no clearing away.
+//! `stockade rm`: removes sandboxes that are not in use. One that does not exist needs no removal.
 
 use clap::Args;
 use serde_json::json;

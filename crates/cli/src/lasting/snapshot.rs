@@ -232,20 +232,20 @@ fn export_snapshot(store: &Snapshots, snapshot: &SnapshotId, output: &Path) -> R
             .remedy("name a file that does not exist yet, in a directory with room")
             .source(error)
     };
-    // What a sandbox has written is nobody else's to read.
+    // Readable by this user alone: the file holds what a sandbox has written.
     let created = File::options().write(true).create_new(true).mode(0o600).open(output);
     let mut out = io::BufWriter::new(created.map_err(unwritable)?);
     let written = store
         .export(&snapshot, &mut out)
         .and_then(|()| out.flush().and_then(|()| out.get_ref().sync_all()).map_err(unwritable));
     if written.is_err() {
-        // Half a snapshot is of no use to anybody.
+        // Half a snapshot is of no use.
         let _ = std::fs::remove_file(output);
     }
     written
 }
 
-/// Whether an error is that nobody reads any more.
+/// Whether an error is a broken pipe: no reader is left.
 pub fn is_closed(error: &Error) -> bool {
     let cause =
         std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());

@@ -33,7 +33,7 @@ impl SupervisorSockets {
         Ok(Self { dir, path })
     }
 
-    /// Listens for a sandbox that has just been made. Whatever has its name is left from the dead.
+    /// Listens for a sandbox that has just been made. A socket of its name is left from a dead process.
     pub fn bind(&self, id: &SandboxId) -> Result<UnixListener> {
         let bind = || -> io::Result<UnixListener> {
             self.remove(id)?;

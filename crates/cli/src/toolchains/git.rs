@@ -2,8 +2,8 @@
 //! file. That file is input: a guest may have written it. So the directory is shown only if it names this very
 //! workspace in turn.
 //!
-//! All of it is read-only: whoever can add files to a git directory can make the host's git run code, or write
-//! through links to places elsewhere.
+//! All of it is read-only: a guest that can add files to a git directory can make the host's git run code, or
+//! write through links to places elsewhere.
 
 use std::fs;
 use std::io::Read;
@@ -56,7 +56,7 @@ fn read_pointer_file(file: &Path, prefix: &str) -> Option<PathBuf> {
     (!line.is_empty() && !line.contains(['\n', '\0'])).then(|| PathBuf::from(line))
 }
 
-/// Whatever somebody puts in its place meanwhile: neither a link is followed nor a pipe waited for.
+/// A small regular file. It may be replaced meanwhile: neither a link is followed nor a pipe waited for.
 fn small_file(file: &Path, most: u64) -> Option<String> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = open(file, flags, Mode::empty()).ok()?;

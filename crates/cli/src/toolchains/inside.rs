@@ -97,7 +97,7 @@ fn shown_path(path: &Path, trees: &[HostTree]) -> Option<String> {
     holds(&real).then(|| real.to_str().map(str::to_owned))?
 }
 
-/// A version or a name: nothing in which a secret could hide from whoever reads it.
+/// A version or a name: nothing in which a reader could overlook a secret.
 fn is_word(text: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._+-".contains(&byte);
     !text.is_empty() && text.len() <= MAX_WORD_BYTES && text.bytes().all(plain)

@@ -1,6 +1,6 @@
 //! The toolchains that are known, as data: where each lives, what of it a guest may read, and which variables
 //! it needs. A tree that is not listed is never shown; what is listed holds programs, libraries and versions.
-//! Whoever adds a row looks through a real installation for files in which its users keep credentials.
+//! Before a row is added, a real installation is searched for files in which its users keep credentials.
 
 /// One toolchain, or one manager of several.
 pub struct Toolchain {
@@ -25,13 +25,13 @@ impl Toolchain {
 pub struct ToolchainRoot {
     /// The variable that names it.
     pub variable: Option<&'static str>,
-    /// Where it is otherwise, the first that exists. `~` is the home; a `*` at the end is whatever PATH has there.
+    /// Where it is otherwise, the first that exists. `~` is the home; a final `*` is any name PATH has there.
     pub defaults: &'static [&'static str],
     /// What of it is shown, from the root; `*` is any one name and `.` the root itself.
     pub shown: &'static [&'static str],
     /// Names in it that are never shown, beside those of [`NEVER_SHOWN`].
     pub never: &'static [&'static str],
-    /// How deep in those trees names are looked at: deeper lie packages, which are nobody's configuration.
+    /// How deep in those trees names are looked at: deeper lie packages, which hold no user's configuration.
     pub depth: usize,
     /// What has to be in it: it is something else without.
     pub marks: &'static [&'static str],
@@ -55,7 +55,7 @@ pub enum VariableValue {
     GoProxy(usize, &'static str),
 }
 
-/// Names of files and directories that may hold credentials: never shown, in whatever tree they lie.
+/// Names of files and directories that may hold credentials: never shown, in any tree.
 pub const NEVER_SHOWN: &[&str] = &[
     "credentials.toml",
     "credentials",

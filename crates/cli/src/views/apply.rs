@@ -56,7 +56,7 @@ pub async fn apply(args: ApplyArgs, workspaces: Workspaces, printer: &Printer) -
         Some(claim_workspace(&workspaces, &id, APPLY_OPERATION, IN_USE)?)
     };
     if claim.is_some() {
-        // Nobody has it: what is left of it after this is for its changes alone.
+        // No sandbox has it: what is left of it after this is for its changes alone.
         workspaces.release(&id).await?;
         if workspaces.get(&id).is_err() {
             printer.note("nothing was changed");

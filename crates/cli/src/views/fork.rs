@@ -25,7 +25,7 @@ pub async fn fork(
     let copying = off_thread(move || {
         let id = args.id.find(&workspaces, "fork")?;
         let fork = workspaces.fork(&id)?;
-        // Nobody has it when this command ends, and it is there to be used.
+        // Kept explicitly: it has no owner when this command ends, and it is there to be used.
         workspaces.keep(&fork.id)?;
         Ok(fork)
     });

@@ -56,7 +56,7 @@ fn collect_rows(workspaces: &Workspaces) -> Result<Vec<WorkspaceRow>> {
         let diff = workspaces.diff(&workspace.id).ok();
         let age = SystemTime::now().duration_since(workspace.created.into()).unwrap_or_default();
         rows.push(WorkspaceRow {
-            // One that went meanwhile is in nobody's use.
+            // A workspace that was removed meanwhile is not in use.
             in_use: workspaces.claim(&workspace.id).is_ok_and(|claim| claim.is_none()),
             age_seconds: age.as_secs(),
             changes: diff.as_ref().map(|diff| diff.changes.len()),

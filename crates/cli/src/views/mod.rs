@@ -67,12 +67,12 @@ pub async fn workspace(args: WorkspaceArgs, printer: &Printer) -> Result<i32> {
     }
 }
 
-/// The workspaces of this user. Whatever a process that died left half done is whole again.
+/// The workspaces of this user. Opening them repairs what a dead process left half done.
 pub fn open_workspaces(settings: &Settings) -> Result<Workspaces> {
     Workspaces::open(settings.state_dir()?, settings.engine()?.journal)
 }
 
-/// Runs what blocks on the disk where it holds nobody up.
+/// Runs blocking disk work on a thread for it, so that it holds up no other task.
 async fn off_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {

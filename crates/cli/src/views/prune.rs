@@ -1,4 +1,4 @@
-//! `stockade workspace prune`: removes checkouts of repositories that nobody uses.
+//! `stockade workspace prune`: removes checkouts of repositories that are not in use.
 
 use std::time::Duration;
 

@@ -26,7 +26,7 @@ enum ReviewAnswer {
     No,
 }
 
-/// Refuses where there is nobody to ask.
+/// Refuses where no person can be asked.
 pub fn require_reviewer(printer: &Printer) -> Result<()> {
     if !printer.is_json() && typed::by_a_person() {
         return Ok(());
@@ -80,7 +80,7 @@ async fn ask_user(held: usize, interrupts: &mut Interrupts, printer: &Printer) -
         0 => "apply these changes? [y/N] ".to_owned(),
         held => format!("apply these changes? {held} held back unless you say `held` [y/N/held] "),
     };
-    // What was typed while the command ran was not meant for a question that nobody had seen.
+    // Input typed while the command ran was not meant for a question that had not been shown yet.
     typed::discard_typed_input();
     printer.write_to_stderr(&question);
     tokio::select! {
@@ -100,7 +100,7 @@ fn parse_answer(line: &str, held: usize) -> ReviewAnswer {
     }
 }
 
-/// One line of standard input, read by a thread that is never joined: nobody may ever type it.
+/// One line of standard input, read by a thread that is never joined: the line may never be typed.
 async fn read_stdin_line() -> Option<String> {
     let (sender, receiver) = oneshot::channel();
     let reader = std::thread::Builder::new().name("answer".into()).spawn(move || {

@@ -148,7 +148,7 @@ pub async fn build_view_source(
     Ok(Some(Views::new(workspaces, source)))
 }
 
-/// By the kernel where somebody can build walls around it, else by a copy, which everybody can take.
+/// An overlay by the kernel where a backend can build walls around it, else a copy, which all backends take.
 async fn choose_mechanism(
     workspaces: &Workspaces,
     spec: &SandboxSpec,

@@ -48,7 +48,7 @@ impl TerminalDesk {
         Self { place, screen, server, client }
     }
 
-    /// Sends a line for `bash`, whose answer comes when somebody has decided.
+    /// Sends a line for `bash`, whose reply comes when the question has been decided.
     fn bash(&self, line: &str) -> JoinHandle<Value> {
         let client = self.client.clone();
         let params = json!({ "name": "bash", "arguments": { "command": line } });

@@ -82,7 +82,7 @@ fn a_home_is_refused_unless_it_is_named_outright() {
     run(&["run", "true"]).is_refused(&["whole home directory"]);
     run(&["run", "--workspace", ".", "true"]).is_refused(&["whole home directory"]);
     let named = ["run", "--workspace", home.to_str().unwrap(), "true"];
-    // Configuration and caches lie in a home, and nobody is shown those (C-06).
+    // Configuration and caches lie in a home, and no guest is shown those (C-06).
     run(&named).is_refused(&["the configuration", "smaller directory"]);
     let mut apart = place.command(&named);
     for name in ["XDG_CONFIG_HOME", "XDG_CACHE_HOME"] {

@@ -78,7 +78,7 @@ fn a_reader_who_does_not_read_does_not_stop_the_clock() {
     let place = CliPlace::new();
     let args = ["run", "--timeout", "500ms", "--max-output", "1g", "yes"];
     let (child, _) = start(place.command(&args));
-    // Nobody reads until the records say that it was ended.
+    // The output is not read until the records say that the command was ended.
     let deadline = Instant::now() + Duration::from_secs(30);
     while !place.stockade(&["audit", "list"]).stdout.contains("timed out") {
         assert!(Instant::now() < deadline, "it was never ended");

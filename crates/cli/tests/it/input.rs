@@ -64,7 +64,7 @@ fn exec_passes_a_pipe_on_too() {
     fed(place.command(&["exec", &id, "cat"]), b"one\n").is(0, "one\n", "");
 }
 
-/// Whoever starts a service may have left it a pipe for ever.
+/// The parent of a service may have left it a pipe that never closes.
 #[test]
 fn a_pipe_that_stays_open_keeps_no_program_that_does_not_read() {
     let place = CliPlace::new();
@@ -89,7 +89,7 @@ fn input_that_is_closed_or_the_null_device_is_empty() {
     finish(through(&place, "exec \"$@\" <&-", &["run", "cat"])).is(0, "", "");
 }
 
-/// A detached command has nobody to type, and the pipe is for whoever reads it next.
+/// A detached command reads no input: the pipe is left for its next reader.
 #[test]
 fn a_detached_command_leaves_the_input_alone() {
     let place = Lasting::new();

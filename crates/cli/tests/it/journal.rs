@@ -79,7 +79,7 @@ fn who_follows_is_told_of_what_happens_and_ends_with_whoever_reads() {
     let (jobs, ended) = follow(&place, &["audit", "follow", "--json"]);
     let (events, told) = follow(&place, &["events", "--json"]);
     let until = Instant::now() + FOLLOW_TIMEOUT;
-    // Nobody knows when they have begun to listen: it goes on until they have heard of something.
+    // When both have begun to listen is not known: commands run until both have reported something.
     let (mut job, mut kinds) = (None, Vec::new());
     while job.is_none() || !kinds.contains(&"stopped".to_owned()) {
         assert!(Instant::now() < until, "nothing was told: {job:?} {kinds:?}");
@@ -91,7 +91,7 @@ fn who_follows_is_told_of_what_happens_and_ends_with_whoever_reads() {
     assert_eq!(job.unwrap()["stopped"]["event"]["outcome"]["ending"], "exited");
     assert!(kinds.contains(&"started".to_owned()), "{kinds:?}");
     drop((ended, told));
-    // The next line finds nobody, and closes the pipe; the one after that finds that out.
+    // The next line finds no receiver, and the pipe is closed; the write after that fails.
     for _ in 0..2 {
         place.stockade(&["run", "--", "true"]).is(0, "", "");
     }

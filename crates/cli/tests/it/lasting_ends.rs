@@ -1,4 +1,4 @@
-//! How lasting sandboxes come to an end: by wish, by time, by death of whoever held them. Nothing is
+//! How lasting sandboxes come to an end: by request, by timeout, by death of their owner. Nothing is
 //! left in any case.
 
 use std::io::Write;
@@ -76,7 +76,7 @@ fn a_signal_overtakes_input_that_nobody_reads() {
         command
     });
     let mut stdin = client.stdin.take().unwrap();
-    // Far more than any pipe on the way holds; ends when nobody can take it any more.
+    // Far more than any pipe on the way holds; the write fails when no reader is left.
     let writer = std::thread::spawn(move || stdin.write_all(&vec![0; 8 << 20]).is_err());
     signal(&client, Signal::INT);
     wait(client).is(130, "", "");
@@ -246,7 +246,7 @@ fn a_caller_who_is_gone_before_the_walls_stand_gets_no_sandbox() {
 #[test]
 fn a_supervisor_holds_nothing_of_its_caller() {
     let place = Lasting::new();
-    // Not closed on exec, so `create` has it, as it has whatever its caller left open.
+    // Without O_CLOEXEC, so `create` inherits it, like every descriptor that its caller left open.
     let (reader, writer): (OwnedFd, OwnedFd) = rustix::pipe::pipe().unwrap();
     let id = place.create(&[]);
     drop(writer);

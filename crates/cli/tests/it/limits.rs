@@ -42,12 +42,12 @@ fn a_limit_that_is_named_is_applied_and_told_where_it_is_watched() {
         configured.env("STOCKADE_STRICT", "true");
         super::common::finish(configured).is_refused(&[limit]);
     }
-    // A default that nobody asked for is no news.
+    // A default limit that was not asked for is not reported.
     place.stockade(&["run", "echo", "hi"]).is(0, "hi\n", "");
     place.assert_nothing_is_left();
 }
 
-/// Makes a sandbox, with whatever note about its limits.
+/// Makes a sandbox; notes about its limits are ignored.
 fn create(place: &Lasting, flags: &[&str]) -> String {
     let done = place.stockade(&[&["create"], flags].concat());
     assert_eq!(done.code, 0, "{done:?}");

@@ -1,5 +1,5 @@
 //! `stockade mcp --http` byte for byte: what can be read in two ways is refused, pages of this machine may
-//! ask, and who has no token keeps nobody out.
+//! ask, and a peer without the token keeps no client out.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -1,4 +1,4 @@
-//! What Stockade makes on the host is its user's alone from the first instant, whatever the umask (C-07), and
+//! What Stockade makes on the host is its user's alone from the first instant, under any umask (C-07), and
 //! what it makes for the caller is as the caller's umask says.
 
 use std::fs;

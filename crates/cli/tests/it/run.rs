@@ -184,7 +184,7 @@ fn only_variables_that_were_named_are_inside() {
 #[test]
 fn the_network_is_the_sandboxs_own_loopback_unless_it_is_none() {
     let place = CliPlace::new();
-    // Nobody listens: an interface that is up says so.
+    // No server listens: an interface that is up refuses the connection.
     let line = ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/9"];
     let refused = |flags: &[&str]| {
         let done = place.stockade(&[&["run"], flags, &["--"], &line[..]].concat());
@@ -273,7 +273,7 @@ fn a_disk_limit_that_is_named_is_exact_where_it_can_be_and_else_told_to_be_watch
     assert_eq!((done.code, done.stderr.lines().count()), (0, 1), "{done:?}");
     assert!(done.stderr.contains("the disk limit of 64m is watched, not exact"), "{done:?}");
     assert_eq!(disk_limit(&place, &["--disk", "64m"]), "partly");
-    // A default that nobody asked for is no news.
+    // A default limit that was not asked for is not reported.
     place.stockade(&["run", "true"]).is(0, "", "");
 }
 

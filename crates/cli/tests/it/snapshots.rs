@@ -16,7 +16,7 @@ fn sha256(bytes: &[u8]) -> String {
     String::from_utf8(told).unwrap()[..64].to_owned()
 }
 
-/// An exported file with another manifest, sealed as whoever forges one can.
+/// An exported file with another manifest, sealed anew as any forger can do it.
 fn forge(file: &[u8], change: impl FnOnce(&mut serde_json::Value)) -> Vec<u8> {
     let head = "stockade-snapshot 1\n".len();
     let length = u32::from_le_bytes(file[head..head + 4].try_into().unwrap()) as usize;
@@ -182,7 +182,7 @@ fn a_state_travels_to_another_state_directory() {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     fs::write(&file, bytes).unwrap();
-    // Although it is stored already: nobody is told that a damaged file is fine.
+    // Although it is stored already: a damaged file is always reported.
     there.stockade(&["snapshot", "import", path]).is_refused(&["damaged"]);
     there.stockade(&["snapshot", "rm", &snapshot]).code_is(0);
     there.stockade(&["snapshot", "import", path]).is_refused(&["damaged"]);

@@ -35,7 +35,7 @@ fn a_change_of_size_passes_through() {
     let child = screen.start(&place, &["run", "-t", "--shell", line]);
     screen.until("ready");
     screen.resize(40, 120);
-    // The terminal is not this process's own, so the kernel tells nobody.
+    // The terminal is not this process's controlling terminal, so the kernel sends no SIGWINCH.
     signal(&child, Signal::WINCH);
     screen.until("40 120");
     assert_eq!(wait(child).code, 0);
@@ -63,7 +63,7 @@ fn a_terminal_that_goes_away_takes_what_runs_on_it_along() {
     let line = "trap '' HUP; echo ready; sleep 1000";
     let child = screen.start(&place, &["run", "-t", "--shell", line]);
     screen.until("ready");
-    // Nobody is told by a signal: it is not the terminal of anybody's session.
+    // The kernel sends no SIGHUP: it is not the controlling terminal of any session.
     drop(screen);
     assert_eq!(wait(child).code, 129);
     place.assert_nothing_is_left();

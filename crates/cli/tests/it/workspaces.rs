@@ -98,7 +98,7 @@ fn a_file_that_changed_underneath_is_a_conflict_and_nothing_is_applied() {
 #[test]
 fn changes_that_are_discarded_are_gone() {
     let place = furnished(CliPlace::of_an_ordinary_user());
-    // Whoever watches the disk cannot look into a closed directory, and would end the program for it.
+    // The disk watcher cannot look into a closed directory, and would end the program for it.
     let flags = ["--without", "disk-limit"];
     let line = format!("{CHANGES_SCRIPT}; mkdir -p deep/er; chmod 0 deep");
     let id = overlaid_with(&place, &flags, &line);
@@ -211,7 +211,7 @@ fn root_works_on_a_view_of_another_users_directory_as_that_user() {
         std::os::unix::fs::MetadataExt::uid(&found)
     };
     let theirs = owner("a");
-    // Started by whoever runs the tests: root, if anybody.
+    // Started as the user who runs the tests: root, where that is not the ordinary user.
     let by_root = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
         command.args(args).current_dir(place.workspace()).stdin(Stdio::null()).env_clear();

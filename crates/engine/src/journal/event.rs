@@ -93,8 +93,8 @@ pub enum Event {
         /// Which state.
         snapshot: SnapshotId,
     },
-    /// A sandbox is about to be built for whoever will want it. When somebody takes it, that is
-    /// recorded as its creation, or as the start of the execution it was taken for.
+    /// A sandbox is about to be built ahead of any caller. When a caller takes it, that is recorded as its
+    /// creation, or as the start of the execution it was taken for.
     Prepared {
         /// Its id.
         sandbox: SandboxId,
@@ -111,7 +111,7 @@ pub enum Event {
         sandbox: SandboxId,
         /// Whether nothing was left (C-30).
         clean: bool,
-        /// What was left, or why it was destroyed by somebody else than its owner.
+        /// What was left, or why it was destroyed by another process than its owner.
         detail: Option<String>,
     },
     /// A spec or command was not admitted.
@@ -121,7 +121,7 @@ pub enum Event {
         /// Each refusal, in words.
         refusals: Vec<String>,
     },
-    /// Somebody decided whether a tool may do what was asked of it: recorded before it does.
+    /// A decision whether a tool may do what was asked of it: recorded before it does.
     Decided {
         /// The execution that was let through; absent where nothing was started.
         #[serde(default, skip_serializing_if = "Option::is_none")]

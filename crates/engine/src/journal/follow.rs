@@ -14,7 +14,7 @@ const FOLLOW_OPERATION: &str = "follow the journal";
 /// Chunk that is read at once.
 const READ_CHUNK_BYTES: usize = 1 << 20;
 
-/// How far somebody has read.
+/// A reader's position in the journal.
 #[derive(Debug)]
 pub struct Follower<'j> {
     journal: &'j Journal,

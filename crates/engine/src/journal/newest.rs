@@ -18,7 +18,7 @@ use crate::state::Directory;
 /// Chunk that is read at once.
 const READ_CHUNK_BYTES: u64 = 1 << 16;
 
-/// Executions whose start fits a filter, the one that started last first. Whoever let one through is not told.
+/// Executions whose start fits a filter, the latest start first. The decisions on them are left out.
 pub struct NewestJobs<'a> {
     lines: Option<Backward<'a>>,
     filter: Filter,

@@ -1,5 +1,5 @@
-//! Removing finished files by age and size. What is removed is said in the chain itself, with the hash of the
-//! last record that went: so verification tells a removal from one that nobody recorded.
+//! Removing finished files by age and size. What is removed is said in the chain itself, with the hash of
+//! the last record that went: so verification tells a recorded removal from an unrecorded one.
 
 use std::time::SystemTime;
 

@@ -44,7 +44,7 @@ pub struct Records<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Job {
-    /// The record of the decision that let it through; absent where nobody had to decide.
+    /// The record of the decision that let it through; absent where no decision was required.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decided: Option<Record>,
     /// The record of its start.

@@ -143,7 +143,7 @@ impl Digest {
     }
 }
 
-/// Lower case only: a second spelling of the same hash would be a change that nobody sees.
+/// Lower case only: a second spelling of the same hash would be a change that verification does not see.
 fn parse_nibble(digit: u8) -> Option<u8> {
     match digit {
         b'0'..=b'9' => Some(digit - b'0'),

@@ -1,5 +1,5 @@
-//! What lies beyond the head. A writer that dies leaves at most one record there, whole or torn: the
-//! next one takes it over or cuts it off. Anything else was put there by somebody else.
+//! What lies beyond the head. A writer that dies leaves at most one record there, whole or torn: the next
+//! writer takes it over or cuts it off. Anything else did not come from a writer.
 
 use std::fs::File;
 use std::io;

@@ -3,8 +3,8 @@
 //!
 //! Files that were removed on purpose are accounted for by the record of that.
 //!
-//! What this cannot see: a journal replaced as a whole, or cut back together with its head, by
-//! somebody who computes all hashes anew. Receipts kept elsewhere show that.
+//! What this cannot see: a journal replaced as a whole, or truncated together with its head, by an attacker
+//! who recomputes all hashes. Receipts kept elsewhere show that.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,7 +28,7 @@ pub enum Verdict {
         /// The last one's hash: kept elsewhere, it proves later that nothing was replaced.
         head: Digest,
     },
-    /// Somebody has touched it.
+    /// It was changed outside its writers.
     Broken(Break),
 }
 

@@ -1,5 +1,5 @@
-//! What a caller gets from a pool, and how its end is noticed. Whoever goes away half-way leaves a
-//! sandbox that was given to it: that one is taken down, never given to anybody else.
+//! What a caller gets from a pool, and how its end is noticed. A caller that goes away half-way leaves a
+//! sandbox that was given to it: that one is taken down, never given to another caller.
 
 use std::sync::{Arc, Weak};
 

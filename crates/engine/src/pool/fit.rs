@@ -49,8 +49,8 @@ fn same_spec(one: &SandboxSpec, other: &SandboxSpec) -> bool {
         && (tenant, without) == (&other.tenant, &other.without)
 }
 
-/// What the host had under the paths of a spec when a sandbox was prepared. A path may lead to
-/// something else by the time somebody wants it, and walls around the old thing are the wrong ones.
+/// What the host had under the paths of a spec when a sandbox was prepared. A path may lead to something
+/// else by the time a caller wants it, and walls around the old thing are the wrong ones.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct HostPlaces(Vec<(PathBuf, Option<Thing>)>);
 

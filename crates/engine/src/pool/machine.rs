@@ -73,7 +73,7 @@ pub(super) struct PoolMachine {
     /// How many are to be ready: the minimum, and one more for each caller who found none, until
     /// one of them has waited in vain.
     target: usize,
-    /// The oldest first. The newest is given first, so that what nobody needs grows old.
+    /// The oldest first. The newest is given first, so that surplus ones reach the idle timeout.
     ready: Vec<(PoolSeat, Moment)>,
     making: BTreeSet<PoolSeat>,
     used: BTreeSet<PoolSeat>,
@@ -176,7 +176,8 @@ impl PoolMachine {
         self.failures = self.failures.saturating_add(1);
         self.rests_until = now + rest;
         let mut acts = Vec::new();
-        // Whoever comes after a caller may have left one more to hope for; not for ever, though.
+        // A caller that left the queue may have left one more in the making: the first caller is refused
+        // only if fewer are in the making than callers wait, or after its timeout.
         let first_is_late = self.line.front().is_some_and(|(_, until)| *until <= now);
         if self.making.len() < self.line.len() || first_is_late {
             let first = self.line.pop_front();
@@ -236,7 +237,7 @@ impl PoolMachine {
         acts
     }
 
-    /// Nobody gets anything any more, and what nobody has goes.
+    /// Refuses every caller from now on, and retires what no caller has.
     pub(super) fn close(&mut self) -> Vec<PoolAct> {
         self.closed = true;
         let refused = std::mem::take(&mut self.line).into_iter();
@@ -320,7 +321,7 @@ impl PoolMachine {
         }
     }
 
-    /// One at a time, and never while somebody is waiting for an answer.
+    /// One at a time, and never while a caller is waiting for an answer.
     fn wants_refill(&self) -> bool {
         !self.closed
             && self.line.is_empty()

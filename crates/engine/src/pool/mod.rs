@@ -1,7 +1,7 @@
-//! Sandboxes prepared ahead: whoever asks for one that fits gets it at once, in its own name.
+//! Sandboxes prepared ahead: a caller that asks for one that fits gets it at once, in its own name.
 //!
-//! What was given to somebody is never given to anybody else. What is ready is leased, counted and
-//! recorded as its tenant's, and dies with the engine like everything else.
+//! A sandbox given to one caller is never given to another. Ready ones are leased, counted and recorded as
+//! their tenant's, and die with the engine like everything else.
 
 mod claim;
 mod fit;
@@ -36,10 +36,10 @@ pub struct PoolSpec {
     pub spec: SandboxSpec,
     /// How many are ready.
     pub minimum: u32,
-    /// How many there are at most: ready, being made, in use and being taken down. Who finds all of
-    /// them in use waits in line.
+    /// How many there are at most: ready, being made, in use and being taken down. A caller that finds all
+    /// of them in use waits in the queue.
     pub maximum: u32,
-    /// How long one beyond the minimum may be ready for nobody. There are such after callers who
+    /// How long one beyond the minimum may be ready without a caller. There are such after callers that
     /// found none.
     pub idle: Duration,
     /// How long a caller may wait in line.
@@ -102,7 +102,7 @@ impl Engine {
     /// them where it fits.
     ///
     /// - The spec is admitted first (C-01), and everything ready counts against its tenant's quota.
-    /// - Returns at once: they are made one after the other, while nobody waits for an answer.
+    /// - Returns at once: they are made one after the other, while no caller waits for an answer.
     /// - A copy-on-write workspace belongs to one sandbox, and so cannot be prepared for.
     pub async fn open_pool(&self, pool: PoolSpec) -> Result<Pool> {
         let bounds = pool.bounds()?;
@@ -173,8 +173,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Ends it: whoever waits is told so, and nothing that was ready is left when this returns.
-    /// What callers have stays theirs. Idempotent.
+    /// Ends it: waiting callers are refused, and nothing that was ready is left when this returns. What
+    /// callers have stays theirs. Idempotent.
     pub async fn close(&self) {
         self.steward.close().await;
     }

@@ -1,4 +1,4 @@
-//! Where a pool meets the pipeline: preparing, handing over, taking down what nobody has.
+//! Where a pool meets the pipeline: preparing, handing over, taking down sandboxes that no caller has.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ impl EngineInner {
         Ok(id)
     }
 
-    /// Builds a sandbox for nobody yet, in the name of the tenant it is meant for.
+    /// Builds a sandbox ahead of any caller, in the name of the tenant it is meant for.
     pub(crate) async fn prepare_sandbox(
         &self,
         order: &SandboxOrder,
@@ -59,7 +59,7 @@ impl EngineInner {
             .backend(order.backend.name()))
     }
 
-    /// Takes down what nobody has. If that fails it stays known, so that it can be tried again.
+    /// Takes down a sandbox that no caller has. If that fails it stays known, for a retry.
     pub(crate) async fn dismiss_sandbox(&self, live: RunningSandbox) -> Result<()> {
         let down = self.take_down(&live).await;
         if down.is_err() {

@@ -168,7 +168,7 @@ impl Steward {
         taken.map(|parked| parked.live)
     }
 
-    /// Refuses whoever waits, and takes down everything that nobody has. What callers have is theirs.
+    /// Refuses waiting callers, and takes down what no caller has. What callers have is theirs.
     pub(super) async fn close(self: &Arc<Self>) {
         self.closing.send_replace(true);
         self.tell_machine(None, |state, _| state.machine.close());
@@ -176,7 +176,7 @@ impl Steward {
         let _ = self.busy.subscribe().wait_for(|busy| *busy == 0).await;
     }
 
-    /// Lets go of everything at once, since the engine is gone: whoever reaps finds the leases.
+    /// Drops everything at once, since the engine is gone: a reaper finds the leases.
     pub(super) fn abandon_all(&self) {
         self.closing.send_replace(true);
         let mut state = lock_mutex(&self.state);
@@ -275,7 +275,7 @@ impl Steward {
         Ok(Parked { live, places })
     }
 
-    /// Takes down one that nobody will have any more.
+    /// Takes down a sandbox that no caller will get any more.
     pub(super) fn take_down(self: &Arc<Self>, live: RunningSandbox) {
         let working = self.work();
         let engine = self.engine.upgrade();

@@ -13,9 +13,9 @@ use crate::journal::Digest;
 /// Size of every block but the last.
 pub(super) const BLOCK_BYTES: u64 = 64 << 10;
 
-/// What a part is, block by block. Two parts with the same digest hold the same bytes, whichever of
-/// their zeros are holes. By BLAKE3, since all of a machine's memory may have to go through it while
-/// somebody waits.
+/// What a part is, block by block. Two parts with the same digest hold the same bytes, whichever of their
+/// zeros are holes of a sparse file. By BLAKE3, since all of a machine's memory may have to go through it
+/// while a caller waits.
 pub(super) struct Digester(blake3::Hasher);
 
 impl Digester {

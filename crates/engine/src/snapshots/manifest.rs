@@ -48,7 +48,7 @@ pub struct Snapshot {
     pub taken: Timestamp,
     /// What the sandbox was asked to be, without its environment and what only a caller may say.
     pub spec: SandboxSpec,
-    /// What it was shown of its host, and whoever goes on with it has to name.
+    /// What it was shown of its host, which a caller that restores it has to name.
     #[serde(default, skip_serializing_if = "HostThings::is_empty")]
     pub shown: HostThings,
     /// Its files.
@@ -182,7 +182,7 @@ impl Snapshot {
         self.spec = self.spec.portable();
     }
 
-    /// A hash proves that nothing changed on the way, not that whoever made it meant well.
+    /// A hash proves that nothing changed on the way, not that the maker is to be trusted.
     fn check(&self) -> Result<()> {
         let named = |name: &String| is_part_name(name);
         if self.parts.len() > MAX_PARTS || !self.parts.keys().all(named) {
@@ -241,7 +241,7 @@ fn hash_bytes(bytes: &[u8]) -> Digest {
     Digest::from(<[u8; 32]>::from(Sha256::digest(bytes)))
 }
 
-/// It is not what somebody once captured.
+/// The error for a snapshot that is not as it was captured.
 pub(super) fn build_damaged_error(what: impl Into<String>) -> Error {
     Error::new(
         ErrorCode::Invalid,

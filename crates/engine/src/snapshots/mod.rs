@@ -5,9 +5,9 @@
 //! snapshots/named/ID         what each snapshot says about itself
 //! snapshots/drafts/…         what is not finished; its maker holds a lock on it
 //! ```
-//! A snapshot exists from the instant at which its name does; whatever its maker leaves when it is
-//! killed before that is collected by whoever removes one next. One that is only passing through has a
-//! draft beside it that says so, and goes with that.
+//! A snapshot exists from the instant at which its name does; what its maker leaves when it is killed
+//! before that is collected with the next removal. One that is only passing through has a draft beside it
+//! that says so, and goes with that.
 
 mod blocks;
 mod manifest;
@@ -282,8 +282,8 @@ impl Snapshots {
         self.collect()
     }
 
-    /// Removes what no snapshot refers to: of removed ones, and of makers that were killed. Does
-    /// nothing while a manifest cannot be read, since nobody knows then what it needs.
+    /// Removes what no snapshot refers to: of removed ones, and of makers that were killed. Does nothing
+    /// while a manifest cannot be read, since the parts that it needs are unknown then.
     pub fn collect(&self) -> Result<()> {
         let _alone = self.lock_store(Sharing::Exclusive)?;
         self.collect_drafts()?;

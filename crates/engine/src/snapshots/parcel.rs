@@ -55,9 +55,9 @@ impl Snapshots {
         self.take_in(from, most, |_, _| Ok(())).map(|(snapshot, _)| snapshot)
     }
 
-    /// The same, with the draft in which it was put together, about which something may be said before
-    /// the snapshot has a name. No draft where the snapshot was there already: it is read to its end all
-    /// the same, so that one that is damaged is refused whatever is stored.
+    /// The same, with the draft in which it was put together, about which something may be said before the
+    /// snapshot has a name. No draft where the snapshot was there already: it is read to its end all the
+    /// same, so that a damaged one is refused even then.
     pub(super) fn take_in(
         &self,
         from: &mut dyn Read,
@@ -159,8 +159,8 @@ fn read_sealed_manifest(from: &mut impl Read) -> Result<Vec<u8>> {
     Ok(sealed)
 }
 
-/// Writes one part where the draft keeps it. What follows another block comes after it, so nobody is
-/// made to write more than the manifest says.
+/// Writes one part where the draft keeps it. Block indexes must increase, so that a part never makes the
+/// reader write more than the manifest says.
 fn unpack_part(body: &mut impl Read, draft: &SnapshotDraft, name: &str, part: &Part) -> Result<()> {
     let path = draft.parts().join(name);
     let failed = |error| build_unusable_error("import", &path, error);

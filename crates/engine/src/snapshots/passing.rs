@@ -1,5 +1,5 @@
 //! Snapshots that are only passing through: taken to be copied or carried elsewhere at once, or carried
-//! here to become a sandbox. Nobody has to remember them: each goes with who holds it, also if that is
+//! here to become a sandbox. No caller has to remove them: each goes with its holder, even if that is
 //! killed.
 
 use std::fs::File;
@@ -42,7 +42,7 @@ impl Passing {
 impl Drop for Passing {
     fn drop(&mut self) {
         if self.draft.is_some() {
-            // Whoever collects next tries again.
+            // An error is ignored: the next collection tries again.
             let _ = self.store.remove(&self.snapshot.id);
         }
     }
@@ -60,7 +60,7 @@ impl SnapshotDraft {
 }
 
 impl Snapshots {
-    /// Holds a stored snapshot that nobody is to find later.
+    /// Holds a stored snapshot that must not outlive its holder.
     pub fn passing(self: &Arc<Self>, snapshot: Snapshot) -> Result<Passing> {
         let draft = self.draft()?;
         draft.goes_with(&snapshot.id)?;

@@ -176,7 +176,7 @@ fn jobs_of_an_engine_that_died_are_closed_once_by_those_that_come_next() {
         for opening in (0..8).map(|_| next()).collect::<Vec<_>>() {
             engines.push(opening.await.unwrap());
         }
-        // Those that came while another was reaping leave the rest to whoever comes after it.
+        // Engines that came while another was reaping leave the rest to the next engine.
         let last = engine_at(state.path(), &mock, |_| {}).await;
         assert_eq!(unknown_ends(&last), jobs);
         assert!(last.journal().verify().unwrap().is_clean());

@@ -169,7 +169,7 @@ async fn an_environment_is_never_part_of_it() {
     bench.engine.close().await.unwrap();
 }
 
-/// The same file with another manifest, sealed as whoever forges one can.
+/// The same file with another manifest, sealed as a forger can.
 fn forged(file: &[u8], change: impl FnOnce(&mut serde_json::Value)) -> Vec<u8> {
     let head = b"stockade-snapshot 1\n".len();
     let length = u32::from_le_bytes(file[head..head + 4].try_into().unwrap()) as usize;

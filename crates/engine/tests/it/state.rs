@@ -70,7 +70,7 @@ fn a_file_is_refused() {
 
 #[test]
 fn a_directory_of_somebody_else_is_refused() {
-    // Of these two, one is not ours, whoever runs this.
+    // One of these two belongs to another user, as root and as an ordinary user alike.
     let foreign = if rustix::process::geteuid().is_root() {
         let place = tempfile::tempdir().unwrap();
         std::os::unix::fs::chown(place.path(), Some(12345), None).unwrap();

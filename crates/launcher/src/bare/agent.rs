@@ -61,7 +61,7 @@ fn build_walls(b: &BareBlueprint<'_>) -> Result<(Vec<Proof>, Remaining), Failure
     rules::restrict_to_plan(b.landlock, b.plan)?;
     // Last of the walls: some steps above would be refused behind it.
     let listener = calls::filter_with_listener(b.filter).at(Wall::Seccomp, "the filter")?;
-    // Whoever holds the listener decides about the guest's calls: nobody in here may.
+    // The listener's holder decides about the guest's calls: no process in here may hold it.
     proof::hand_over(b.hand, &listener)?;
     let proofs = questions.ask(b.privileged)?;
     let remaining = fds::close_all(b.pipe, b.agent, b.report, None)?;
@@ -93,7 +93,7 @@ fn execute_agent(plan: &BarePlan, agent: &OwnedFd) -> Failure {
     let [Ok(name), Ok(workspace), Ok(id)] = texts.map(CString::new) else {
         return Failure::without_errno(Wall::Agent, "a name holds a zero byte");
     };
-    // The sandbox's name comes last, where whoever looks for it on the host finds it.
+    // The sandbox's name is the last argument, where a search among the host's processes finds it.
     let arguments = [&*name, c"--scoped", c"3", &workspace, &id];
     let errno = sys::execute_program(agent.as_fd(), &arguments, &AGENT_ENVIRONMENT);
     Failure::new(Wall::Agent, errno, "executing the agent")

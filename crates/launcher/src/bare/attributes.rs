@@ -31,10 +31,10 @@ struct AttributeTarget {
     empty: bool,
 }
 
-/// Deals with the next call. An error means that nobody is left who could ask.
+/// Deals with the next call. An error means that no process is left that could make one.
 pub(super) fn serve_call(listener: BorrowedFd<'_>, writable: &[PathBuf]) -> Result<(), Errno> {
     let call = match calls::next_call(listener) {
-        // Whoever asked was ended before it was heard.
+        // The caller was killed before its notification was received.
         Err(Errno::NOENT | Errno::INTR) => return Ok(()),
         call => call?,
     };

@@ -18,7 +18,7 @@ fn check_return(ret: c_long) -> Result<c_long, Errno> {
 
 /// Kills every process this one may signal, but itself. Only [`super::scope::LandlockScope`] may call it.
 pub(super) fn kill_all_in_reach() {
-    // SAFETY: no pointers are passed. That there is nobody in reach is no failure.
+    // SAFETY: no pointers are passed. The error for no process in reach is no failure.
     unsafe { libc::kill(-1, libc::SIGKILL) };
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn filter_with_listener(program: &[libc::sock_filter]) -> Result<Owne
 
 fn own_descriptor(fd: c_long) -> Result<OwnedFd, Errno> {
     let raw = RawFd::try_from(fd).map_err(|_| Errno::BADF)?;
-    // SAFETY: the kernel has just made this descriptor for us; nobody else knows it.
+    // SAFETY: the kernel has just made this descriptor for us; no other code knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 

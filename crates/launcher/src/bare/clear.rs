@@ -1,6 +1,6 @@
-//! Removes a directory tree that a guest has filled, after its last process has ended: whatever its
-//! depth, its modes and its names. Never follows a link, and needs the same memory for any tree. Two
-//! may be at it at once: a warden, and whoever finds that the warden's owner is gone.
+//! Removes a directory tree that a guest has filled, after its last process has ended: of any depth, with
+//! any modes and names. Never follows a link, and needs the same memory for any tree. Two processes may
+//! clear it at once: a warden, and one that finds the warden's owner gone.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -25,7 +25,7 @@ pub fn clear(path: &Path) -> io::Result<()> {
     loop {
         empty_directory(&top, |name| flatten_directory(&top, name, &mut moved))?;
         match ignore_missing(unlinkat(CWD, path, AtFlags::REMOVEDIR)) {
-            // Somebody else who clears has just moved a directory up.
+            // A concurrent removal has just moved a directory up.
             Err(Errno::NOTEMPTY) => {}
             removed => return Ok(removed?),
         }

@@ -11,7 +11,7 @@ use crate::plan::{Cgroup, Rlimits};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct BarePlan {
-    /// Name of the sandbox, for messages and for whoever looks for it on the host.
+    /// Name of the sandbox, for messages and for finding it among the host's processes.
     pub id: String,
     /// The workspace's directory.
     pub workspace: PathBuf,

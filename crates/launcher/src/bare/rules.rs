@@ -1,6 +1,6 @@
-//! What of the host the guest may open, and nothing else: its programs, a few devices, the workspace
-//! and places of its own. Nothing of `/proc` but two files about the machine: whatever else is in it
-//! tells of other processes.
+//! What of the host the guest may open, and nothing else: its programs, a few devices, the workspace and
+//! places of its own. Nothing of `/proc` but two files about the machine: the rest of it tells of other
+//! processes.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! The reach of signals: a Landlock domain out of which none goes. Whoever stands in it can end all
-//! others in it with one call, which the kernel carries out in one go: no fork escapes it.
+//! The reach of signals: a Landlock domain that no signal leaves. A process in it can kill all others in it
+//! with one call, which the kernel carries out in one go: no fork escapes it.
 
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
@@ -8,8 +8,8 @@ use super::calls;
 use crate::error::{Failure, Wall};
 use crate::walls::landlock;
 
-/// Proof that this process's signals stay among its own descendants. Nothing else may end everybody in
-/// reach: without the scope that would be every process of this user.
+/// Proof that this process's signals stay among its own descendants. Only with it may everything in reach
+/// be killed: without the scope that would be every process of this user.
 #[derive(Clone, Copy)]
 pub(super) struct LandlockScope(());
 

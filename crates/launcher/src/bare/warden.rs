@@ -37,7 +37,7 @@ struct Post {
 pub(super) fn run_warden(c: &Commission<'_>) -> ! {
     match take_up(c) {
         Err(failure) => {
-            // Nobody is left to tell if this fails.
+            // An error is ignored: the peer to be told is gone.
             let _ = wire::send_reply(c.reply, &LaunchReply::Failed(failure), None);
         }
         Ok(post) => post.stay_until_end(c.plan),
@@ -60,7 +60,7 @@ fn take_up(c: &Commission<'_>) -> Result<Post, Failure> {
         caps::drop_own()?
     }
     let scope = LandlockScope::enter(c.shop.pid)?;
-    // Whatever loses its parent inside falls to the agent, and after that here.
+    // Orphans inside are reparented to the agent, and after its end to this process (subreaper).
     set_child_subreaper(Some(getpid())).at(Wall::ParentDeath, "becoming the warden")?;
     let signals = calls::warden_signals().at(Wall::ParentDeath, "signals")?;
     let launcher = c.shop.itself.try_clone();
@@ -93,8 +93,8 @@ fn start_agent(c: &Commission<'_>, hand: BorrowedFd<'_>) -> Result<Pid, Failure>
 }
 
 impl Post {
-    /// Copies what is needed to low numbers and closes all others: while this process held the pipe
-    /// or the way to report, nobody would notice their end.
+    /// Copies the needed descriptors to low numbers and closes all others: while this process held the pipe
+    /// or the report socket, their peers would not see them close.
     fn let_go_of_the_rest(self) -> Result<Post, Failure> {
         let Post { scope, agent, signals, launcher, hand } = self;
         let kept = sys::keep_only([signals, launcher, hand]);
@@ -158,7 +158,7 @@ impl Post {
     }
 }
 
-/// Waits until nobody is left. All are killed, and none can have been born since.
+/// Waits until no child is left. All are killed, and none can have been forked since.
 fn bury_all() {
     while !matches!(wait(WaitOptions::empty()), Err(Errno::CHILD)) {}
 }

@@ -20,7 +20,7 @@ const fn allowed_group(reason: &'static str, calls: &'static [c_long]) -> Syscal
     SyscallGroup { reason, calls }
 }
 
-/// Let through whatever their arguments.
+/// Allowed with any arguments.
 pub(super) const ALLOWED_SYSCALLS: &[SyscallGroup] = &[
     allowed_group(
         "bytes through descriptors the caller holds",

@@ -297,7 +297,7 @@ fn ioctl_keeps() -> Vec<sock_filter> {
     code
 }
 
-/// A file that runs as its owner or its group is a way out for whoever runs it on the host.
+/// Refuses set-user-ID and set-group-ID modes: such a file is an escape route when it is run on the host.
 fn plain_mode(index: u32) -> Vec<sock_filter> {
     const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
     vec![
@@ -308,7 +308,7 @@ fn plain_mode(index: u32) -> Vec<sock_filter> {
     ]
 }
 
-/// Without these flags the mode is whatever the register happens to hold.
+/// The mode counts only with these flags: without them its register holds an arbitrary value.
 fn opens_with_plain_mode(flags: u32) -> Vec<sock_filter> {
     const CREATE_FLAGS: u32 = (libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u32;
     let mode = plain_mode(flags + 1);

@@ -30,7 +30,7 @@ pub(crate) enum SyscallAction {
     Refuse(i32),
     /// Its arguments decide.
     Look(ArgumentCheck),
-    /// Whoever watches from outside decides, and does it in the caller's stead.
+    /// The process outside that holds the listener decides, and makes the call in the caller's stead.
     Ask,
 }
 
@@ -57,7 +57,7 @@ pub(crate) enum ArgumentCheck {
     IoctlKeeps,
     /// `socket`: as above, and no local one that could be sent from to any path.
     SocketKeeps,
-    /// `connect`: whoever watches from outside decides, where the address may have a path.
+    /// `connect`: the holder of the listener decides, where the address may have a path.
     Connect,
     /// A mode, in this argument, that does not make a file run as its owner or group.
     Mode(u32),

@@ -31,7 +31,7 @@ const MAX_ADDRESS: usize = 128;
 pub(super) fn start_server(listener: &OwnedFd, guest: SocketGuest) -> Result<Pid, Errno> {
     let listener = rustix::io::fcntl_dupfd_cloexec(listener, 3)?;
     watch::fork_worker(move || {
-        // Nothing of the launcher's stays: while this process held a pipe, nobody would notice its end.
+        // Descriptors of the launcher are closed: a pipe held open here would hide its end from the peer.
         let alone = set_parent_process_death_signal(Some(Signal::KILL))
             .and_then(|()| sys::keep_only([listener]));
         if let Ok([listener]) = alone {
@@ -40,7 +40,7 @@ pub(super) fn start_server(listener: &OwnedFd, guest: SocketGuest) -> Result<Pid
     })
 }
 
-/// Returns when nobody is left whom it could serve.
+/// Returns when the listener hangs up: no guest process is left to serve.
 fn serve_listener(listener: &OwnedFd, guest: SocketGuest) {
     let mut server = SocketServer { guest, diag: None, waiting: Vec::new() };
     loop {
@@ -64,7 +64,7 @@ fn serve_listener(listener: &OwnedFd, guest: SocketGuest) {
 
 struct SocketServer {
     guest: SocketGuest,
-    /// Made with the first call: the namespace is that of whoever calls.
+    /// Opened at the first call, in the network namespace of the calling process.
     diag: Option<Diag>,
     waiting: Vec<WaitingConnect>,
 }
@@ -75,7 +75,7 @@ impl SocketServer {
     }
 
     fn take_call(&mut self, listener: &OwnedFd) {
-        // Whoever asked may have been ended before it was heard.
+        // The caller may have been killed before its notification was received.
         let Ok(call) = calls::next_call(listener.as_fd()) else { return };
         match self.connect(listener, &call) {
             Ok(ConnectOutcome::Waits(waiting)) => self.waiting.push(waiting),

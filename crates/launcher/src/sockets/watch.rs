@@ -94,21 +94,21 @@ impl SocketWatch {
         }
     }
 
-    /// A sandbox has ended, and whoever served it is to end with it.
+    /// A sandbox has ended: the process that serves its sockets is killed too.
     pub(crate) fn forget_sandbox(&mut self, sandbox: Pid) {
         if let Some(ListenerState::Served(server)) = self.sandboxes.remove(&sandbox) {
-            // It ends by itself too, when nobody is left whom it could serve.
+            // It would end by itself too, once no guest process is left to serve.
             let _ = kill_process(server, Signal::KILL);
         }
     }
 
-    /// One of this process's children has ended: if it served a sandbox, nobody does any more.
+    /// A child of this process has ended: if it served a sandbox, that sandbox has no server any more.
     pub(crate) fn forget_child(&mut self, child: Pid) {
         let served = |state: &ListenerState| matches!(state, ListenerState::Served(server) if *server == child);
         self.sandboxes.retain(|_, state| !served(state));
     }
 
-    /// Ends all who serve.
+    /// Ends all serving processes.
     pub(crate) fn end_all(&mut self) {
         let sandboxes: Vec<Pid> = self.sandboxes.keys().copied().collect();
         sandboxes.into_iter().for_each(|sandbox| self.forget_sandbox(sandbox));

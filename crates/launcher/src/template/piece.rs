@@ -1,5 +1,5 @@
-//! What a root is made of, as plain data: for the launcher, which lays it out in memory, and for those
-//! who have their roots built by somebody else.
+//! What a root is made of, as plain data: for the launcher, which lays it out in memory, and for callers
+//! whose roots are built by another program.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! Who the guest is: one user and one group, mapped to one of each on the host. Nobody else exists
-//! inside, so that no file can be given to, or taken from, anybody else.
+//! The guest's identity: one user and one group, each mapped to one on the host. No other id exists inside,
+//! so that no file can be given to, or taken from, another user.
 
 use std::os::fd::BorrowedFd;
 

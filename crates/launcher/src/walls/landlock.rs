@@ -73,8 +73,8 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// Handles everything of files that this kernel's version knows, the TCP rights given, and signals
-    /// and abstract sockets to whoever is not under the same rules.
+    /// Handles every file right that this kernel's version knows, the TCP rights given, and signals and
+    /// abstract sockets to processes outside the same rules.
     pub(crate) fn new(abi: u32, tcp: u64) -> Result<Rules, Failure> {
         let handled = file_rights(abi);
         let attr = RulesetAttr {

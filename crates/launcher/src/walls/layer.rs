@@ -1,5 +1,5 @@
-//! The copy-on-write root: an overlay whose changes land in memory of this sandbox alone. The
-//! directories beneath stay read-only whatever happens above.
+//! The copy-on-write root: an overlay whose changes land in memory of this sandbox alone. The lower
+//! directories stay read-only, regardless of writes above.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;

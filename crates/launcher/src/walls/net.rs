@@ -30,7 +30,7 @@ impl Spare {
         self.fresh
     }
 
-    /// Stands in a namespace that nobody has used, set up as the plan says, and uses it up.
+    /// Enters an unused network namespace, set up as the plan says, and uses it up.
     pub(crate) fn take(&mut self, network: Network) -> Result<(), Failure> {
         if !std::mem::take(&mut self.fresh) {
             create_network_namespace().at(Wall::Network, "a network namespace")?;

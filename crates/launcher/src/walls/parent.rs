@@ -1,5 +1,5 @@
-//! What ties a sandbox to its launcher, and what must not: it dies with it, at whatever instant that
-//! is (C-31), and shares no process group with it, through which a signal would reach the host.
+//! What ties a sandbox to its launcher, and what must not: it dies with the launcher, at any instant
+//! (C-31), and shares no process group with it, through which a signal would reach the host.
 
 use std::os::fd::BorrowedFd;
 

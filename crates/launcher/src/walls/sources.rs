@@ -92,7 +92,7 @@ fn is_kept(workspace: &Workspace) -> bool {
     }
 }
 
-/// Makes sure of the mount point, and makes none in a workspace that belongs to somebody.
+/// Makes sure of the mount point; creates none in a workspace that outlives the sandbox.
 fn ensure_mount_point(
     root: &OwnedFd,
     target: &Path,

@@ -2,7 +2,7 @@
 
 use crate::error::{At, Failure, Wall};
 
-/// Sets it; the namespace is new, so that nobody else sees it.
+/// Sets it; the UTS namespace is new, so that no process outside sees it.
 pub(crate) fn set_hostname(hostname: &str) -> Result<(), Failure> {
     rustix::system::sethostname(hostname.as_bytes()).at(Wall::Hostname, hostname)
 }

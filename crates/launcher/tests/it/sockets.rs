@@ -1,5 +1,5 @@
-//! Sockets that have a path: those of the host are out of reach in whatever view they lie, and those of the
-//! sandbox work (C-25). As root and as an ordinary user, on the real kernel.
+//! Sockets that have a path: those of the host are out of reach in every view, and those of the sandbox
+//! work (C-25). As root and as an ordinary user, on the real kernel.
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! What lasts between requests: toolboxes, open questions, and the seats of sessions. A client with a
 //! session has a toolbox of its own, gone with the session; requests that stand alone share one, gone
-//! when nobody has used it for a while. When a desk was closed, no sandbox of it is left.
+//! after its idle timeout. When a desk was closed, no sandbox of it is left.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ pub struct DeskOptions {
     pub calls: usize,
     /// How long a person may take to answer.
     pub patience: Duration,
-    /// Who is asked where a client declares no way to ask. Unless told otherwise nobody: that is a no.
+    /// Asked where a client declares no way to ask. By default no person is asked: that is a no.
     pub otherwise: Arc<dyn Ask>,
 }
 
@@ -99,7 +99,7 @@ impl Desk {
         self.closed.cancel();
     }
 
-    /// Waits until somebody hurries.
+    /// Waits until `hurry` is called.
     pub(super) async fn hurried(&self) {
         self.closed.cancelled().await;
     }
@@ -138,7 +138,7 @@ impl Desk {
         Some(Some(SessionSeat { toolbox, clearing: self.clearing.clone(), permit: Some(permit) }))
     }
 
-    /// Clears the common toolbox away whenever nobody has used it for this long. Never returns.
+    /// Closes the common toolbox whenever it has not been used for this long. Never returns.
     pub(super) async fn tidy(&self, idle: Duration) {
         loop {
             tokio::time::sleep(idle / 4).await;

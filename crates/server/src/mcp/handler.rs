@@ -49,7 +49,7 @@ impl Handler {
             return Ok(());
         }
         let seat = self.desk.sit().ok_or_else(sessions_full_error)?;
-        // Whoever was first sits; a seat that nobody took is cleared away.
+        // The first caller sets the seat; the seat of one that lost this race is dropped and cleared away.
         let _ = self.seat.set(seat);
         Ok(())
     }

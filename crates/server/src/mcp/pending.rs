@@ -98,7 +98,7 @@ fn digest_call(call: &CallToolRequestParams) -> [u8; 32] {
     digest.finalize().into()
 }
 
-/// A name that nobody guesses.
+/// A random handle, which cannot be guessed.
 pub fn handle() -> std::io::Result<String> {
     let mut bytes = [0; 32];
     let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;

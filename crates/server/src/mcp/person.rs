@@ -17,7 +17,7 @@ const ALLOW_FIELD: &str = "allow";
 const BY_RULE: &str =
     "it can be allowed by a rule in the section [approval] of the user's configuration file";
 
-/// Whether a client can put a question to somebody.
+/// Whether a client can ask a person (elicitation).
 pub fn can_ask(capabilities: Option<&ClientCapabilities>) -> bool {
     let asks = capabilities.and_then(|all| all.elicitation.as_ref());
     // A client of the revision that brought this says neither: it means forms.
@@ -53,7 +53,7 @@ pub fn no(why: &str) -> Decision {
     Decision::No { because: format!("{why}; {BY_RULE}") }
 }
 
-/// For clients that can ask nobody, where nobody else can either.
+/// For clients without elicitation, where there is no other way to ask a person either.
 pub struct Unreachable;
 
 #[async_trait]
@@ -104,7 +104,7 @@ impl Ask for Postpone {
         if let Some(decision) = self.take_answer(&question) {
             return decision;
         }
-        // Whoever listens drops this call: it is made anew when the answer is there.
+        // The receiver of the question drops this call: it is made anew when the answer is there.
         if self.raised.send(question).await.is_ok() {
             std::future::pending::<()>().await;
         }

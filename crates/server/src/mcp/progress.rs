@@ -29,7 +29,7 @@ impl Notify {
 impl Progress for Notify {
     async fn say(&self, message: String) {
         let Some(token) = self.token.clone() else { return };
-        // Nobody knows how much there is to do: the number only says that something happened.
+        // The total is not known: the number only says that something happened.
         let step = self.told.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         let told = ProgressNotificationParam::new(token, f64::from(step)).with_message(message);
         // A client that is gone is noticed by its closed connection, not here.

@@ -54,7 +54,7 @@ async fn serve_streams(
 ) -> Result<(), ServeError> {
     match Handler::new(desk).serve((input, output)).await {
         Ok(serving) => serving.waiting().await.map(drop).map_err(ServeError::Broken),
-        // Somebody who only looked whether the server starts.
+        // The client closed before the handshake, as one does that only checks whether the server starts.
         Err(ServerInitializeError::ConnectionClosed(_)) => Ok(()),
         Err(error) => Err(ServeError::Opening(error.to_string())),
     }

@@ -37,7 +37,7 @@ pub fn fork_bomb() -> io::Result<VerbOutcome> {
     Ok(VerbOutcome::Code(0))
 }
 
-/// `zombies MS`: children that end and that nobody waits for, until there is no room; then sleeps.
+/// `zombies MS`: children that exit and are not reaped, until there is no room; then sleeps.
 pub fn spawn_zombies(args: &Args) -> io::Result<VerbOutcome> {
     let mut count = 0;
     let errno = loop {
@@ -82,7 +82,7 @@ pub fn allocate_many(args: &Args) -> io::Result<VerbOutcome> {
         children.push(child);
     }
     for mut child in children {
-        // Whoever had its memory and is gone was ended so that another could have it.
+        // A child that had its memory and has exited was killed so that another could have it.
         lost += u64::from(child.try_wait()?.is_some());
         child.kill()?;
         child.wait()?;
@@ -167,7 +167,7 @@ pub fn many_links(args: &Args) -> io::Result<VerbOutcome> {
     Ok(report_success(json!({ "count": args.number(1)? })))
 }
 
-/// `kill-everybody SIGNAL MS`: whoever can be reached, and then sleeps if it still can. Only where it
+/// `kill-everybody SIGNAL MS`: signals every process in reach, then sleeps if it still can. Only where it
 /// cannot reach the host: elsewhere it does nothing.
 pub fn kill_everybody(args: &Args) -> io::Result<VerbOutcome> {
     let number = i32::try_from(args.number(0)?).map_err(|_| io::ErrorKind::InvalidInput)?;

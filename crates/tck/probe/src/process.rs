@@ -52,7 +52,7 @@ pub fn ignore_signals_then_sleep(args: &Args) -> io::Result<VerbOutcome> {
     sleep_after_ready(args)
 }
 
-/// `close-fds-then-sleep MS`: gives its output up, so that nobody notices its end by that.
+/// `close-fds-then-sleep MS`: gives its output up, so that end of file on it does not mark its exit.
 pub fn close_fds_then_sleep(args: &Args) -> io::Result<VerbOutcome> {
     print_line("ready")?;
     let null = std::fs::File::open(".")?;

@@ -57,7 +57,7 @@ async fn private_files(kit: Kit) -> Verdict {
     home_is_absent(&room).await
 }
 
-/// Nothing that lies in the home directory of whoever runs the kit may be there.
+/// Nothing that lies in the home directory of the user who runs the kit may be there.
 async fn home_is_absent(room: &Room) -> Verdict {
     let Some(home) = std::env::var("HOME").ok().filter(|home| home.len() > 1) else {
         return Ok(());
@@ -175,7 +175,7 @@ async fn no_privilege(kit: Kit) -> Verdict {
         return Ok(());
     }
     same!("no_new_privs", facts["noNewPrivs"], json!("1"));
-    // Only somebody with a capability can empty this one; with no_new_privs it gives nothing.
+    // The bounding set can be emptied only with a capability; with no_new_privs it gives nothing.
     let bounding = kit.subject().has_namespaces().then_some("bounding");
     for set in ["inheritable", "permitted", "effective", "ambient"].into_iter().chain(bounding) {
         same!(set, facts["capabilities"][set], json!("0000000000000000"));
@@ -186,7 +186,7 @@ async fn no_privilege(kit: Kit) -> Verdict {
 async fn check_no_leaked_descriptors(kit: Kit) -> Verdict {
     let secret = kit.outside().join("descriptor");
     std::fs::write(&secret, "secret")?;
-    // Open without the flag that closes it on exec: whoever just executes hands it on.
+    // Open without O_CLOEXEC: a backend that only calls exec would pass the descriptor on to the guest.
     let _open = rustix::fs::open(&secret, OFlags::RDONLY, Mode::empty())?;
     let facts = kit.facts(["report"]).await?;
     let open = facts["descriptors"].as_object().cloned().unwrap_or_default();

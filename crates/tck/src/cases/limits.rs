@@ -139,7 +139,7 @@ async fn burn_at_a_twentieth(kit: &Kit, burn_ms: u64, allowed_ms: u64) -> Verdic
     let used = facts["ms"].as_u64().unwrap_or(u64::MAX);
     let counted = usage.cpu_ms.unwrap_or(u64::MAX);
     // A kernel of the guest's own cannot tell waiting for the host's processor from using it. Where the host
-    // counts for it, that count is the one that tells. In a machine nobody but its kernel counts: beside other
+    // counts for it, that count is the one that tells. In a machine only its own kernel counts: beside other
     // load a program with a limit seems to have several times its share, one without seems to have all of it.
     let held = match kit.boundary() {
         Boundary::Emulated | Boundary::Hardware => used <= burn_ms / 2,

@@ -102,7 +102,7 @@ async fn shown_socket(kit: Kit) -> Verdict {
     check_sockets_unreached(&kit, SandboxSpec { read_only: true, ..kit.spec() }).await
 }
 
-/// Whether nobody comes to what listens in the workspace, unless the backend says that somebody may.
+/// Checks that the guest reaches no socket in the workspace, unless the backend says that it may.
 async fn check_sockets_unreached(kit: &Kit, spec: SandboxSpec) -> Verdict {
     let (stream, datagrams) = (kit.workspace().join("stream"), kit.workspace().join("datagrams"));
     let listener = UnixListener::bind(&stream)?;

@@ -129,7 +129,7 @@ async fn forward_output(
         let mut buffer = BytesMut::with_capacity(READ_CHUNK_BYTES);
         match stream.read_buf(&mut buffer).await {
             Ok(count) if count > 0 => {
-                // Nobody reads any more: the pipe closes with the stream.
+                // No reader is left: the pipe closes with the stream.
                 if events.send(ProcessEvent::Output(id, buffer.freeze())).await.is_err() {
                     return;
                 }

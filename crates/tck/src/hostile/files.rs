@@ -1,4 +1,4 @@
-//! Programs that fill disks and build trees nobody wants to walk.
+//! Programs that fill disks and build trees that are hard to walk.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -47,7 +47,7 @@ async fn check_disk_limit(kit: &Kit, verb: &[&str]) -> Verdict {
     check_engine_unharmed(kit).await
 }
 
-/// How much is in a directory, which is emptied on the way: whatever is in a directory in it moves up,
+/// How much is in a directory, which is emptied on the way: the entries of each subdirectory move up,
 /// so that no depth makes a path too long.
 fn empty_directory(directory: &Path) -> Verdict<u64> {
     let (mut used, mut number) = (0, 0_u64);

@@ -92,7 +92,7 @@ async fn held_and_flooded(kit: Kit) -> Verdict {
     told_at_once(&kit, &["hold-output", "60000", "3", "flood"]).await
 }
 
-/// The exit of the program is its own, whoever lives on; and destroying ends those as well.
+/// The exit of the program is reported although its children live on; and destroying ends those as well.
 async fn told_at_once(kit: &Kit, verb: &[&str]) -> Verdict {
     let room = kit.room_with(build_hostile_spec(kit)).await?;
     let begun = Instant::now();

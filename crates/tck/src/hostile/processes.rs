@@ -1,4 +1,4 @@
-//! Programs that multiply, hide, and turn on whoever is near.
+//! Programs that multiply, hide, and signal every process they can reach.
 
 use std::time::Duration;
 
@@ -129,7 +129,7 @@ async fn all_stopped(kit: Kit) -> Verdict {
     check_engine_unharmed(&kit).await
 }
 
-/// Nobody can say any more what belongs to which program: the sandbox is given up as a whole, before
+/// Which process belongs to which program cannot be told any more: the sandbox is given up as a whole, before
 /// the outcome is known.
 async fn loses_its_sandbox(kit: &Kit, verb: [&str; 3]) -> Verdict {
     let room = kit.room_with(build_hostile_spec(kit)).await?;
@@ -148,8 +148,8 @@ async fn loses_its_sandbox(kit: &Kit, verb: [&str; 3]) -> Verdict {
     check_engine_unharmed(kit).await
 }
 
-/// Whether it was told that there is nobody: under a kernel of its own each execution may have a
-/// namespace of its own.
+/// Whether it was told that there is no process (ESRCH): under a kernel of its own each execution may have a
+/// PID namespace of its own.
 fn reached_nobody(kit: &Kit, ran: &Ran) -> bool {
     if !kit.has_own_kernel() {
         return false;

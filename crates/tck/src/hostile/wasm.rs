@@ -10,7 +10,7 @@ use crate::{Case, Kit, Ran, Verdict};
 
 const REQUIRED_FEATURES: &[Feature] = &[Feature::WasmImage, Feature::LocalWorkspace];
 
-/// Memory growth allowed to this process, whatever a module does: its memory limit, and compilation.
+/// Memory growth allowed to this process with any module: its memory limit, and compilation.
 const MAX_PROCESS_GROWTH_BYTES: u64 = 512 << 20;
 
 pub(super) const HOSTILE_WASM_CASES: &[Case] = &[

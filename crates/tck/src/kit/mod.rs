@@ -1,5 +1,5 @@
 //! What a case works with: an engine, directories and a mark of its own, the probe in the workspace,
-//! and somebody who looks from outside. A kit must never share anything with another one.
+//! and an observer outside. A kit must never share anything with another one.
 
 mod ran;
 mod room;
@@ -264,7 +264,7 @@ impl Kit {
         self.is_real() && !self.has(Feature::LocalWorkspace)
     }
 
-    /// Ends whatever is left.
+    /// Ends all sandboxes that are left.
     pub(crate) async fn close(&self) -> Verdict {
         Ok(self.engine().close().await?)
     }

@@ -41,7 +41,7 @@ impl Kit {
         Ok(())
     }
 
-    /// Stops the case unless everything is gone soon: for ends that nobody waits for.
+    /// Stops the case unless everything is gone soon: for ends that no caller waits for.
     pub async fn soon_all_gone(&self) -> Verdict {
         wait_until("everything is gone", || self.all_gone()).await
     }

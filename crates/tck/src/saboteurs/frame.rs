@@ -16,7 +16,7 @@ use stockade_core::{
 /// What becomes of each event of one process.
 pub(super) type EventFilter = Box<dyn FnMut(ProcessEvent) -> Vec<ProcessEvent> + Send>;
 
-/// One way to be broken: whatever is not overridden works.
+/// One way to be broken: every method that is not overridden works.
 #[async_trait]
 pub(super) trait Sabotage: Send + Sync + 'static {
     async fn create(

@@ -50,7 +50,7 @@ pub fn with_runtime(socket: &Path, runtime: Option<&str>) -> Docker {
     Docker::new(DockerOptions { socket, runtime }, Arc::new(|_| {}))
 }
 
-/// The engine as a subject of the kit, with whoever is killed on it.
+/// The engine as a subject of the kit, with the process that is killed on it.
 async fn make_subject(engine: &ContainerEngine, runtime: Option<&str>) -> Arc<OnHost> {
     give_image(engine);
     let process = env!("CARGO_BIN_EXE_stockade-tck-engine").into();
@@ -164,8 +164,8 @@ pub async fn kill_many(kind: EngineKind) {
         reaped += stockade.reap().await.unwrap().len();
         let until = Instant::now() + CLEANUP_TIMEOUT;
         loop {
-            // Whoever connects removes what was made only to measure. The engine may still be making it, and
-            // then the next one does.
+            // Every client that connects removes what was made only to measure. The engine may still be
+            // making it, and then the next client does.
             make_backend(&engine.socket).list().await.unwrap();
             let mut left = engine.list_containers();
             left.extend(engine.list_helpers());

@@ -1,4 +1,4 @@
-//! The hostile corpus on the native backend: as whoever runs the test, and, where that is root, as an
+//! The hostile corpus on the native backend: as the user who runs the test, and, where that is root, as an
 //! ordinary user too.
 
 use std::sync::Arc;

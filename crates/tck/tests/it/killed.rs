@@ -1,4 +1,4 @@
-//! Engines killed where they stand, hundreds of times, at instants nobody chose: nothing is left, as
+//! Engines killed where they stand, hundreds of times, at random instants: nothing is left, as
 //! counted from outside (C-31).
 
 use std::fs;

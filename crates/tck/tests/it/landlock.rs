@@ -1,4 +1,4 @@
-//! The whole kit on the landlock backend: for whoever runs the test, also where user namespaces are
+//! The whole kit on the landlock backend: for the user who runs the test, also where user namespaces are
 //! forbidden.
 
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! The whole kit on the native backend: real walls on this host, for whoever runs the test.
+//! The whole kit on the native backend: real walls on this host, for the user who runs the test.
 
 use std::sync::Arc;
 

@@ -159,7 +159,7 @@ impl Search {
         }
         let bytes = path.as_os_str().as_bytes();
         if !kept.lock().unwrap_or_else(PoisonError::into_inner).wants(bytes) {
-            // Whatever it holds comes after enough others; that there is more is not known.
+            // Hits in this file sort after those that fill the limit; whether more exist is not known yet.
             return self.note_more(reader, entry, kept);
         }
         let found = open(entry.path()).and_then(|file| match file {

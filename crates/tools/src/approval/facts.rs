@@ -25,7 +25,7 @@ pub struct Facts {
     pub widens: bool,
     /// Whether only a person may let it through: no rule that allows the tool does.
     pub person_only: bool,
-    /// What else whoever is asked gets to see. Rules do not look at it.
+    /// Further details for the person who is asked. Rules do not look at them.
     pub details: Vec<Detail>,
 }
 
@@ -61,7 +61,7 @@ impl Detail {
     }
 }
 
-/// The beginning and the end: whoever says yes must see where a long text leads, and that there is more.
+/// The beginning and the end: a person who says yes must see where a long text leads, and that there is more.
 pub(super) fn cut_middle(text: &str, most: usize) -> String {
     if text.len() <= most {
         return text.to_owned();
@@ -78,7 +78,7 @@ pub(super) fn cut_middle(text: &str, most: usize) -> String {
 pub enum Programs {
     /// Exactly these, each with its arguments. None at all for tools that start nothing.
     Known(Vec<Vec<String>>),
-    /// A line that a shell may read in ways nobody can tell beforehand.
+    /// A line that a shell may read in ways that cannot be told beforehand.
     Opaque(String),
 }
 
@@ -92,7 +92,7 @@ pub enum NetworkFact {
     Loopback,
     /// Listed hosts.
     Egress,
-    /// Whatever the host can.
+    /// Everything the host can reach.
     Host,
 }
 

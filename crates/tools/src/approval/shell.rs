@@ -1,7 +1,7 @@
 //! Which programs a shell line starts, where that is certain.
 //!
 //! Understands plain and quoted words, and lists of them joined by `;`, `&&`, `||`, `|` and newlines.
-//! Whatever expands, redirects, groups, assigns or defines is not guessed at: then nothing is known.
+//! Expansions, redirections, groups, assignments and definitions are not guessed at: then nothing is known.
 //! It must never know more than the shell does, so every doubt is the answer "nothing".
 
 /// The simple commands of a line, in order, or nothing where there is any doubt.
@@ -292,7 +292,7 @@ mod tests {
         }
     }
 
-    /// Whatever is understood and passes for harmless leaves the shell's variables as they were.
+    /// Every line that is understood and passes for harmless leaves the shell's variables as they were.
     #[test]
     fn no_line_that_is_understood_assigns() {
         for line in ["printf '%n' PATH", "printf 'ab%s%n' x PATH", "printf '%2$n' x PATH"] {

@@ -44,7 +44,7 @@ pub(crate) async fn fetch_artifacts(
         let outside = place.leads_outside(path).await?;
         wanted.push(WantedArtifact { path, refused: outside.map(|error| error.message) });
     }
-    // What is refused anyway is not asked about, and not fetched whatever it leads to by then.
+    // Refused paths are not asked about, and not fetched, even if they lead elsewhere by then.
     let asked = wanted.iter().filter(|one| one.refused.is_none());
     let paths: Vec<_> = asked.map(|one| one.path).collect();
     let files = match paths.is_empty() && !args.paths.is_empty() {

@@ -31,7 +31,7 @@ pub(crate) fn is_binary(start: &[u8]) -> bool {
     start[..start.len().min(SNIFF_BYTES)].contains(&0)
 }
 
-/// A name or path on one line, whatever it holds.
+/// A name or path on one line: control characters are escaped.
 pub(crate) fn escape_path(path: &str) -> String {
     if path.contains(char::is_control) { path.escape_debug().to_string() } else { path.to_owned() }
 }
@@ -47,7 +47,7 @@ pub(crate) async fn approve_files<'a>(
     approved_with(session, place, tool, paths, Vec::new(), call).await
 }
 
-/// The same for a call that writes: what it writes is shown to whoever is asked.
+/// The same for a call that writes: what it writes is shown to the person who is asked.
 pub(crate) async fn approved_with<'a>(
     session: &ToolSession,
     place: &'a ToolPlace,

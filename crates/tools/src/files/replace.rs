@@ -99,7 +99,7 @@ fn split_path(path: &SandboxPath) -> Result<(Option<&str>, &str), ToolError> {
     Ok((parent, name))
 }
 
-/// A name nobody can guess: what is written there cannot have been put in the way before.
+/// A random name: a guest cannot guess it, and so cannot have put anything in the way before.
 fn temporary_path(parent: Option<&str>, name: &str) -> Result<SandboxPath, ToolError> {
     let mut random = [0u8; 16];
     let filled = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());

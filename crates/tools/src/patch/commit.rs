@@ -101,7 +101,7 @@ fn already_exists_error(path: &SandboxPath) -> ToolError {
         .remedy("update it, or delete it in a patch of its own")
 }
 
-/// Where it holds nobody up: finding the place of a hunk may take a while.
+/// Runs on a thread for blocking work: finding the place of a hunk may take a while.
 async fn apply_hunks(path: &SandboxPath, old: &Bytes, hunks: Vec<Hunk>) -> Result<Text, ToolError> {
     let old = old.clone();
     let applying = tokio::task::spawn_blocking(move || {
@@ -172,7 +172,7 @@ async fn missing_above(files: &dyn Files, path: &SandboxPath) -> Vec<SandboxPath
 async fn remove_empty(files: &dyn Files, made: &[SandboxPath]) {
     for dir in made.iter().rev() {
         if files.list(dir).await.is_ok_and(|entries| entries.is_empty()) {
-            // One that somebody uses by now stays.
+            // A directory that another program uses by now stays.
             let _ = files.remove(dir).await;
         }
     }

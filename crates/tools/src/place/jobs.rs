@@ -181,7 +181,7 @@ impl ToolJob {
         let mut receiver = self.state.subscribe();
         let more = receiver
             .wait_for(|state| state.outcome.is_some() || state.kept[stream_index(stream)] > than);
-        // Whatever comes first, the caller looks again.
+        // After a timeout as after more output, the caller looks again.
         let _ = tokio::time::timeout(wait, more).await;
     }
 

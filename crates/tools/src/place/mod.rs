@@ -49,7 +49,7 @@ pub(crate) struct ToolPlace {
     sandbox: Arc<dyn Sandbox>,
     /// Whether it is paused while a person decides.
     pub paused: AtomicBool,
-    /// Why it was lost, once somebody has asked.
+    /// Why it was lost, cached after the first query.
     lost: OnceCell<Option<String>>,
     /// Its share of the sandboxes that agents may make.
     permit: Mutex<Option<OwnedSemaphorePermit>>,
@@ -126,7 +126,7 @@ impl ToolPlace {
         });
     }
 
-    /// Why it is lost, as whoever is asked for a file first says.
+    /// Why it is lost: the message of the error that a file request gets now.
     pub(crate) async fn why_lost(&self) -> String {
         let ask = async {
             let root = "/".parse::<SandboxPath>().ok()?;
@@ -167,8 +167,8 @@ impl ToolPlace {
         Ok(())
     }
 
-    /// Why a path leads out of the workspace of local execution, if it does. Whatever else is wrong with
-    /// it is nobody's to know before the call is approved.
+    /// Why a path leads out of the workspace of local execution, if it does. Any other fault of the path is
+    /// reported only after the call is approved.
     pub(crate) async fn leads_outside(
         &self,
         path: &SandboxPath,
@@ -197,7 +197,7 @@ impl ToolPlace {
     /// Lets go of what outlives the walls.
     pub(crate) async fn forget(&self) {
         self.jobs.forget();
-        // Here and not at the drop: whoever watches it may hold it a little longer.
+        // The permit is returned here and not on drop: the watching task may hold the place a little longer.
         self.permit.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(view) = &self.view {
             // One that cannot be given back stays listed with its changes.

@@ -146,7 +146,7 @@ impl ToolPlaces {
         place.watch();
         let usual = self.usual.lock().await;
         if let Err(over) = refuse_if(usual.closed) {
-            // Whoever closed the session did not see it.
+            // The session was closed meanwhile, without this place: it is ended here.
             place.end().await?;
             return Err(over);
         }

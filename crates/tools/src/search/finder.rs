@@ -1,6 +1,6 @@
 //! The search program: put into the place once, then run there as an ordinary command.
 //!
-//! What it prints is guest input: somebody inside may have put another program in its place. It is
+//! What it prints is guest input: a guest may have put another program in its place. It is
 //! bounded, read strictly, and believed only about the sandbox it comes from.
 
 use std::io::Write;
@@ -107,7 +107,7 @@ async fn carried_in(place: &ToolPlace, call: &Call) -> Result<String, ToolError>
     }
 }
 
-/// Into the state directory of whoever runs this, once for all sessions.
+/// Installs it in the state directory of this user, once for all sessions.
 fn at_home(session: &ToolSession) -> Result<String, ToolError> {
     let dir = session.options.state_dir.join("tools");
     let path = dir.join(format!("finder-{:016x}", fingerprint_build(FINDER_PROGRAM)));
@@ -128,7 +128,7 @@ fn at_home(session: &ToolSession) -> Result<String, ToolError> {
     })
 }
 
-/// Appears whole or not at all, whoever else does the same just now.
+/// Installs it atomically: it appears whole or not at all, also beside another process that does the same.
 fn install_finder(dir: &Path, path: &Path) -> std::io::Result<()> {
     let draft =
         dir.join(format!(".finder-{}-{:?}", std::process::id(), std::thread::current().id()));
@@ -138,7 +138,7 @@ fn install_finder(dir: &Path, path: &Path) -> std::io::Result<()> {
     std::fs::rename(&draft, path)
 }
 
-/// Tells one build from another (FNV-1a: nobody who could forge it needs to).
+/// Tells one build from another (FNV-1a: an attacker who can write there needs no collision).
 fn fingerprint_build(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)

@@ -1,5 +1,5 @@
 //! `workspace_apply`: what a person was asked about is what reaches the user's files (C-23), what is held
-//! back is asked about whatever the rules say (C-24), and a sandbox stands still meanwhile.
+//! back is asked about under any rules (C-24), and a sandbox stands still meanwhile.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};

@@ -166,7 +166,7 @@ fn sync_parents(
     for parent in parents {
         match target.dir(parent) {
             Ok(dir) => rustix::fs::fsync(dir).step("write", target.name(parent))?,
-            // Somebody moved it meanwhile, or it was closed in the last step.
+            // Another process moved it meanwhile, or the last step took away the right to open it.
             Err(_) => rustix::fs::syncfs(stage).step("write", target.name(parent))?,
         }
     }

@@ -121,8 +121,8 @@ fn changed_beneath(
     Ok(recent.then_some(reason))
 }
 
-/// Whether something that the guest changed was removed by somebody else. A copy's index says so; of
-/// an overlay it is only known that the file came from beneath, from there or from elsewhere.
+/// Whether another process removed something that the guest changed. A copy's index says so; of an overlay
+/// it is only known that the file came from beneath, from there or from elsewhere.
 fn was_removed(
     trees: &Trees<'_>,
     path: &TreePath,

@@ -1,5 +1,5 @@
-//! What an `apply` is about to do, on disk before it is done, so that whoever comes after a kill can
-//! finish or undo it.
+//! What an `apply` is about to do, on disk before it is done, so that the next process can finish or undo
+//! it after a kill.
 
 use std::io;
 use std::path::{Path, PathBuf};

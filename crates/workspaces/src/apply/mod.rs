@@ -1,10 +1,9 @@
-//! Puts a workspace's changes into a real tree: all of them or none, whatever happens meanwhile.
+//! Puts a workspace's changes into a real tree: all of them or none, even if it is killed half-way.
 //!
-//! In order: what is wanted is chosen and checked; new contents are staged on the target's own file
-//! system; what will be done is written down; each step is one rename that is undone by another; the
-//! end is written down; what was replaced is dropped. Whoever comes after a kill finds on disk how
-//! far it got, and brings the tree back to before or leaves it at after. No symbolic link in the
-//! target is ever followed.
+//! In order: what is wanted is chosen and checked; new contents are staged on the target's own file system;
+//! what will be done is written down; each step is one rename that is undone by another; the end is written
+//! down; what was replaced is dropped. After a kill the next process finds on disk how far it got, and
+//! brings the tree back to before or leaves it at after. No symbolic link in the target is ever followed.
 
 mod act;
 mod bases;
@@ -122,7 +121,7 @@ pub(crate) struct Trees<'a> {
     pub(crate) target: &'a OpenTree,
     /// Whether the target is another tree than the one beneath.
     pub(crate) elsewhere: bool,
-    /// Since when a change of what is beneath is somebody else's; nothing where nobody else writes.
+    /// Since when a change beneath counts as another process's; nothing where no other process writes.
     pub(crate) start: Option<ClockStamp>,
     /// What of those changes was this workspace's own `apply`.
     pub(crate) settled: SettledPaths,

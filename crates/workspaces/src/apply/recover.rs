@@ -1,4 +1,4 @@
-//! Ends an `apply` that somebody else began, or that failed: the tree is brought back to what it was,
+//! Ends an `apply` that another process began, or that failed: the tree is brought back to what it was,
 //! unless everything had been done. May itself be killed at any instant and begun again.
 
 use std::os::fd::OwnedFd;
@@ -96,7 +96,7 @@ fn undo_action(target: &OpenTree, stage: &OwnedFd, action: &ApplyAction) -> Faul
     }
 }
 
-/// Takes a new thing out again. What somebody else put in its place is theirs.
+/// Takes a new entry out again. An entry that another process put in its place stays.
 fn take_back(
     target: &OpenTree,
     stage: &OwnedFd,

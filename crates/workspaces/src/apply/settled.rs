@@ -1,6 +1,6 @@
-//! What `apply` itself did to the tree beneath. Its renames, done or undone, give files new change
-//! times, and what it took away is gone; without this note the next `apply` would take both for
-//! somebody else's work.
+//! What `apply` itself did to the tree beneath. Its renames, done or undone, give files new change times,
+//! and what it took away is gone; without this note the next `apply` would take both for another process's
+//! work.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -138,7 +138,7 @@ fn removes_entry(act: &ApplyAct) -> bool {
     }
 }
 
-/// How a step left its path, unless somebody else was there since.
+/// The state in which a step left its path, unless another process has changed it since.
 fn state_after_step(act: &ApplyAct, now: Option<&Stat>, end: ApplyEnd) -> Option<Left> {
     let is = |ino: u64| now.filter(|stat| stat.st_ino == ino).map(Left::of);
     let was = |old: &FileIdentity| now.filter(|stat| FileIdentity::of(stat) == *old).map(Left::of);

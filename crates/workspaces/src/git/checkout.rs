@@ -1,5 +1,5 @@
-//! One checkout for each commit and branch of a store, with a repository of its own inside whose
-//! objects are the store's by hard links. Nobody writes to it once it has its name.
+//! One checkout for each commit and branch of a store, with a repository of its own inside whose objects
+//! are the store's by hard links. It is not written to once it has its name.
 
 use std::path::{Path, PathBuf};
 
@@ -60,8 +60,8 @@ fn create_checkout(
     Ok(())
 }
 
-/// Removes what processes left that were killed while they made a checkout. The caller holds the
-/// store's lock, so nobody is at it.
+/// Removes the drafts of processes that were killed while they made a checkout. The caller holds the
+/// store's lock, so no other process is making one.
 pub(crate) fn clear_drafts(store: &Path) -> FaultResult<()> {
     let dir = crate::store::open_tree(store)?;
     for name in crate::tree::list_names(&dir).step("list", store.display())? {

@@ -1,5 +1,5 @@
-//! Removes checkouts that no workspace is a view of and nobody has asked for in a while, and stores that
-//! have none left. A checkout that was asked for lately is never touched: its workspace may be in the making.
+//! Removes checkouts that no workspace is a view of and no request names in a while, and stores that have
+//! none left. One that was asked for lately is never touched: its workspace may be in the making.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -34,7 +34,7 @@ fn used_stamp_path(checkout: &Path) -> PathBuf {
 }
 
 /// Removes what is not among `viewed` and was not asked for within `unused`; answers how many checkouts.
-/// Stores that somebody is at are passed over.
+/// Stores whose lock is held are skipped.
 pub(crate) fn prune_checkouts(
     stores: &Directory,
     viewed: &BTreeSet<PathBuf>,

@@ -167,7 +167,7 @@ fn swap(source: &Path, stop: &AtomicBool) {
     }
 }
 
-/// Applies a change to a tree that somebody works against, and says whether it went in.
+/// Applies a change to a tree that another thread keeps changing, and says whether it went in.
 fn against(place: &Place, id: &WorkspaceId) -> bool {
     match place.workspaces.apply(id, &ApplyOptions::default()) {
         Ok(Application::Applied(_)) => true,
@@ -261,7 +261,7 @@ fn a_file_saved_while_apply_runs_is_never_lost() {
             editor.join().unwrap();
             went_in
         });
-        // Whichever came last is there; the other was replaced by somebody who had seen it.
+        // The last write is there; the other was replaced by a writer that had seen it.
         let now = fs::read_to_string(&path).unwrap();
         assert!(now == saved || (went_in && now == "guest\n"), "{went_in} {now}");
         place.workspaces.discard(&workspace.id).ok();

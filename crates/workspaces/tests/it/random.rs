@@ -1,4 +1,4 @@
-//! Whatever a guest does to a tree: after `apply` the real one looks as the guest's did.
+//! Any change of a guest to a tree: after `apply` the real tree looks as the guest's did.
 
 use std::fmt::Write as _;
 use std::fs;

@@ -97,8 +97,8 @@ impl<W: Write> TreeArchiver<'_, W> {
         }
     }
 
-    /// The size is taken from the open file, and kept to whatever happens to the file meanwhile: an
-    /// archive whose sizes lie cannot be read at all.
+    /// The size is taken from the open file, and kept to even if the file changes meanwhile: an archive whose
+    /// sizes lie cannot be read at all.
     fn append_file(&mut self, file: OwnedFd, path: &str) -> Result<()> {
         let stat = fstat(&file).map_err(|errno| OperationFailure::new(path, errno))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {

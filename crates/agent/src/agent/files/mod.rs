@@ -1,5 +1,5 @@
-//! File operations. Every path is resolved by the kernel beneath its root (C-21), and whatever was
-//! resolved is used by descriptor, so that a link swapped in between leads nowhere.
+//! File operations. Every path is resolved by the kernel beneath its root (C-21), and the result is used by
+//! descriptor, so that a link swapped in between leads nowhere.
 
 mod archive;
 mod failure;

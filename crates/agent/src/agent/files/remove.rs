@@ -1,5 +1,5 @@
-//! Removing a tree without ever following a link or emptying what is mounted in it, and without running out
-//! of descriptors however deep somebody made it.
+//! Removing a tree of any depth without ever following a link or emptying what is mounted in it, and without
+//! running out of descriptors.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;

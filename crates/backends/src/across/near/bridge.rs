@@ -1,5 +1,5 @@
-//! The workspace's two copies and what keeps them the same. What could not be brought back, or had changed
-//! on both sides, is remembered until somebody has been told of it.
+//! The workspace's two copies and what keeps them the same. Changes that could not be brought back, and
+//! conflicts of changes on both sides, are remembered until they have been reported.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -21,7 +21,7 @@ pub(crate) struct Bridge {
     untold: Mutex<Untold>,
 }
 
-/// What nobody has been told of yet.
+/// Errors and conflicts that have not been reported yet.
 #[derive(Default)]
 struct Untold {
     conflicts: BTreeSet<String>,
@@ -52,8 +52,8 @@ impl Bridge {
         }
     }
 
-    /// Goes on over another one. Whoever waits to ask something does so there, and not before the copies have
-    /// met again.
+    /// Goes on over another connection. Callers that wait for their turn get it there, and not before the
+    /// copies have been synchronized again.
     pub async fn replace_link(&self, before: Turn, link: Arc<PeerLink>) -> Result<()> {
         let first = link.take_turn().await;
         *self.link.write().unwrap_or_else(PoisonError::into_inner) = link;
@@ -87,12 +87,12 @@ impl Bridge {
         lock(&self.untold).parted.clone().map_or(Ok(()), Err)
     }
 
-    /// An execution was reported as lost: whoever asked for it knows.
+    /// An execution was reported as lost: its caller knows.
     pub fn mark_told(&self) {
         lock(&self.untold).told = true;
     }
 
-    /// What nobody has been told of, once.
+    /// Reports what has not been reported yet, once.
     pub fn report_conflicts(&self) -> Result<()> {
         let Untold { conflicts, parted, told } = std::mem::take(&mut *lock(&self.untold));
         match parted.filter(|_| !told) {
@@ -104,7 +104,7 @@ impl Bridge {
         }
     }
 
-    /// Waits until nobody writes to the caller's directory any more. The connection is closed.
+    /// Waits until no thread writes to the caller's directory any more. The connection is closed.
     pub async fn wait_until_still(&self) {
         if let Some(tree) = self.tree.clone() {
             let _ = tokio::task::spawn_blocking(move || drop(lock(&tree))).await;
@@ -117,7 +117,7 @@ impl Bridge {
         self.ask_in(turn, operation, ask).await
     }
 
-    /// The same, by whoever has begun already.
+    /// The same, for a caller that already has the turn.
     pub async fn ask_in(&self, turn: Turn, operation: &'static str, ask: &Ask) -> Result<Tell> {
         let (tell, taken) = turn.ask(operation, ask, self.returning_tree()).await?;
         match taken {

@@ -63,7 +63,7 @@ enum Slot {
 pub(crate) type TurnAnswer = (Tell, Result<Vec<Conflict>>);
 type Taking = (mpsc::Sender<Bytes>, JoinHandle<Result<Vec<Conflict>, TreeError>>);
 
-/// What arrives for whoever has asked something.
+/// What arrives for the caller whose request is open.
 enum HeardFrame {
     Tree(Bytes),
     Tell(Tell),
@@ -87,7 +87,7 @@ pub(crate) struct PeerLink {
     tasks: Vec<AbortHandle>,
 }
 
-/// Whatever carries the connection, until it is closed.
+/// The carrier of the connection, until it is closed.
 type CarrierSlot = Arc<Mutex<Option<Box<dyn Send>>>>;
 
 /// This side's end of the agent's pipe.
@@ -153,7 +153,7 @@ impl PeerLink {
         let bytes = frame.encode().map_err(|error| {
             Error::new(ErrorCode::TooLarge, "send", "the request is too long").source(error)
         })?;
-        // Whoever writes gives up in time, and with that this ends too.
+        // A full queue blocks this until the writing task reaches its timeout, which closes the queue.
         self.out.send(QueuedFrame::Frame(bytes)).await.map_err(|_| self.lost_error("send"))
     }
 
@@ -180,7 +180,7 @@ impl PeerLink {
     pub fn inherit_controls(&self, from: &Self, kept: impl Fn(u32) -> bool) {
         let slot = |execution, slot: &Slot| match slot {
             _ if !kept(execution) => Slot::Gone,
-            // Whoever was told to is on the other connection.
+            // The kill under way was sent over the old connection: it can be requested again on this one.
             Slot::Ending(control) => Slot::Running(Arc::clone(control)),
             Slot::Expected | Slot::Doomed | Slot::Running(_) | Slot::Gone => slot.clone(),
         };
@@ -221,8 +221,8 @@ impl PeerLink {
         }
     }
 
-    /// Begins to ask. Whoever gives up between request and answer ends the connection: nobody would
-    /// know whose the next answer is.
+    /// Takes the lock for one request and its reply. A caller that gives up between the two ends the
+    /// connection: the next reply could not be matched to its request.
     pub async fn take_turn(self: &Arc<Self>) -> Turn {
         let heard = Arc::clone(&self.heard).lock_owned().await;
         let deadline = Deadline::after(ANSWER_TIMEOUT, TRANSFER_TIMEOUT);
@@ -239,7 +239,7 @@ fn request_frame(ask: &Ask) -> Result<Frame> {
 
 /// Both sides stand still until this is dropped.
 pub(crate) struct Standing {
-    // Dropped first: whoever asks next does so when it goes on.
+    // Dropped before the turn: the next request is sent when the connection goes on.
     _goes_on: oneshot::Sender<()>,
     _turn: Turn,
 }
@@ -292,8 +292,8 @@ impl Turn {
         said.map_err(|_| self.link.too_slow("send"))?
     }
 
-    /// Asks, and takes what comes with the answer into this copy. Nobody writes there any more when this
-    /// returns, whatever came of it.
+    /// Asks, and unpacks what comes with the reply into this copy. No thread writes there any more when this
+    /// returns, with success or an error.
     pub async fn ask(
         mut self,
         operation: &'static str,

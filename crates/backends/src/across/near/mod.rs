@@ -65,7 +65,7 @@ impl Peer {
 pub(crate) struct PeerConnection {
     pub input: Box<dyn AsyncWrite + Send + Unpin>,
     pub output: Box<dyn AsyncBufRead + Send + Unpin>,
-    /// Whatever carries it. It ends when this is dropped.
+    /// The carrier of the connection. It ends when this is dropped.
     pub carrier: Box<dyn Send>,
 }
 

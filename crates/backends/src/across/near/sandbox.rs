@@ -112,7 +112,7 @@ pub(crate) struct FarSandbox {
     archives: Archives,
     last: AtomicU32,
     running: RunningPrograms,
-    /// Those that went on when this was made of a copy, until somebody takes them.
+    /// Programs that went on when this was made of a copy, until a caller takes them.
     carried: Mutex<Vec<CarriedProgram>>,
 }
 
@@ -132,7 +132,7 @@ impl FarSandbox {
         Self { id, user, bridge, client, files, archives, last, running, carried }
     }
 
-    /// Looks after programs that went on, until somebody takes them.
+    /// Watches programs that went on, until a caller takes them.
     pub fn carry_programs(&self, programs: Vec<(RunningProgram, Process)>) {
         let carried = programs.into_iter().map(|(program, process)| {
             let command = program.command.clone();
@@ -170,7 +170,7 @@ impl FarSandbox {
         let link = self.bridge.link();
         tokio::spawn(async move {
             if let Some(pid) = program.started().await {
-                // A connection that is lost is told of by whoever waits for an answer.
+                // A send error is ignored: the caller that waits for a reply reports the lost connection.
                 let _ = link.send_request(&Ask::Started { execution, pid }).await;
             }
         });
@@ -210,7 +210,7 @@ impl FarSandbox {
         used: UsedNumbers,
     ) -> Result<()> {
         self.bridge.push_changes().await?;
-        // Whoever learns of an end on the way asks the machine that there is then.
+        // The turn is held during the switch: a task that sees an execution end then asks the new machine.
         let before = self.bridge.take_turn().await;
         let (link, pipe) = PeerLink::new(before.link().peer().clone(), connection);
         let asked = Ask::Become { identity: Box::new(identity), shared: self.bridge.is_shared() };
@@ -316,7 +316,7 @@ impl WatchedExecution {
     }
 }
 
-/// A program whose changes are not here has not come to its end for whoever asked for it.
+/// The exit of a program whose changes were not brought back: for its caller it is lost, not finished.
 fn lost_exit(exit: Exit, why: &str) -> Exit {
     let status = match &exit.status {
         ExitStatus::Exited(code) => ExitStatus::Lost(format!("{why}; it had exited with {code}")),
@@ -386,7 +386,7 @@ impl ProcessControl for FarControl {
 
     /// Bringing back what it has changed is not its time.
     async fn ended(&self) {
-        // Whoever watched it is gone: then it is over too.
+        // An error means that the watching task is gone: then it is over too.
         let _ = self.ended.clone().wait_for(|ended| *ended).await;
     }
 

@@ -34,8 +34,8 @@ pub(super) fn open_beneath(
     Ok(result?)
 }
 
-/// Opens a path to be read. What the guest made unreadable for itself belongs to whoever reads here,
-/// and gets its permissions back at once.
+/// Opens a path for reading. A file that the guest made unreadable for itself is owned by the user of this
+/// process: its mode is widened for the open, and restored at once.
 pub(super) fn open_readable(
     dir: impl AsFd,
     path: &Path,

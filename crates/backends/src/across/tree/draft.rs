@@ -1,4 +1,4 @@
-//! A file on its way into the tree: filled where nobody sees it, and given its name when it is whole.
+//! A file on its way into the tree: filled under no name or a temporary one, and renamed when complete.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -14,7 +14,7 @@ use tar::Entry;
 
 use super::holes;
 
-/// A name that nobody else uses.
+/// A temporary name that no other process or thread uses.
 pub(super) fn new_draft_name() -> OsString {
     static NEXT_DRAFT_NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NEXT_DRAFT_NUMBER.fetch_add(1, Ordering::Relaxed);

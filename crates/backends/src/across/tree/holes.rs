@@ -49,7 +49,7 @@ pub(super) fn encoded_length(pieces: &[(u64, u64)]) -> u64 {
     pieces.iter().map(|(_, length)| SEGMENT_HEADER_BYTES + length).sum::<u64>() + 8
 }
 
-/// What its entry has in it. Each piece is as long as was said, whatever happens to the file meanwhile.
+/// Content of a sparse file's entry. Each piece has the announced length, even if the file changes meanwhile.
 pub(super) fn segment_reader<'a>(
     file: &'a File,
     size: u64,

@@ -79,7 +79,7 @@ impl TreeError {
     }
 }
 
-/// A path as people can read it, whatever bytes it is made of.
+/// A path in readable form, also where its bytes are not text.
 fn escape_path(path: &Path) -> String {
     path.to_string_lossy().escape_debug().to_string()
 }

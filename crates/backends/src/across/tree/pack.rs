@@ -82,8 +82,8 @@ impl<W: Write> ArchiveWriter<'_, W> {
         }
     }
 
-    /// The size is taken from the open file and kept to, whatever happens to the file meanwhile: an
-    /// archive whose sizes lie cannot be read at all.
+    /// The size is taken from the open file and kept to, even if the file changes meanwhile: an archive whose
+    /// sizes lie cannot be read at all.
     fn append_file(&mut self, path: &Path, stamp: &FileStamp) -> Result<(), TreeError> {
         let fail = |error| TreeError::at(path, error);
         let file = beneath::open_readable(&self.tree.root, path, OFlags::empty(), self.tree.side);

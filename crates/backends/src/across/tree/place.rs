@@ -247,9 +247,9 @@ impl<'a> Placing<'a> {
         self.record_stamp(path, &dir, name)
     }
 
-    /// The permissions that something arrives with: no bit that changes who a program runs as, and, in the
-    /// caller's own directory, nobody else may write to it who could not before. A new file takes from its
-    /// directory whether the group may.
+    /// The permissions that an entry arrives with: no bit that changes who a program runs as, and, in the
+    /// caller's own directory, no write permission for group or others that was not there before. A new file
+    /// takes that of the group from its directory.
     fn allowed_mode(&self, dir: &OwnedFd, name: &OsStr, mode: u32) -> u32 {
         if self.tree.side == super::Side::Far {
             return mode & PERMISSION_BITS;

@@ -118,7 +118,7 @@ impl Hierarchy {
         Ok(Some(group))
     }
 
-    /// The group a sandbox of this id has or had, whoever made it.
+    /// The group a sandbox of this id has or had, no matter which process made it.
     pub(crate) fn find(&self, id: &SandboxId) -> Option<Group> {
         match self {
             Self::V2(base) => Some(Group::V2(base.directory(id))),
@@ -160,7 +160,7 @@ fn list_sandbox_groups(parent: &Path) -> Vec<SandboxId> {
 
 impl Group {
     #[cfg(feature = "docker")]
-    /// The group a process is in, which is somebody else's to limit and to remove.
+    /// The group a process is in. It is limited and removed by the container engine that made it.
     pub(crate) fn of(pid: i32) -> Option<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
         let theirs = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
@@ -355,7 +355,7 @@ fn mount_point(mounts: &str, fits: impl Fn(&str, &str) -> bool) -> Option<PathBu
     })
 }
 
-/// Makes a sandbox's directory, and the one above it if somebody has tidied that away.
+/// Makes a sandbox's directory, and its parent if another process has removed that.
 fn make_below(parent: &Path, directory: &Path) -> io::Result<()> {
     match make_dir(directory) {
         Err(error) if is_gone(&error) => {
@@ -372,7 +372,7 @@ fn is_gone(error: &io::Error) -> bool {
         || rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::NODEV)
 }
 
-/// Makes a directory that nobody else writes to, whatever the umask.
+/// Makes a directory that no other user can write to, with any umask.
 fn make_dir(directory: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     fs::DirBuilder::new().mode(0o755).create(directory)

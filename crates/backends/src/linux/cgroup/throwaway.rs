@@ -1,6 +1,6 @@
-//! Groups that nobody will come back for. Those made only to see whether it can be done have no lease,
-//! so that their names must say whose they are. Of others the lease may be gone, with the state
-//! directory of an engine that was killed. What is left of either, the next engine removes.
+//! Groups without an owner. Those made only for a probe have no lease, so that their names must tell which
+//! process made them. Of others the lease may be gone, with the state directory of an engine that was killed.
+//! What is left of either, the next engine removes.
 
 use std::fs::{self, DirEntry};
 use std::path::Path;
@@ -18,7 +18,7 @@ pub(crate) fn throwaway_name(kind: &'static str, number: u32) -> String {
     format!("{kind}{}n{number}", std::process::id())
 }
 
-/// Removes what nobody will come back for. The kernel keeps a group that has anybody in it.
+/// Removes groups without an owner. The kernel keeps a group that has a process in it.
 pub(super) fn remove_forsaken_groups(parent: &Path) {
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
     let groups = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
@@ -31,7 +31,7 @@ fn is_orphan(group: &DirEntry) -> bool {
     group.file_name().to_str().is_some_and(is_forsaken)
 }
 
-/// Whether it is a name for something that was made only to see, by somebody who is gone.
+/// Whether it is the name of something that was made only for a probe, by a process that is gone.
 pub(crate) fn is_forsaken(name: &str) -> bool {
     parse_maker_pid(name).is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
 }

@@ -74,7 +74,7 @@ impl V2Base {
             memory: has("memory") && swap::can_be_limited(&parent.join(SWAP_LIMIT_FILE)),
             processes: has("pids"),
             cpu: has("cpu"),
-            // Counted by the kernel in every group, whatever is switched on.
+            // Counted by the kernel in every group, also with no controller enabled.
             cpu_usage: true,
             freezer: parent.join("cgroup.freeze").exists(),
         };
@@ -120,8 +120,8 @@ pub(super) fn set_cpu_rate(directory: &Path, rate: Millicores) -> io::Result<()>
 pub(super) fn find_group(mounts: &str, theirs: &str, own: &str) -> Option<PathBuf> {
     let top = mount_point(mounts, |kind, _| kind == "cgroup2")?;
     let directory = resolve_group(&top, theirs);
-    // Nobody limits the topmost one, or one that shows no counters; and this process's own is not its
-    // alone.
+    // Neither the root group, which has no limits, nor a group without counters; nor this process's own,
+    // which the container would share.
     let alone = directory != top && directory != resolve_group(&top, own);
     (alone && directory.join("cpu.stat").exists()).then_some(directory)
 }
@@ -154,7 +154,7 @@ fn may_enter(place: &Path) -> io::Result<()> {
     fs::OpenOptions::new().write(true).open(place.join("cgroup.procs")).map(drop)
 }
 
-/// Moves this process one group down. Nobody else is moved: they did not ask for it.
+/// Moves this process one group down. Fails where other processes are in the group: they are not moved.
 fn make_room(inside: &Path) -> io::Result<()> {
     let members = fs::read_to_string(inside.join("cgroup.procs"))?;
     let alone = members.trim() == std::process::id().to_string();

@@ -195,8 +195,8 @@ pub(super) fn is_process_of_machine(pid: i32, id: &SandboxId) -> bool {
     has("--api-sock", api::API_SOCKET) && has("--id", id.as_str())
 }
 
-/// A second name for the same file; where that cannot be, or would give somebody else's file away, a
-/// copy. A disk that is written must be the same file, or what is written would be lost.
+/// A hard link to the same file; where that fails, or the jail's group may not read the file, a copy. A disk
+/// that is written must be the same file, or what is written would be lost.
 fn put_in_jail(file: &Path, at: &Path, access: Access, (uid, gid): (u32, u32)) -> io::Result<()> {
     match access {
         Access::Write => {

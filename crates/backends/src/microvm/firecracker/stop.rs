@@ -1,8 +1,8 @@
 //! Stopping a Firecracker process and everything in it by the kernel's job control (`SIGSTOP`, `SIGCONT`).
 //!
-//! Not by Firecracker's own pause: from 1.16 on a resume holds back the vsock until the guest acknowledges that
-//! its connections were reset, and only a snapshot tells the guest so. After a plain pause nobody could reach the
-//! guest any more. A stopped process can be killed at once.
+//! Not by Firecracker's own pause: from 1.16 on a resume holds back the vsock until the guest acknowledges
+//! that its connections were reset, and only a snapshot tells the guest so. After a plain pause the guest
+//! could not be reached any more. A stopped process can be killed at once.
 
 use std::fs;
 use std::io;

@@ -63,8 +63,8 @@ pub(super) struct Machinery {
 struct MachineState {
     /// Whether its process is stopped by the kernel, which is how it is paused.
     stopped: bool,
-    /// Whether Firecracker has paused it, which it wants for a snapshot. Nothing while that is being changed:
-    /// whoever gave up waiting left that open.
+    /// Whether Firecracker has paused it, which it wants for a snapshot. Nothing while that is being changed,
+    /// and after a caller gave up waiting for the change: then it is unknown.
     paused: Option<bool>,
     base: MemoryBase,
 }

@@ -30,8 +30,8 @@ pub(super) struct SealedMemory {
     changed: Mutex<Option<Vec<u64>>>,
 }
 
-/// Those that were saved whole are kept: they are what every new machine begins with. Others are while
-/// somebody uses them.
+/// Memories by their files. Those that were saved whole are kept: every new machine begins with one. Others
+/// are kept while a machine uses them.
 #[derive(Default)]
 pub(super) struct Memories(Mutex<Known>);
 

@@ -46,8 +46,8 @@ enum CallRequest {
 
 /// A module or component, instantiated once. Dropping it ends it.
 ///
-/// - Each call is held to the limits: wall time, processor time, fuel, memory. One that goes beyond
-///   them, or traps, ends the instance: what state it left is nobody's to say.
+/// - Each call is held to the limits: wall time, processor time, fuel, memory. One that goes beyond them, or
+///   traps, ends the instance: the state it left is undefined.
 /// - It has no files and no environment; WASI calls find nothing.
 pub struct Instance {
     requests: mpsc::Sender<CallRequest>,
@@ -101,15 +101,15 @@ async fn serve_requests(
     let mode = EngineMode::of(deterministic, limits.fuel);
     let mut callee = match Callee::make(&shared, bytes, limits, mode).await {
         Ok(callee) => callee,
-        // Whoever asked may be gone.
+        // A send error means that the caller is gone.
         Err(error) => return drop(ready.send(Err(error))),
     };
     let _ = ready.send(Ok(callee.ended()));
     while let Some(request) = queue.recv().await {
         let ended = match request {
             CallRequest::Call(name, arguments, reply) => {
-                // From here, where it begins: waiting for others is not its time, and it is held to
-                // its time though nobody waits for it any more.
+                // The timeout starts here, with the call: the wait for others is not its time, and the
+                // timeout holds even if the caller has given up.
                 let call = callee.call_function(&name, arguments);
                 let answer = with_timeout(limits.wall_time, "call", call).await.flatten();
                 let ended = answer.as_ref().is_err_and(|error| error.code() != ErrorCode::Invalid);

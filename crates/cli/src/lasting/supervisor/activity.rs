@@ -14,12 +14,12 @@ pub struct Activity(watch::Sender<usize>);
 pub struct Busy(Arc<Activity>);
 
 impl Activity {
-    /// Nobody yet.
+    /// No use yet.
     pub fn new() -> Arc<Self> {
         Arc::new(Self(watch::Sender::new(0)))
     }
 
-    /// One more.
+    /// One more use.
     pub fn begin(self: &Arc<Self>) -> Busy {
         self.0.send_modify(|uses| *uses += 1);
         Busy(Arc::clone(self))

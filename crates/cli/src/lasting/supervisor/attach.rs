@@ -1,4 +1,4 @@
-//! A program and the connection it was started over. Whoever goes away takes it along, unless it was
+//! A program and the connection it was started over. The program ends with the connection, unless it was
 //! detached (C-15).
 
 use bytes::Bytes;

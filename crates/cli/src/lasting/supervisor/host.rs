@@ -28,11 +28,11 @@ pub struct SupervisorHost {
     pub spec: SandboxSpec,
     /// The workspace that keeps its changes apart.
     pub workspace: Option<WorkspaceId>,
-    /// How long it lives while nobody uses it.
+    /// Idle timeout: how long it lives while it is not in use.
     pub idle: Option<Span>,
     /// How long it lives at most.
     pub lifetime: Option<Span>,
-    /// Who uses it.
+    /// Its current uses.
     pub activity: Arc<Activity>,
     jobs: Mutex<SupervisedJobs>,
     paused: AtomicBool,
@@ -127,31 +127,31 @@ impl SupervisorHost {
         let outcome = watcher.outcome().await;
         self.jobs().finish(watcher.job(), &outcome);
         drop(busy);
-        // An end that nobody could confirm takes the walls with it.
+        // A program whose end could not be confirmed ends the whole sandbox.
         if matches!(outcome.ending, Ending::Lost(_)) || self.engine.sandbox(&self.id).is_err() {
             self.ask_to_end();
         }
     }
 
-    /// A sandbox whose walls have fallen is of no use to anybody: what is left of it goes too.
+    /// A sandbox whose walls have fallen cannot be used any more: what is left of it is ended too.
     fn look_after(&self, error: &Error) {
         if matches!(error.code(), ErrorCode::Gone | ErrorCode::Protocol) {
             self.ask_to_end();
         }
     }
 
-    /// Wishes that the sandbox ends.
+    /// Requests the end of the sandbox.
     pub fn ask_to_end(&self) {
         self.asked.send_replace(true);
     }
 
-    /// Returns when somebody has wished so.
+    /// Returns when its end was requested.
     pub async fn asked_to_end(&self) {
         // The sender lives in `self`, so the channel cannot close.
         let _ = self.asked.subscribe().wait_for(|asked| *asked).await;
     }
 
-    /// Tells everybody who waits that it has ended.
+    /// Tells every waiting caller that it has ended.
     pub fn set_ended(&self, last: Last) {
         self.ended.send_replace(Some(last));
     }

@@ -124,7 +124,7 @@ impl SandboxKeeper {
             // What cannot be given back is listed still.
             let _ = view.give_back().await;
         }
-        // It stays until nothing else is left, so that whoever comes now waits instead of guessing.
+        // The socket is removed last, so that a client that connects now waits for the end of the sandbox.
         let _ = self.sockets.remove(&self.host.id);
         self.accepting.abort();
         self.host.set_ended(ended.map_err(|error| WireError::from(&error)));

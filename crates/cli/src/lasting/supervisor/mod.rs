@@ -1,5 +1,5 @@
 //! The supervisor: the small process that owns one lasting sandbox. It ends when the sandbox is ended,
-//! when nobody has used it for its idle time, or when its lifetime is over; the sandbox ends with it,
+//! when it was not used for its idle timeout, or when its lifetime is over; the sandbox ends with it,
 //! and if it is killed, the walls fall by themselves (C-31).
 
 mod activity;
@@ -31,7 +31,7 @@ pub async fn supervise(printer: &Printer) -> Result<i32> {
     leave_the_caller();
     match build_keeper(printer).await {
         Ok(keeper) => {
-            // A caller who has gone does not know the id: nobody would ever use the sandbox (C-32).
+            // A caller that is gone does not know the id: the sandbox could never be used (C-32).
             let heard = write_status(&LaunchStatus::Ready(keeper.ready())).is_ok();
             if heard && be_silent().is_ok() {
                 keeper.keep().await;
@@ -52,7 +52,7 @@ fn leave_the_caller() {
 async fn build_keeper(printer: &Printer) -> Result<SandboxKeeper> {
     let order = read_order()?;
     let settings = Settings::load(Some(&order.origin), printer)?;
-    // The state directory is absolute by now, and nobody's directory is to be kept busy.
+    // The state directory is absolute by now, and the caller's working directory must not be kept busy.
     let _ = rustix::process::chdir("/");
     SandboxKeeper::build(order, &settings).await
 }

@@ -1,4 +1,4 @@
-//! What a program has written, for whoever asks later. Reading slows nobody (C-13).
+//! Output of a program, replayed for later requests. A replay slows neither the program nor a reader (C-13).
 
 use stockade_core::{Error, ErrorCode, JobId};
 use stockade_engine::{OutputEvent, Subscription};

@@ -32,7 +32,7 @@ pub struct ClientSession {
     busy: Option<Busy>,
 }
 
-/// Serves a connection to its end. How it ended concerns nobody: the client has heard, or is gone.
+/// Serves a connection to its end. The result is dropped: the client has its reply, or is gone.
 pub async fn serve_session(host: Arc<SupervisorHost>, stream: UnixStream) {
     let trusted = peer::check_peer(&stream);
     let (reader, writer) = stream.into_split();

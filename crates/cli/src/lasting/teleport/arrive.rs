@@ -1,5 +1,5 @@
 //! `stockade arrive`: the other side of a teleport. Makes a sandbox of the snapshot that comes in, and takes
-//! it down again unless whoever sent it says that it stays. Not for people.
+//! it down again unless the sender says that it stays. Not for people.
 
 use std::io::{self, BufRead, Read, Write};
 use std::sync::Arc;
@@ -49,7 +49,7 @@ pub async fn arrive(args: &ArriveArgs, printer: &Printer) -> Result<i32> {
     write_reply(HELLO_LINE)?;
     let received = receive_sandbox(&mut interrupts, printer).await;
     let Err(error) = received else { return Ok(0) };
-    // Whoever went away has heard enough.
+    // A sender that is gone needs no answer: a failed write is ignored.
     let _ = send_answer(&ArrivalAnswer::Failed(WireError::from(&error)));
     Ok(OWN_ERROR)
 }
@@ -83,7 +83,7 @@ fn read_passage() -> Result<Passage> {
     })
 }
 
-/// Whoever sends a sandbox says what it is, and nothing about this host (C-05).
+/// The sender describes the sandbox, and may name nothing of this host (C-05).
 fn refuse_host_things(spec: &SandboxSpec) -> Result<()> {
     match spec.caller_only()[..] {
         [] => Ok(()),

@@ -1,5 +1,5 @@
 //! `stockade teleport`: moves a sandbox that lives on to another host. The one here ends when the other
-//! side has said that its copy stays, and not before: whatever fails, one of them is left.
+//! side has said that its copy stays, and not before: after any failure one of them is left.
 
 mod arrive;
 mod words;
@@ -238,7 +238,7 @@ async fn send_passage(
     let (store, snapshot) = (Arc::clone(store), passing.snapshot().clone());
     let written = errand.send(move |out| write_snapshot(out, &line, &store, &snapshot)).await;
     let whole = match written {
-        // Whoever does not read to the end says why in its own way.
+        // A receiver that stops reading early sends the reason as its answer.
         Err(error) if snapshot::is_closed(&error) => false,
         written => written?,
     };
@@ -276,7 +276,7 @@ async fn receive_answer(errand: &mut Errand, patience: Duration) -> Result<Optio
     })
 }
 
-/// Says that it is to stay, and hears whether it does; nothing if nobody knows.
+/// Confirms that the copy is to stay, and waits for the reply; `None` if the result is unknown.
 async fn confirm_stay(errand: &mut Errand) -> Result<Option<()>> {
     let said = errand.send(|out| out.write_all(KEEP_LINE.as_bytes()).map_err(went_away)).await?;
     if !said {

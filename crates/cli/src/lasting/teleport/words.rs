@@ -28,7 +28,7 @@ const MAX_CHUNK_BYTES: usize = 64 << 10;
 pub struct Passage {
     /// What it was asked to be.
     pub spec: SandboxSpec,
-    /// How long it lives while nobody uses it.
+    /// Idle timeout: how long it lives while it is not in use.
     pub idle: Option<Span>,
     /// How long it lives at most.
     pub lifetime: Option<Span>,

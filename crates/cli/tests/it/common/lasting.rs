@@ -1,4 +1,4 @@
-//! Lasting sandboxes of one test: whatever becomes of it, none of them outlives it.
+//! Lasting sandboxes of one test: none of them outlives it, even if it fails.
 
 use std::fs;
 use std::ops::Deref;

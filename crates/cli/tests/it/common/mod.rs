@@ -1,5 +1,5 @@
 //! The built `stockade`, run as people run it: a real process with a state directory of its own, and
-//! a deadline. Never touches the state of whoever runs the tests.
+//! a deadline. Never touches the state of the user who runs the tests.
 
 #![allow(
     dead_code,
@@ -91,7 +91,7 @@ impl CliPlace {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
         command.args(args).current_dir(self.workspace()).stdin(Stdio::null());
         command.env_clear().env("PATH", "/usr/bin:/bin").env("HOME", self.path("home"));
-        // Whatever else is installed here: what the command does is the same on every backend, and that
+        // The native backend, even if others are installed: the command does the same on each, and that
         // is the kit's to show.
         command.env("STOCKADE_STATE_DIR", self.state()).env("STOCKADE_BACKEND", "native");
         if let Some(user) = self.user {
@@ -237,7 +237,7 @@ pub fn under(umask: &str, command: &Command) -> Command {
     masked
 }
 
-/// A directory that only root can look into, or nobody if this is not root.
+/// A directory of mode 0: at most root can look into it.
 pub fn make_unreadable(dir: &Path) {
     use std::os::unix::fs::PermissionsExt;
     fs::create_dir(dir).unwrap();

@@ -322,7 +322,7 @@ fn a_lost_last_answer_leaves_both_and_a_second_try_replaces_the_one_there() {
     assert_eq!(way.arrived(), [second], "instead of {first}");
     way.there.shell(second, "cat file").is(0, "newer\n", "");
     way.here.assert_all_is_gone();
-    // A copy of it has taken nobody's place.
+    // A copy of it has not taken the place of another sandbox.
     let copy = way.there.stockade(&["fork", second]);
     copy.code_is(0);
     let label = |id: &str| way.there.listed(id).unwrap()["labels"]["teleported-from"].clone();

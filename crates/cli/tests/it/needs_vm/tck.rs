@@ -1,4 +1,4 @@
-//! The conformance kit by the command, on machines with the root that they have where nobody names another:
+//! The conformance kit by the command, on machines with the root that they have where no other is named:
 //! this host's own tree. The kit's own tests judge every case on a small root, which is started in seconds.
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! What a writer's death leaves, and what nobody's death explains.
+//! What a writer's death leaves, and what no writer's death explains.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -159,7 +159,7 @@ pub fn readable(fd: impl AsFd) {
     assert_eq!(poll(&mut watched, Some(&bound)), Ok(1), "did not end in time");
 }
 
-/// Waits, with a bound, until something that nobody announces is so.
+/// Polls, with a deadline, until a condition holds that no event announces.
 pub fn until(what: &str, so: impl Fn() -> bool) {
     let deadline = Instant::now() + TEST_TIMEOUT;
     while !so() {

@@ -13,10 +13,10 @@ use http_body_util::{BodyExt, Full};
 
 use super::{MCP_PATH, Token};
 
-/// Who gets in.
+/// Decides which requests are let in.
 pub struct TokenGuard(Token);
 
-/// Why somebody does not.
+/// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HttpRefusal {
     /// It does not say in one way only whom it is for, or where it comes from.

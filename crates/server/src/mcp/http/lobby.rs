@@ -1,6 +1,6 @@
 //! Connections that have not shown the token yet. There is room for a number of them from each peer and
-//! in all; where it is full, the oldest of the peer that has the most makes room. So whoever only
-//! connects keeps nobody out: a client with the token shows it at once and is gone from here.
+//! in all; where it is full, the oldest of the peer that has the most makes room. So a peer that only
+//! connects keeps no client out: one with the token shows it at once and is gone from here.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

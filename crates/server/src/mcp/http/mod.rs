@@ -1,4 +1,4 @@
-//! The protocol on HTTP. Whoever connects must know the token; where a request comes from is checked
+//! The protocol on HTTP. Every client must know the token; where a request comes from is checked
 //! as well, since a browser can be made to send one. Connections, sessions and bodies are bounded; those
 //! that have not shown the token share no bound with those that have.
 

@@ -27,12 +27,12 @@ pub enum TokenError {
 }
 
 impl Token {
-    /// One that nobody guesses.
+    /// A random token, which cannot be guessed.
     pub fn random() -> io::Result<Self> {
         pending::handle().map(Self)
     }
 
-    /// The secret itself, for whoever is to know it.
+    /// The secret in plain text, to be handed to clients.
     pub fn reveal(&self) -> &str {
         &self.0
     }

@@ -52,7 +52,7 @@ impl ContainerEngine {
     /// Starts it again where it was.
     pub fn restart(&mut self) {
         let home = self.home.path();
-        // It believes a process that nobody has waited for to be alive.
+        // The engine takes a process of a stale pid file that was not reaped for alive.
         for stale in ["pid", "exec/containerd/containerd.pid"] {
             let _ = std::fs::remove_file(home.join(stale));
         }
@@ -116,7 +116,7 @@ impl ContainerEngine {
     /// Makes an image of a directory.
     pub fn import_image(&self, root: &Path, name: &str) {
         let tar = self.home.path().join("root.tar");
-        // Root's: an engine of an ordinary user has nobody else.
+        // Owned by root: a rootless engine has no other user.
         let packed = Command::new("tar")
             .args(["--owner=0", "--group=0", "-C"])
             .arg(root)
@@ -147,7 +147,7 @@ fn create_home() -> TempDir {
     tempfile::Builder::new().prefix("engine").tempdir_in("/tmp").unwrap()
 }
 
-/// Starts it where whatever it drops lies in its own directory.
+/// Starts it in its own directory, where all files that it drops lie.
 fn spawn_engine(kind: EngineKind, home: &Path, socket: &Path) -> Child {
     let log = std::fs::File::create(home.join("log")).unwrap();
     let mut command = match kind {

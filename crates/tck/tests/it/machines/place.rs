@@ -37,7 +37,7 @@ pub fn store_directory() -> PathBuf {
     shared_directory().join("store")
 }
 
-/// A root of one static program under many names. It is put in its place whole, by whoever comes first.
+/// A root of one static program under many names. The first caller puts it in its place whole.
 pub fn prepare_root() -> PathBuf {
     let root = shared_directory().join("root-4");
     if root.exists() {

@@ -100,7 +100,7 @@ async fn an_engine_that_goes_away_is_named_and_its_containers_are_reaped_when_it
     assert_eq!(error.code(), ErrorCode::Unavailable, "{error}");
     assert!(error.hint().is_some());
     drop((execution, stockade));
-    // While it is away, what it left stops nobody.
+    // While the engine is away, what it left does not block opening.
     drop(open(&engine.socket).await.unwrap());
     engine.restart();
     let again = open(&engine.socket).await.unwrap();

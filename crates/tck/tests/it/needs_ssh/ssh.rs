@@ -1,5 +1,5 @@
 //! The whole kit on the ssh backend, by way of a server of its own on loopback: real walls behind a real
-//! connection, for whoever runs the test.
+//! connection, for the user who runs the test.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -56,8 +56,8 @@ fn the_ssh_backend_passes_for_an_ordinary_user_too() {
     assert!(told.contains("1 passed"), "no test of that name ran as an ordinary user");
 }
 
-/// This program as a user whom `ssh` and its server can look up, because this process's own table of users
-/// says so, which nobody else sees.
+/// This program as a user whom `ssh` and its server can look up, because a bind mount over `/etc/passwd`
+/// says so, which no other process sees.
 fn becoming_ordinary(home: &std::path::Path) -> Command {
     std::os::unix::fs::chown(home, Some(UNPRIVILEGED_ID), Some(UNPRIVILEGED_ID)).unwrap();
     let users = home.join("passwd");

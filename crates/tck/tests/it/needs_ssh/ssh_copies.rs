@@ -1,5 +1,5 @@
 //! The two copies of a workspace on another host: what changes on one side or on both, and what a guest
-//! does to it that nobody wants to have.
+//! does to it that makes it hard or costly to copy.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};

@@ -65,8 +65,8 @@ fn nothing_is_left_of_engines_killed_at_any_instant() {
     fs::write(workspace.join("probe"), probe_bytes()).unwrap();
     fs::set_permissions(workspace.join("probe"), fs::Permissions::from_mode(0o755)).unwrap();
     let mark = format!("sshkilled{}", std::process::id());
-    // The connection stays for a moment in case somebody else wants it: its end is waited for now and
-    // then, everybody else's each time.
+    // The connection stays for a moment in case another client wants it: its end is waited for now and
+    // then, the end of everything else each time.
     let run = base.path().join("run");
     fs::create_dir(&run).unwrap();
     fs::set_permissions(&run, fs::Permissions::from_mode(0o700)).unwrap();

@@ -39,7 +39,7 @@ async fn the_wasm_backend_passes_every_case_it_declares_the_features_for() {
 fn isolated_subject() -> OnHost {
     let engine = env!("CARGO_BIN_EXE_stockade-tck-engine");
     let worker = Worker { program: engine.into(), role: vec!["wasm-worker".into()] };
-    // A user's own: nobody uses the key of another.
+    // The cache is this user's own: a user does not use the key of another.
     let kept = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let own = std::fs::metadata(kept).unwrap().uid() == rustix::process::geteuid().as_raw();
     let cache = if own { kept.join("wasm-cache") } else { std::env::temp_dir().join("wasm-cache") };
@@ -72,7 +72,7 @@ async fn webassembly_that_means_harm_ends_in_the_right_outcome_and_leaves_nothin
 }
 
 /// What a program that uses files says, with so much disk and so many open files, in a workspace where
-/// there is a pipe that nobody else has open.
+/// there is a FIFO that no other process has open.
 async fn run_files_program(subject: &OnHost, program: &Path, args: &[&str]) -> String {
     let state = tempfile::tempdir().unwrap();
     let work = tempfile::Builder::new().prefix("stockade-work-").tempdir().unwrap();

@@ -46,7 +46,7 @@ impl Sshd {
         Self::start_in(dir, None, env)
     }
 
-    /// A server that has a disk of this size for it, which nobody else sees. Only for root.
+    /// A server that has a disk of this size for it, which no other process sees. Only for root.
     pub fn with_disk(size: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("stockade-sshd-").tempdir().unwrap();
         fs::create_dir(dir.path().join("cache")).unwrap();
@@ -124,7 +124,7 @@ impl Sshd {
         self.child.wait().unwrap();
     }
 
-    /// The processes of its sessions: those whose program was carried to it, and nobody else's.
+    /// The processes of its sessions: those whose program was carried to it, and no others.
     pub fn list_carried(&self) -> Vec<i32> {
         let pids = fs::read_dir("/proc").unwrap().flatten();
         let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());

@@ -43,7 +43,7 @@ impl CuttableWire {
         self.inner.shut_down_ends();
     }
 
-    /// Cuts what there is, and lets nobody through any more.
+    /// Cuts all connections, and lets no more through.
     pub fn cut_for_good(&self) {
         self.inner.state.store(WIRE_REFUSING, Ordering::SeqCst);
         self.inner.shut_down_ends();

@@ -114,7 +114,7 @@ impl Fake {
         }
         for stream in UnixListener::bind("api").unwrap().incoming() {
             let stream = stream.unwrap();
-            // Whoever only looks whether somebody listens asks for nothing.
+            // A peer that only checks whether the socket is open sends no request.
             thread::spawn(move || self.answer_requests(stream));
         }
     }
@@ -274,7 +274,7 @@ impl Fake {
         append_line("connected", &number.to_string());
         self.wait_while_withheld();
         match self.mode.as_str() {
-            // Nobody listens inside yet: the guest resets the connection.
+            // No process listens inside yet: the guest resets the connection.
             "early" if number < 4 => return,
             // Held back until the guest has seen the reset, and lost with it.
             "withhold" if restored && number < 3 => sleep_forever(),
@@ -396,7 +396,7 @@ fn check_readable(path: &str) -> Result<(), String> {
     read.map(drop).map_err(|error| format!("{path}: {error}"))
 }
 
-/// Tries what nobody in its place may have.
+/// Tries to open what a process in its place must not have.
 fn probe_paths() {
     let wanted = fs::read_to_string(PROBE_PATHS_FILE).unwrap();
     let files: Vec<_> = wanted.lines().map(|path| File::open(path).is_ok()).collect();

@@ -1,6 +1,6 @@
 //! The driver with Firecracker itself, where there is one: `STOCKADE_FIRECRACKER` names the binary and
-//! `STOCKADE_FIRECRACKER_KERNEL` an uncompressed kernel. No package registry ships the binary, so that
-//! this is skipped wherever nobody put one, and says so.
+//! `STOCKADE_FIRECRACKER_KERNEL` an uncompressed kernel. No package registry ships the binary, so that this
+//! is skipped where it is not installed, and says so.
 
 use std::fs;
 use std::path::{Path, PathBuf};

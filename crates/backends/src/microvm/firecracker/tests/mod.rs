@@ -40,7 +40,7 @@ const SHORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A directory with a fake of its own in it.
 struct Rig {
     dir: TempDir,
-    /// What the names of all its machines begin with. Nobody else's on this host do.
+    /// Name prefix of all its machines, which no others on this host have.
     name: String,
     patience: Patience,
     jailed: bool,
@@ -237,8 +237,8 @@ fn become_fake(version: &str, mode: &str) -> String {
     )
 }
 
-/// What there is on this host of machines whose names begin so and that work below this directory:
-/// processes, what shows any of it to somebody, walls and control groups.
+/// What there is on this host of machines whose names begin so and that work below this directory: processes,
+/// by their arguments or their mounts, walls and control groups.
 async fn find_leftovers_of(name: &str, dir: &Path) -> Vec<String> {
     let dir = dir.file_name().unwrap().to_str().unwrap().to_owned();
     let read = |pid: i32, file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
@@ -602,7 +602,7 @@ async fn after_a_save_that_was_given_up_at_its_pause_the_machine_can_go_on() {
         _ = vm.save(&saved) => panic!("it is silent"),
         () = wait_until("it is asked", || rig.request_paths("a").contains(&"PATCH /vm".into())) => {}
     }
-    // Nobody knows whether it was stopped: it has to be asked.
+    // Whether it was stopped is unknown: it has to be asked.
     vm.unpause().await.unwrap();
     assert_eq!(rig.read_requests("a").last().unwrap().2["state"], "Resumed");
     vm.end().await.unwrap();
@@ -623,7 +623,7 @@ async fn many_clones_of_one_snapshot_live_at_once_each_with_its_own_disk() {
         let (saved, dir) = (Saved::within(&rig.path("saved")), rig.make_room(room));
         clones.push(driver.resume(&rig.id(room), &machine, &saved, &dir).await.unwrap());
         assert_eq!(rig.found_file(room, "disk1"), format!("that of {room}"));
-        // It is open: whoever wants it gone with its machine takes the name away.
+        // It is open: removing the name makes it go with its machine.
         fs::remove_file(disk).unwrap();
     }
     for clone in &clones {
@@ -787,7 +787,7 @@ async fn each_way_of_not_reaching_the_guest_has_a_remedy_of_its_own() {
         let vm = rig.boot("a").await.unwrap();
         let expected = match mode {
             "" => {
-                // Killed by somebody else.
+                // Killed from outside.
                 let pid = rustix::process::Pid::from_raw(rig.find_process("a")).unwrap();
                 rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
                 wait_until("it has ended", || vm.said().contains("signal")).await;
@@ -856,7 +856,7 @@ async fn a_machine_that_is_dropped_ends_before_its_driver_does() {
     drop(driver.boot(&rig.id("a"), &rig.build_machine(), &rig.make_room("a")).await.unwrap());
     let runs = || find::list_pids().any(|pid| jail::is_process_of_machine(pid, &rig.id("a")));
     wait_until("its process is gone", || !runs()).await;
-    // What is not a process is left to whoever destroys the sandbox.
+    // What is not a process is left to the sandbox's destroy.
     Native::new().destroy(&rig.id("a")).await.unwrap();
     assert_eq!(rig.find_leftovers().await, NO_LEFTOVERS);
 }
@@ -1119,7 +1119,7 @@ async fn with_the_jailer_everything_lies_in_the_jail_and_belongs_to_its_user() {
     assert_eq!(rig.saved_pages("again"), [(0, 1), (1, 2)]);
     clone.end().await.unwrap();
     vm.end().await.unwrap();
-    // Its disk is nobody else's any more.
+    // Its disk belongs to this user alone again.
     assert_eq!((of("work.img").uid(), of("work.img").mode() & 0o777), (0, 0o600));
 }
 
