@@ -202,17 +202,12 @@ async fn open_files(kit: Kit) -> Verdict {
 
 async fn wall_time(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
-    spec.limits.wall_time = Some(Span::millis(700));
+    spec.limits.wall_time = Some(Span::secs(3));
     let room = kit.room_with(spec).await?;
     for _ in 0..2 {
         room.run(["sleep", "600000"]).await?.ended(&Ending::TimedOut)?;
     }
-    // A busy host may take longer than that to start one which would be over at once.
-    let ending = room.run(["exit", "0"]).await?.outcome.ending;
-    check!(
-        matches!(ending, Ending::Exited(0) | Ending::TimedOut),
-        "expected an end, saw {ending:?}"
-    );
+    room.run(["exit", "0"]).await?.exited(0)?;
     Ok(())
 }
 

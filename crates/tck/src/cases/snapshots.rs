@@ -47,7 +47,7 @@ pub(super) const SNAPSHOT_CASES: &[Case] = &[
 /// Ticks heard from another sandbox before one without output counts as silent.
 const SILENCE_TICKS: u32 = 40;
 /// Timeout for output to stop after a pause, and to come again after a resume.
-const OUTPUT_TIMEOUT: Duration = Duration::from_secs(60);
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Reads what is still under way until nothing comes any more while another program is heard: a machine that
 /// is slow is so for both.

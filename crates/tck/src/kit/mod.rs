@@ -28,7 +28,7 @@ use crate::witness::Witness;
 use crate::{MARK_VARIABLE, ProbeForm, Stop, Subject, Verdict};
 
 /// Timeout of [`wait_until`]: for a condition that has to hold, but not at once.
-pub(crate) const EVENTUAL_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const EVENTUAL_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// What a case works with. Clones are the same kit.
 #[derive(Clone)]

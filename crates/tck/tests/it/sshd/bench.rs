@@ -12,7 +12,7 @@ use stockade_engine::{Engine, EngineConfig};
 use super::Sshd;
 
 /// Timeout for the remote side to notice that its peer is gone, and to clean up.
-const CLEANUP_TIMEOUT: Duration = Duration::from_secs(60);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// An engine with one backend, and a workspace.
 pub struct SshBench {
