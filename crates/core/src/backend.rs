@@ -92,6 +92,15 @@ pub trait Sandbox: Send + Sync {
         Err(Error::unsupported("files", Feature::FileTransfer))
     }
 
+    /// Starts the helper inside through which programs reach other hosts: its input and output are the
+    /// messages of the agent's network protocol. Requires `egress-allowlist`.
+    ///
+    /// - It decides nothing, and what it says is guest input.
+    /// - It ends with the sandbox, and when its events are dropped; then nothing is reached any more (C-52).
+    async fn open_network(&self) -> Result<Process> {
+        Err(Error::unsupported("network", Feature::EgressAllowlist))
+    }
+
     /// Captures its state as plain files in `into`, an empty directory of this user alone. Requires
     /// `files-snapshot` or `full-snapshot`.
     ///

@@ -40,7 +40,9 @@ pub use name::{
     BackendName, EngineId, EnvName, ImageName, JobId, NameError, SandboxId, SnapshotId, TenantName,
     WorkspaceId,
 };
-pub use network::{EgressRule, Network};
+pub use network::{
+    EgressDecision, EgressRule, Network, canonical_host, decide_address, decide_name, list_ports,
+};
 pub use outcome::{Ending, Outcome, StartFailure, StreamReport, Usage};
 pub use path::{HostPath, PathError, SandboxPath, WORKSPACE_ROOT};
 pub use spec::{

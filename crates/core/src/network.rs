@@ -21,42 +21,127 @@ pub enum Network {
     Egress(Vec<EgressRule>),
 }
 
-/// One entry of an egress list: `host`, `*.host`, an address or a CIDR range, each with an optional port.
+/// One entry of an egress list: `host`, `*.host` (one label more), `**.host` (any number of labels more), an
+/// address or a CIDR range, each with an optional port. With `!` before it, it denies.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct EgressRule {
+    denies: bool,
     host: EgressHost,
     port: Option<u16>,
 }
 
+/// The ports of a rule that allows and names none.
+const DEFAULT_PORTS: [u16; 2] = [80, 443];
+
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum EgressHost {
     Name(String),
-    Below(String),
+    OneBelow(String),
+    AllBelow(String),
     Range { network: IpAddr, prefix: u8 },
 }
 
+/// What a list of rules says about one connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EgressDecision<'a> {
+    /// This rule allows it.
+    Allowed(&'a EgressRule),
+    /// This rule denies it, whatever others say.
+    Denied(&'a EgressRule),
+    /// No rule covers it, so it is denied.
+    NoRule,
+}
+
+impl EgressDecision<'_> {
+    /// Whether the connection may be made.
+    pub fn is_allowed(self) -> bool {
+        matches!(self, Self::Allowed(_))
+    }
+}
+
+/// What the rules say about a connection to a name, which is in its canonical form.
+pub fn decide_name<'a>(rules: &'a [EgressRule], name: &str, port: u16) -> EgressDecision<'a> {
+    decide(rules, |rule| rule.covers_name(name, port))
+}
+
+/// What the rules say about a connection to an address.
+pub fn decide_address(rules: &[EgressRule], address: IpAddr, port: u16) -> EgressDecision<'_> {
+    decide(rules, |rule| rule.covers_address(address, port))
+}
+
+fn decide(rules: &[EgressRule], covers: impl Fn(&EgressRule) -> bool) -> EgressDecision<'_> {
+    let find = |denies| rules.iter().find(|rule| rule.denies == denies && covers(rule));
+    match (find(true), find(false)) {
+        (Some(rule), _) => EgressDecision::Denied(rule),
+        (None, Some(rule)) => EgressDecision::Allowed(rule),
+        (None, None) => EgressDecision::NoRule,
+    }
+}
+
+/// The ports at which the rules let a name be reached, in order.
+pub fn list_ports(rules: &[EgressRule], name: &str) -> Vec<u16> {
+    let allowing = rules.iter().filter(|rule| !rule.denies && rule.host.covers_name(name));
+    let mut ports: Vec<_> = allowing.flat_map(EgressRule::ports).collect();
+    ports.sort_unstable();
+    ports.dedup();
+    ports.retain(|port| decide_name(rules, name, *port).is_allowed());
+    ports
+}
+
 impl EgressRule {
+    /// Whether it denies what it covers.
+    pub fn denies(&self) -> bool {
+        self.denies
+    }
+
     /// Whether a connection to this host name and port is covered. Addresses never match a name rule.
     pub fn covers_name(&self, name: &str, port: u16) -> bool {
-        let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
-        let covered = match &self.host {
-            EgressHost::Name(exact) => name == *exact,
-            EgressHost::Below(parent) => name
-                .strip_suffix(parent.as_str())
-                .is_some_and(|rest| rest.len() > 1 && rest.ends_with('.')),
-            EgressHost::Range { .. } => false,
-        };
-        covered && self.port.is_none_or(|only| only == port)
+        self.host.covers_name(name) && self.covers_port(port)
     }
 
     /// Whether a connection to this address and port is covered.
     pub fn covers_address(&self, address: IpAddr, port: u16) -> bool {
         let covered = match self.host {
             EgressHost::Range { network, prefix } => mask_address(address, prefix) == Some(network),
-            EgressHost::Name(_) | EgressHost::Below(_) => false,
+            EgressHost::Name(_) | EgressHost::OneBelow(_) | EgressHost::AllBelow(_) => false,
         };
-        covered && self.port.is_none_or(|only| only == port)
+        covered && self.covers_port(port)
+    }
+
+    /// How many bits of an address it names; nothing for a rule about names.
+    pub fn prefix(&self) -> Option<u8> {
+        match self.host {
+            EgressHost::Range { prefix, .. } => Some(prefix),
+            EgressHost::Name(_) | EgressHost::OneBelow(_) | EgressHost::AllBelow(_) => None,
+        }
+    }
+
+    fn covers_port(&self, port: u16) -> bool {
+        match self.port {
+            Some(only) => only == port,
+            None => self.denies || DEFAULT_PORTS.contains(&port),
+        }
+    }
+
+    fn ports(&self) -> Vec<u16> {
+        self.port.map_or_else(|| DEFAULT_PORTS.to_vec(), |port| vec![port])
+    }
+}
+
+impl EgressHost {
+    fn covers_name(&self, name: &str) -> bool {
+        let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+        let below = |parent: &str| {
+            let labels = name.strip_suffix(parent)?.strip_suffix('.')?;
+            (!labels.is_empty()).then(|| labels.contains('.'))
+        };
+        match self {
+            Self::Name(exact) => name == *exact,
+            Self::OneBelow(parent) => below(parent) == Some(false),
+            Self::AllBelow(parent) => below(parent).is_some(),
+            Self::Range { .. } => false,
+        }
     }
 }
 
@@ -74,8 +159,9 @@ fn mask_address(address: IpAddr, prefix: u8) -> Option<IpAddr> {
     }
 }
 
-/// Letters, digits and hyphens in dot-separated labels; never all digits, which would be an address.
-fn host_name(given: &str) -> Option<String> {
+/// A host's name in canonical form: lower case, without a dot at its end. Letters, digits and hyphens in
+/// dot-separated labels; never all digits at its end, which resolvers read as an address. Nothing otherwise.
+pub fn canonical_host(given: &str) -> Option<String> {
     let label = |label: &str| {
         (1..=63).contains(&label.len())
             && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
@@ -83,7 +169,11 @@ fn host_name(given: &str) -> Option<String> {
             && !label.ends_with('-')
     };
     let name = given.strip_suffix('.').unwrap_or(given);
-    let numeric_end = name.rsplit('.').next()?.bytes().all(|b| b.is_ascii_digit());
+    let last = name.rsplit('.').next()?;
+    let numeric_end = last.bytes().all(|b| b.is_ascii_digit())
+        || last.strip_prefix("0x").or(last.strip_prefix("0X")).is_some_and(|digits| {
+            digits.bytes().all(|b| b.is_ascii_hexdigit())
+        });
     (name.len() <= 253 && !numeric_end && name.split('.').all(label))
         .then(|| name.to_ascii_lowercase())
 }
@@ -101,10 +191,13 @@ fn parse_range(given: &str) -> Option<EgressHost> {
 }
 
 fn parse_host(given: &str) -> Option<EgressHost> {
-    if let Some(parent) = given.strip_prefix("*.") {
-        return host_name(parent).map(EgressHost::Below);
+    if let Some(parent) = given.strip_prefix("**.") {
+        return canonical_host(parent).map(EgressHost::AllBelow);
     }
-    parse_range(given).or_else(|| host_name(given).map(EgressHost::Name))
+    if let Some(parent) = given.strip_prefix("*.") {
+        return canonical_host(parent).map(EgressHost::OneBelow);
+    }
+    parse_range(given).or_else(|| canonical_host(given).map(EgressHost::Name))
 }
 
 /// Splits an optional port off. An IPv6 address takes a port only in brackets.
@@ -127,13 +220,17 @@ impl FromStr for EgressRule {
 
     fn from_str(given: &str) -> Result<Self, String> {
         let parse = || {
-            let (name, port) = split_port(given)?;
-            (port != Some(0)).then_some(Self { host: parse_host(name)?, port })
+            let (denies, rest) = match given.strip_prefix('!') {
+                Some(rest) => (true, rest),
+                None => (false, given),
+            };
+            let (name, port) = split_port(rest)?;
+            (port != Some(0)).then_some(Self { denies, host: parse_host(name)?, port })
         };
         parse().ok_or_else(|| {
             format!(
-                "`{}` is not a host: give `host`, `*.host`, an address or a CIDR range, each with an \
-                 optional `:port`",
+                "`{}` is not a host: give `host`, `*.host`, `**.host`, an address or a CIDR range, each with \
+                 an optional `:port`, and `!` before what is to be denied",
                 given.escape_debug()
             )
         })
@@ -157,9 +254,13 @@ impl From<EgressRule> for String {
 impl fmt::Display for EgressRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bracketed = |network: &IpAddr| network.is_ipv6() && self.port.is_some();
+        if self.denies {
+            f.write_str("!")?;
+        }
         match &self.host {
             EgressHost::Name(name) => f.write_str(name)?,
-            EgressHost::Below(parent) => write!(f, "*.{parent}")?,
+            EgressHost::OneBelow(parent) => write!(f, "*.{parent}")?,
+            EgressHost::AllBelow(parent) => write!(f, "**.{parent}")?,
             EgressHost::Range { network, prefix } if bracketed(network) => {
                 write!(f, "[{network}/{prefix}]")?
             }
@@ -179,8 +280,15 @@ mod tests {
 
     #[test]
     fn rules_print_in_a_form_that_parses_back() {
-        for given in ["example.org", "*.example.org:443", "10.0.0.0/8", "[2001:db8::/32]:80", "::1"]
-        {
+        for given in [
+            "example.org",
+            "*.example.org:443",
+            "!**.example.org",
+            "!a.example.org:80",
+            "10.0.0.0/8",
+            "[2001:db8::/32]:80",
+            "::1",
+        ] {
             assert_eq!(parse_rule(&parse_rule(given).to_string()), parse_rule(given), "{given}");
         }
     }
@@ -206,6 +314,10 @@ mod tests {
             "[::1",
             "*.10.0.0.1",
             "0x7f.1",
+            "a.0x7f",
+            "***.a.org",
+            "*.*.a.org",
+            "!!a.org",
             &long,
         ] {
             // `0x7f.1` ends in a number: resolvers read it as an address.
@@ -215,19 +327,42 @@ mod tests {
 
     #[test]
     fn a_wildcard_covers_what_is_below_and_not_the_name_itself() {
-        let below = parse_rule("*.example.org");
-        assert!(below.covers_name("a.example.org", 443));
-        assert!(below.covers_name("A.B.Example.Org.", 443));
-        assert!(!below.covers_name("example.org", 443));
-        assert!(!below.covers_name("evilexample.org", 443));
+        for (rule, deep) in [("*.example.org", false), ("**.example.org", true)] {
+            let below = parse_rule(rule);
+            assert!(below.covers_name("A.Example.Org.", 443));
+            assert_eq!(below.covers_name("a.b.example.org", 443), deep);
+            assert!(!below.covers_name("example.org", 443));
+            assert!(!below.covers_name(".example.org", 443));
+            assert!(!below.covers_name("evilexample.org", 443));
+        }
         assert!(!parse_rule("example.org:443").covers_name("example.org", 80));
     }
 
     #[test]
+    fn a_rule_without_a_port_allows_those_of_the_web_and_denies_all() {
+        for (rule, port, covered) in
+            [("a.org", 443, true), ("a.org", 80, true), ("a.org", 22, false), ("!a.org", 22, true)]
+        {
+            assert_eq!(parse_rule(rule).covers_name("a.org", port), covered, "{rule} {port}");
+        }
+    }
+
+    #[test]
+    fn a_rule_that_denies_wins() {
+        let rules = ["**.a.org", "!b.a.org", "c.a.org:8080", "!c.a.org:80"].map(parse_rule);
+        assert_eq!(decide_name(&rules, "x.a.org", 443), EgressDecision::Allowed(&rules[0]));
+        assert_eq!(decide_name(&rules, "b.a.org", 443), EgressDecision::Denied(&rules[1]));
+        assert_eq!(decide_name(&rules, "d.org", 443), EgressDecision::NoRule);
+        assert_eq!(list_ports(&rules, "x.a.org"), [80, 443]);
+        assert_eq!(list_ports(&rules, "b.a.org"), [0u16; 0]);
+        assert_eq!(list_ports(&rules, "c.a.org"), [443, 8080]);
+    }
+
+    #[test]
     fn ranges_cover_addresses_of_their_own_family_only() {
-        assert!(parse_rule("10.0.0.0/8").covers_address("10.1.2.3".parse().unwrap(), 1));
-        assert!(!parse_rule("10.0.0.0/8").covers_address("11.0.0.0".parse().unwrap(), 1));
-        assert!(parse_rule("0.0.0.0/0").covers_address("11.0.0.0".parse().unwrap(), 1));
-        assert!(!parse_rule("0.0.0.0/0").covers_address("::1".parse().unwrap(), 1));
+        assert!(parse_rule("10.0.0.0/8").covers_address("10.1.2.3".parse().unwrap(), 80));
+        assert!(!parse_rule("10.0.0.0/8").covers_address("11.0.0.0".parse().unwrap(), 80));
+        assert!(parse_rule("0.0.0.0/0").covers_address("11.0.0.0".parse().unwrap(), 80));
+        assert!(!parse_rule("0.0.0.0/0").covers_address("::1".parse().unwrap(), 80));
     }
 }

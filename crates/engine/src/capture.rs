@@ -47,7 +47,8 @@ impl Engine {
             inner.record(Event::Restored { sandbox, snapshot: stored.id }).await?;
             let restored =
                 tokio::time::timeout(CAPTURE_TIMEOUT, live.sandbox.restore(&parts)).await;
-            restored.unwrap_or_else(|_| Err(too_slow("restore", live.order.backend.as_ref())))
+            restored.unwrap_or_else(|_| Err(too_slow("restore", live.order.backend.as_ref())))?;
+            inner.reopen_network(&live).await
         })
         .await
     }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use stockade_core::TenantName;
+use stockade_network::ResolverSettings;
 
 use crate::history::HistoryBounds;
 use crate::host_views::OwnPath;
@@ -39,6 +40,8 @@ pub struct EngineConfig {
     pub destroy_deadline: Duration,
     /// Whether to remove what dead engines left as soon as this one opens.
     pub reap_on_open: bool,
+    /// Which name servers are asked for the hosts that sandboxes may reach.
+    pub resolver: ResolverSettings,
 }
 
 /// What a tenant may use at once. Absent: as much as there is.
@@ -64,6 +67,7 @@ impl EngineConfig {
             create_deadline: Duration::from_secs(120),
             destroy_deadline: Duration::from_secs(30),
             reap_on_open: true,
+            resolver: ResolverSettings::default(),
         }
     }
 

@@ -11,6 +11,7 @@ use stockade_core::{
 };
 
 use crate::config::EngineConfig;
+use crate::egress::SharedResolver;
 use crate::execution::{Execution, SharedExecution, Watcher};
 use crate::history::Subscription;
 use crate::host_views::behind_links;
@@ -46,6 +47,7 @@ pub(crate) struct EngineInner {
     pub live: Mutex<HashMap<SandboxId, Arc<RunningSandbox>>>,
     pub running: Mutex<HashMap<JobId, Weak<SharedExecution>>>,
     pub pools: Pools,
+    pub resolver: SharedResolver,
 }
 
 pub(crate) fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -68,6 +70,7 @@ impl Engine {
             live: Mutex::default(),
             running: Mutex::default(),
             pools: Pools::default(),
+            resolver: SharedResolver::default(),
             config,
         };
         let engine = Self { inner: Arc::new(inner) };

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use stockade_core::{
     Admitted, Backend, CarriedProgram, Command, EffectiveLimits, Ending, EnvName, Error, ErrorCode,
-    Outcome, Parts, Process, Result, Sandbox, SandboxId, Signal, SnapshotId, StartFailure, Stdin,
+    Network, Outcome, Parts, Process, Result, Sandbox, SandboxId, Signal, SnapshotId, StartFailure, Stdin,
     StreamReport, Usage,
 };
+use stockade_network::{GUEST_ENVIRONMENT, Relay};
 use tokio::sync::watch;
 
 use crate::engine::{EngineInner, lock_mutex};
@@ -65,12 +66,20 @@ pub(crate) struct RunningSandbox {
     executions: Mutex<Vec<Weak<SharedExecution>>>,
     /// Its seat in a pool, free again when everything of it is gone.
     pub seat: Option<Seated>,
+    /// What relays its connections, where it may have any.
+    pub network: Mutex<Option<Relay>>,
 }
 
 impl RunningSandbox {
-    fn new(order: &SandboxOrder, sandbox: Arc<dyn Sandbox>, lease: Lease) -> Self {
+    fn new(
+        order: &SandboxOrder,
+        sandbox: Arc<dyn Sandbox>,
+        network: Option<Relay>,
+        lease: Lease,
+    ) -> Self {
         let lease = tokio::sync::Mutex::new(Some(lease));
-        Self { order: order.clone(), sandbox, lease, executions: Mutex::default(), seat: None }
+        let (order, network) = (order.clone(), Mutex::new(network));
+        Self { order, sandbox, lease, executions: Mutex::default(), seat: None, network }
     }
 
     /// Takes it over for a caller, whose labels it has from now on.
@@ -302,7 +311,11 @@ impl EngineInner {
         lease: Lease,
         mut cancelled: watch::Receiver<bool>,
     ) -> Result<RunningSandbox, NotBuilt> {
-        let create = order.build(id);
+        let create = async {
+            let sandbox = order.build(id).await?;
+            let network = self.open_network(order, sandbox.as_ref()).await?;
+            Ok((sandbox, network))
+        };
         let created = tokio::select! {
             created = tokio::time::timeout(self.build_timeout(order), create) => {
                 created.unwrap_or_else(|_| Err(too_slow("create", order.backend.as_ref())))
@@ -312,7 +325,7 @@ impl EngineInner {
             }
         };
         match created {
-            Ok(sandbox) => Ok(RunningSandbox::new(order, sandbox, lease)),
+            Ok((sandbox, network)) => Ok(RunningSandbox::new(order, sandbox, network, lease)),
             Err(error) => {
                 // A create that failed may not leave anything, but that is checked, not assumed. If
                 // it cannot be confirmed the lease stays, and with it the duty to reap.
@@ -508,7 +521,9 @@ fn resolve_command(command: &Command, admitted: &Admitted) -> Result<Command> {
     let mut resolved = command.clone();
     resolved.env = spec.env.clone();
     resolved.env.extend(command.env.clone());
-    for (name, value) in [("PATH", DEFAULT_PATH), ("LANG", "C.UTF-8")] {
+    let proxies = matches!(spec.network, Network::Egress(_)).then_some(GUEST_ENVIRONMENT);
+    let defaults = [("PATH", DEFAULT_PATH), ("LANG", "C.UTF-8")];
+    for (name, value) in defaults.into_iter().chain(proxies.into_iter().flatten()) {
         let name: EnvName = name.parse().map_err(|error| {
             Error::new(ErrorCode::Invalid, "resolve", "a built-in name").source(error)
         })?;

@@ -140,6 +140,8 @@ pub enum Network {
     None,
     /// Loopback is up.
     Loopback,
+    /// Loopback is up, and any process may listen at any of its ports: the agent's network helper does.
+    Helper,
 }
 
 /// Directories of control groups, made and limited by the caller; the launcher removes them when its

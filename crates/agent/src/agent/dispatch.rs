@@ -38,6 +38,7 @@ impl Agent {
             ToAgent::Hello(hello) => self.check_hello(hello)?,
             ToAgent::Spawn(number, spawn) => self.open_run(number, &spawn)?,
             ToAgent::File(number, request) => self.open_request(number, &request)?,
+            ToAgent::Network(number) => self.open_network(number)?,
             ToAgent::Stdin(number, data) => {
                 self.handle_input(number, |channel| channel.feed.push(data))?
             }
@@ -106,6 +107,17 @@ impl Agent {
         } else {
             let (path, kind) = (files::path_of(request), FileErrorKind::TooLarge);
             let failure = OperationFailure::with_kind(path, kind, "too many requests at once");
+            self.link.send(&failure.to_message(number));
+        }
+        Ok(())
+    }
+
+    fn open_network(&mut self, number: u32) -> Result<(), LinkStop> {
+        if self.open_channel(number)? {
+            self.start_network(number);
+        } else {
+            let kind = FileErrorKind::TooLarge;
+            let failure = OperationFailure::with_kind("", kind, "too many requests at once");
             self.link.send(&failure.to_message(number));
         }
         Ok(())

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use super::Agent;
+use super::{Agent, network};
 use super::channel::{Channel, ChannelWork};
 use super::files::{self, OperationFailure, WorkerStreams};
 use super::link::Link;
@@ -68,7 +68,8 @@ fn read_all(report: &OwnedFd) -> Vec<u8> {
 impl Agent {
     /// Starts a worker, or says why not.
     pub fn start_job(&mut self, number: u32, request: &FileRequest<'_>) {
-        match self.fork_worker(number, request) {
+        let work = |streams| files::run_request(&self.roots, request, streams);
+        match self.fork_worker(number, work) {
             Ok(channel) => {
                 self.channels.insert(number, channel);
             }
@@ -79,14 +80,33 @@ impl Agent {
         }
     }
 
-    fn fork_worker(&self, number: u32, request: &FileRequest<'_>) -> io::Result<Channel> {
+    /// Starts the network helper, or says why not.
+    pub fn start_network(&mut self, number: u32) {
+        let work = |streams| {
+            network::serve(streams).map_err(|error| OperationFailure::from_io("", &error))
+        };
+        match self.fork_worker(number, work) {
+            Ok(channel) => {
+                self.channels.insert(number, channel);
+            }
+            Err(error) => {
+                self.link.send(&OperationFailure::from_io("", &error).to_message(number));
+            }
+        }
+    }
+
+    fn fork_worker(
+        &self,
+        number: u32,
+        work: impl FnOnce(WorkerStreams) -> Result<(), OperationFailure>,
+    ) -> io::Result<Channel> {
         let (out, output) = output_pipe()?;
         let (input, feed) = pipe_with(PipeFlags::CLOEXEC)?;
         set_nonblocking(&feed)?;
         let (report, reports) = pipe_with(PipeFlags::CLOEXEC)?;
         set_nonblocking(&report)?;
         let worker = match sys::fork()? {
-            Fork::Child => self.run_worker(number, request, output, input, &reports),
+            Fork::Child => self.run_worker(number, work, output, input, &reports),
             Fork::Parent(pid) => pid,
         };
         let taps = [Tap::new(Stream::Stdout, Some(out)), Tap::new(Stream::Stderr, None)];
@@ -98,7 +118,7 @@ impl Agent {
     fn run_worker(
         &self,
         number: u32,
-        request: &FileRequest<'_>,
+        work: impl FnOnce(WorkerStreams) -> Result<(), OperationFailure>,
         output: OwnedFd,
         input: OwnedFd,
         report: &OwnedFd,
@@ -106,7 +126,7 @@ impl Agent {
         let roots = self.roots.fds();
         sys::close_all_but(&mut sys::raw_fds(&[&output, &input, report, roots[0], roots[1]]));
         let streams = WorkerStreams { output: File::from(output), input: File::from(input) };
-        let code = match files::run_request(&self.roots, request, streams) {
+        let code = match work(streams) {
             Ok(()) => 0,
             Err(failure) => {
                 let mut frame = Vec::new();

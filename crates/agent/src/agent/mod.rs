@@ -12,6 +12,7 @@ mod guard;
 mod job;
 mod keeper;
 mod link;
+mod network;
 mod poll;
 mod program;
 mod renew;

@@ -1,7 +1,7 @@
 //! One execution as the agent sees it: a keeper, what it reported, and what was told to the engine.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
@@ -247,6 +247,7 @@ pub fn output_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// Makes reading or writing return rather than wait. Not seen by the other end.
-pub fn set_nonblocking(fd: &OwnedFd) -> io::Result<()> {
+pub fn set_nonblocking(fd: impl AsFd) -> io::Result<()> {
+    let fd = fd.as_fd();
     Ok(fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)?)
 }

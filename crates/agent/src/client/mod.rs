@@ -9,6 +9,7 @@ mod files;
 mod hub;
 mod lane;
 mod listing;
+mod network;
 mod outlet;
 mod process;
 mod reader;
@@ -186,6 +187,12 @@ impl AgentClient {
     /// stays.
     pub async fn replace(&self, directory: &SandboxPath, with: &str) -> Result<()> {
         self.files.replace(directory, with).await
+    }
+
+    /// Starts the network helper. What [`crate::protocol::network`] describes is its input and its output;
+    /// dropping its events ends it.
+    pub async fn open_network(&self) -> Result<Process> {
+        network::open(&self.hub).await
     }
 
     /// Watches one directory.

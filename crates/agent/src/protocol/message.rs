@@ -9,7 +9,7 @@ use super::wire::{DecodeError, Put, Take, TooLong, put_frame};
 /// A channel's number.
 type ChannelNumber = u32;
 
-/// What the engine tells the agent. Tags from 64 on are kept for network streams.
+/// What the engine tells the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToAgent<'a> {
     /// The first message.
@@ -35,9 +35,12 @@ pub enum ToAgent<'a> {
     Keep(ChannelNumber, Vec<ChannelNumber>),
     /// Opens a channel with a file operation.
     File(ChannelNumber, FileRequest<'a>),
+    /// Opens a channel with the network helper: what [`super::network`] describes is its input and output.
+    /// Answered by output, and by `FileDone` or `FileError` at its end.
+    Network(ChannelNumber),
 }
 
-/// What the agent tells the engine. Tags from 64 on are kept for network streams.
+/// What the agent tells the engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FromAgent<'a> {
     /// The first message.
@@ -127,6 +130,7 @@ impl<'a> ToAgent<'a> {
                 to.count(kept.len());
                 kept.iter().for_each(|channel| to.u32(*channel));
             }
+            Self::Network(channel) => open(12, channel),
         }
     }
 
@@ -154,6 +158,7 @@ impl<'a> ToAgent<'a> {
             9 => Self::File(channel, FileRequest::take(from)?),
             10 => Self::Hush(channel),
             11 => Self::Keep(channel, from.list(Take::u32)?),
+            12 => Self::Network(channel),
             tag => return Err(DecodeError::Tag { what: "message to the agent", tag }),
         })
     }

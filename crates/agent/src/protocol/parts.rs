@@ -13,11 +13,11 @@ macro_rules! byte_enum {
             /// Every value.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            pub(super) fn tag(self) -> u8 {
+            pub(in crate::protocol) fn tag(self) -> u8 {
                 match self { $(Self::$variant => $tag,)* }
             }
 
-            pub(super) fn take(from: &mut Take<'_>) -> Result<Self, DecodeError> {
+            pub(in crate::protocol) fn take(from: &mut Take<'_>) -> Result<Self, DecodeError> {
                 match from.u8()? {
                     $($tag => Ok(Self::$variant),)*
                     tag => Err(DecodeError::Tag { what: $what, tag }),
@@ -26,6 +26,8 @@ macro_rules! byte_enum {
         }
     };
 }
+
+pub(super) use byte_enum;
 
 byte_enum!(
     /// Which output stream.

@@ -117,7 +117,7 @@ impl Put for Vec<u8> {
 pub(super) struct Take<'a>(pub &'a [u8]);
 
 impl<'a> Take<'a> {
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
         let (head, rest) = self.0.split_first_chunk::<N>().ok_or(DecodeError::Short)?;
         self.0 = rest;
         Ok(*head)

@@ -78,6 +78,10 @@ impl Sandbox for LinuxSandbox {
         Ok(self.client.files())
     }
 
+    async fn open_network(&self) -> Result<Process> {
+        self.client.open_network().await
+    }
+
     async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
         drop(self.brake.goes_on("snapshot").await?);
         self.archives.write_snapshot(&self.client, kind, into).await

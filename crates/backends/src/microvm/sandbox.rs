@@ -128,6 +128,10 @@ impl Sandbox for MicrovmSandbox {
         self.0.inside.files()
     }
 
+    async fn open_network(&self) -> Result<Process> {
+        self.0.inside.open_network().await
+    }
+
     async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
         match kind {
             SnapshotKind::Files => {

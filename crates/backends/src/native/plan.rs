@@ -55,8 +55,9 @@ pub(super) fn build_plan(
         host_gid: owner.map(|user| user.gid),
         network: match spec.network {
             Network::Loopback => launcher::Network::Loopback,
-            // Egress is not admitted on this backend; an admitted spec is not `Auto`.
-            Network::Auto | Network::None | Network::Egress(_) => launcher::Network::None,
+            Network::Egress(_) => launcher::Network::Helper,
+            // An admitted spec is not `Auto`.
+            Network::Auto | Network::None => launcher::Network::None,
         },
         tmp_bytes: scratch,
         rlimits: build_rlimits(admitted, memory_is_held),

@@ -3,7 +3,7 @@
 
 use rustix::process::{Signal, pidfd_send_signal};
 use stockade_core::{
-    Backend, Boundary, Capabilities, Error, Feature, RootMode, SandboxSpec, Support,
+    Backend, Boundary, Capabilities, Error, Feature, Network, RootMode, SandboxSpec, Support,
 };
 use stockade_launcher::{LaunchPlan, Workspace};
 
@@ -40,16 +40,11 @@ const WALL_FEATURES: [(Feature, &str); 22] = [
 ];
 
 /// Features that this backend does not offer, and what to use instead.
-const MISSING_FEATURES: [(Feature, &str, &str); 6] = [
+const MISSING_FEATURES: [(Feature, &str, &str); 5] = [
     (
         Feature::UserPerCommand,
         "its user namespace holds one user",
         "choose the user for the sandbox",
-    ),
-    (
-        Feature::EgressAllowlist,
-        "the native backend opens no network yet",
-        "use --net none or loopback",
     ),
     (Feature::OciImage, "images are not unpacked by it", "unpack it and give the directory"),
     (
@@ -79,13 +74,25 @@ pub(super) async fn measure_capabilities(native: &Native) -> Capabilities {
         );
     }
     let workspace = try_overlay(native).await;
+    let egress = egress_support(try_egress(native).await);
     measured_features(native, overlay_support(root), overlay_support(workspace))
+        .with(Feature::EgressAllowlist, egress)
 }
 
 /// Builds a sandbox, has every wall read back, and takes it down.
 async fn try_root(native: &Native, root: RootMode) -> Result<(), Error> {
+    try_spec(native, SandboxSpec { root, ..SandboxSpec::default() }).await
+}
+
+/// Likewise with a network in which the helper can listen.
+async fn try_egress(native: &Native) -> Result<(), Error> {
+    // A name that never leads anywhere; nothing asks for it.
+    let network = Network::Egress("stockade.invalid".parse().into_iter().collect());
+    try_spec(native, SandboxSpec { network, ..SandboxSpec::default() }).await
+}
+
+async fn try_spec(native: &Native, spec: SandboxSpec) -> Result<(), Error> {
     let id = linux::trial_id();
-    let spec = SandboxSpec { root, ..SandboxSpec::default() };
     let created = native.create(&id, &linux::admit_provisionally(NAME, &spec)?).await.map(drop);
     let destroyed = native.destroy(&id).await;
     created.and(destroyed)
@@ -126,6 +133,16 @@ fn measured_features(native: &Native, root: Support, workspace: Support) -> Capa
     }
     all.private_disk = Some(limits::ONE_PRIVATE_FILE_SYSTEM.into());
     all
+}
+
+fn egress_support(tried: Result<(), Error>) -> Support {
+    match tried {
+        Ok(()) => Support::full("the agent's network helper and the engine's relay"),
+        Err(error) => {
+            let remedy = "let it write to `/proc/sys/net` of its own network namespace";
+            Support::missing(linux::describe_error(&error), error.hint().unwrap_or(remedy))
+        }
+    }
 }
 
 fn overlay_support(tried: Result<(), Error>) -> Support {

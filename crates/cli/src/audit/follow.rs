@@ -89,6 +89,12 @@ fn format_record(record: &Record) -> String {
         Event::WorkspaceAcquired { root, .. } => root.clone(),
         Event::Captured { snapshot, .. } | Event::Restored { snapshot, .. } => snapshot.to_string(),
         Event::Destroyed { detail, .. } => detail.clone().unwrap_or_default(),
+        Event::Connection { host, port, allowed, reason, .. } => {
+            let port = port.map(|port| format!(":{port}")).unwrap_or_default();
+            let word = if *allowed { "allowed" } else { "denied" };
+            format!("{host}{port} {word}: {reason}")
+        }
+        Event::ConnectionsOmitted { count, .. } => format!("{count} more connections"),
         Event::EndUnknown { .. }
         | Event::WorkspaceReleased { .. }
         | Event::Pruned { .. }

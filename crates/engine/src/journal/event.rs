@@ -142,6 +142,34 @@ pub enum Event {
         /// What was known about it. Never holds environment values, input or content (C-41).
         facts: String,
     },
+    /// A program in a sandbox wanted to reach another host.
+    Connection {
+        /// The sandbox.
+        sandbox: SandboxId,
+        /// The name or address that it asked for.
+        host: String,
+        /// The port; absent where only a name was looked up.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        port: Option<u16>,
+        /// The address that was connected to.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        address: Option<std::net::IpAddr>,
+        /// Whether the policy allows it.
+        allowed: bool,
+        /// The rule that allows it, or why it was denied or failed.
+        reason: String,
+        /// Bytes that the program sent.
+        sent: u64,
+        /// Bytes that it received.
+        received: u64,
+    },
+    /// Further connections of a sandbox that were not recorded one by one.
+    ConnectionsOmitted {
+        /// The sandbox.
+        sandbox: SandboxId,
+        /// How many.
+        count: u64,
+    },
     /// A workspace was handed out.
     WorkspaceAcquired {
         /// Its id.
@@ -190,6 +218,8 @@ impl Event {
             | Self::Refused { .. }
             | Self::WorkspaceAcquired { .. }
             | Self::WorkspaceReleased { .. }
+            | Self::Connection { .. }
+            | Self::ConnectionsOmitted { .. }
             | Self::Pruned { .. }
             | Self::Rotated { .. } => None,
         }
@@ -209,6 +239,8 @@ impl Event {
             | Self::Refused { .. }
             | Self::WorkspaceAcquired { .. }
             | Self::WorkspaceReleased { .. }
+            | Self::Connection { .. }
+            | Self::ConnectionsOmitted { .. }
             | Self::Pruned { .. }
             | Self::Rotated { .. } => None,
         }
@@ -229,6 +261,8 @@ impl Event {
             | Self::Refused { .. }
             | Self::WorkspaceAcquired { .. }
             | Self::WorkspaceReleased { .. }
+            | Self::Connection { .. }
+            | Self::ConnectionsOmitted { .. }
             | Self::Pruned { .. }
             | Self::Rotated { .. } => None,
         }
@@ -242,7 +276,9 @@ impl Event {
             | Self::Prepared { sandbox, .. }
             | Self::Captured { sandbox, .. }
             | Self::Restored { sandbox, .. }
-            | Self::Destroyed { sandbox, .. } => Some(sandbox),
+            | Self::Destroyed { sandbox, .. }
+            | Self::Connection { sandbox, .. }
+            | Self::ConnectionsOmitted { sandbox, .. } => Some(sandbox),
             Self::Decided { sandbox, .. } => sandbox.as_ref(),
             Self::Stopped { .. }
             | Self::EndUnknown { .. }
@@ -269,6 +305,8 @@ impl Event {
             | Self::Restored { .. }
             | Self::Destroyed { .. }
             | Self::WorkspaceReleased { .. }
+            | Self::Connection { .. }
+            | Self::ConnectionsOmitted { .. }
             | Self::Pruned { .. }
             | Self::Rotated { .. } => None,
         }
@@ -289,6 +327,8 @@ impl Event {
             | Self::Refused { .. }
             | Self::WorkspaceAcquired { .. }
             | Self::WorkspaceReleased { .. }
+            | Self::Connection { .. }
+            | Self::ConnectionsOmitted { .. }
             | Self::Pruned { .. }
             | Self::Rotated { .. } => None,
         }

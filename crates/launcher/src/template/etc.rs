@@ -46,6 +46,9 @@ const HOST_ETC_ENTRIES: &[(&str, &str)] = &[
 
 const HOSTS_TEXT: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n";
 
+/// Names are asked of the network helper, which answers in sandboxes that may reach other hosts.
+const RESOLV_CONF_TEXT: &str = "nameserver 127.63.0.53\n";
+
 /// Files that are written for the sandbox.
 pub(super) fn generate_files(uid: u32, gid: u32) -> Vec<Piece> {
     let file = |target: &str, text: String| Piece {
@@ -57,7 +60,7 @@ pub(super) fn generate_files(uid: u32, gid: u32) -> Vec<Piece> {
         file("/etc/passwd", format_passwd(uid, gid)),
         file("/etc/group", format_group(gid)),
         file("/etc/hosts", HOSTS_TEXT.to_owned()),
-        file("/etc/resolv.conf", String::new()),
+        file("/etc/resolv.conf", RESOLV_CONF_TEXT.to_owned()),
         Piece { target: PathBuf::from("/etc/mtab"), made: Made::Link(mounts) },
     ]
 }

@@ -130,7 +130,7 @@ pub(crate) fn restrict_process(
     let wall = Wall::Landlock;
     let tcp = match network {
         Network::None => BOTH_TCP,
-        Network::Loopback => 0,
+        Network::Loopback | Network::Helper => 0,
     };
     let rules = Rules::new(abi, tcp)?;
     open_rule_path("/").and_then(|root| rules.read(root)).at(wall, "/")?;

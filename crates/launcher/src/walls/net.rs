@@ -4,6 +4,7 @@
 
 use std::os::fd::AsFd;
 
+use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::thread::UnshareFlags;
@@ -11,6 +12,9 @@ use rustix::thread::UnshareFlags;
 use crate::error::{At, Failure, Wall};
 use crate::plan::Network;
 use crate::sys;
+
+/// Where a network namespace says from which port on anybody may listen.
+const FIRST_FREE_PORT: &str = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
 
 /// The network namespace that the next sandbox will be born into, if it is there already. The
 /// launcher stands in it itself; each serves one sandbox.
@@ -38,12 +42,22 @@ impl Spare {
         match network {
             Network::None => Ok(()),
             Network::Loopback => bring_up_loopback().at(Wall::Network, "loopback"),
+            Network::Helper => {
+                bring_up_loopback().at(Wall::Network, "loopback")?;
+                open_low_ports().at(Wall::Network, "the ports below 1024 of its loopback")
+            }
         }
     }
 }
 
 fn create_network_namespace() -> Result<(), Errno> {
     sys::unshare_namespaces(UnshareFlags::NEWNET)
+}
+
+/// Lets every process listen at every port. It concerns the new namespace alone.
+fn open_low_ports() -> Result<(), Errno> {
+    let file = open(FIRST_FREE_PORT, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::io::write(&file, b"0").map(drop)
 }
 
 fn bring_up_loopback() -> Result<(), Errno> {

@@ -256,6 +256,10 @@ impl Sandbox for FarSandbox {
         Ok(&self.files)
     }
 
+    async fn open_network(&self) -> Result<Process> {
+        self.client.open_network().await
+    }
+
     /// The archives come by the agent's pipe, as on every other backend: the other side is asked for
     /// nothing, names no part, and sends no more than the disk limit allows.
     async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {

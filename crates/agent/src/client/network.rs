@@ -1,0 +1,82 @@
+//! The network helper as a process: its messages are its input and its output.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use stockade_core::{
+    Error, ErrorCode, ExitStatus, Process, ProcessControl, ProcessEvent, ProcessEvents, Result,
+    StreamId,
+};
+
+use super::files::no_success;
+use super::hub::Hub;
+use super::lane::{Finish, Lane, LaneKind};
+use crate::protocol::ToAgent;
+
+/// Starts the helper.
+pub async fn open(hub: &Arc<Hub>) -> Result<Process> {
+    let (number, lane) = hub.open("network", LaneKind::Stream, ToAgent::Network).await?;
+    let handle = Arc::new(HelperHandle { hub: hub.clone(), lane, number });
+    let events = HelperEvents { handle: handle.clone(), over: false };
+    Ok(Process { events: Box::new(events), control: handle })
+}
+
+struct HelperHandle {
+    hub: Arc<Hub>,
+    lane: Arc<Lane>,
+    number: u32,
+}
+
+struct HelperEvents {
+    handle: Arc<HelperHandle>,
+    over: bool,
+}
+
+#[async_trait]
+impl ProcessEvents for HelperEvents {
+    async fn next(&mut self) -> Option<ProcessEvent> {
+        if self.over {
+            return None;
+        }
+        match self.handle.lane.next_output(self.handle.number, &self.handle.hub).await {
+            Ok((_, data)) => Some(ProcessEvent::Output(StreamId::Stdout, data)),
+            Err(finish) => {
+                self.over = true;
+                let status = match finish {
+                    Finish::Done => ExitStatus::Exited(0),
+                    other => ExitStatus::Lost(no_success("network", other).to_string()),
+                };
+                Some(ProcessEvent::Exit(status.into()))
+            }
+        }
+    }
+}
+
+/// A helper that is not listened to is ended.
+impl Drop for HelperEvents {
+    fn drop(&mut self) {
+        self.handle.lane.abandon_channel(self.handle.number, &self.handle.hub);
+    }
+}
+
+#[async_trait]
+impl ProcessControl for HelperHandle {
+    async fn kill(&self) -> Result<()> {
+        self.lane.abandon_channel(self.number, &self.hub);
+        self.lane.wait_for_finish().await;
+        Ok(())
+    }
+
+    async fn write_stdin(&self, data: Bytes) -> Result<()> {
+        if self.lane.write_input(self.number, &self.hub, data).await {
+            return Ok(());
+        }
+        Err(Error::new(ErrorCode::Gone, "network", "the network helper is gone"))
+    }
+
+    async fn close_stdin(&self) -> Result<()> {
+        self.lane.close_input(self.number, &self.hub);
+        Ok(())
+    }
+}

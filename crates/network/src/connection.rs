@@ -1,0 +1,276 @@
+//! One connection: decided, made, looked at, relayed, recorded.
+//!
+//! The name under which a program asked is not yet what it means: the first bytes are looked at before any of
+//! them goes on. A TLS client must ask for that name (SNI), each HTTP request must name it (`Host`), and at the
+//! ports of the web nothing else is spoken. At other ports, which a rule has to name, any protocol is relayed.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use stockade_agent::protocol::network::{RefusalKind, Via};
+use stockade_core::EgressRule;
+use tokio::io::copy_bidirectional_with_sizes;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::client_hello::{MAX_HELLO_BYTES, read_server_name};
+use crate::dial::{DialError, Dialed, dial};
+use crate::http_relay::relay_http;
+use crate::policy::{Egress, Target, check_address, check_target};
+use crate::record::{ConnectionRecord, ConnectionVerdict};
+use crate::stream::GuestStream;
+
+/// How long a client of the web may say nothing.
+const FIRST_BYTES_TIMEOUT: Duration = Duration::from_secs(120);
+/// How much is copied at once.
+const COPY_BYTES: usize = 64 * 1024;
+/// The longest first line of a request that is looked for.
+const MAX_REQUEST_LINE: usize = 8 * 1024;
+/// Ports at which only TLS and HTTP are spoken.
+const WEB_PORTS: [u16; 2] = [80, 443];
+
+/// What a program asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenRequest {
+    pub host: String,
+    pub port: u16,
+    pub via: Via,
+}
+
+/// What a connection carries, by its first bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Carried {
+    /// TLS, for the right host.
+    Tls,
+    /// HTTP, which is looked at request by request.
+    Http,
+    /// Something else.
+    Raw,
+}
+
+/// Serves a connection from its request to its end.
+pub async fn serve_connection(egress: Arc<Egress>, guest: GuestStream, request: OpenRequest) {
+    let counts = guest.counts();
+    let (verdict, address) = match Target::parse(&request.host) {
+        None => {
+            let reason = format!("`{}` is no host name", request.host.escape_debug());
+            guest.refuse(RefusalKind::Denied, &reason);
+            (ConnectionVerdict::Denied { reason }, None)
+        }
+        Some(target) => serve_target(&egress, guest, &request, &target).await,
+    };
+    let (sent, received) = counts.get();
+    egress.record(ConnectionRecord {
+        host: request.host,
+        port: Some(request.port),
+        address,
+        via: Some(request.via),
+        verdict,
+        sent,
+        received,
+    });
+}
+
+async fn serve_target(
+    egress: &Egress,
+    guest: GuestStream,
+    request: &OpenRequest,
+    target: &Target,
+) -> (ConnectionVerdict, Option<std::net::IpAddr>) {
+    let rules = egress.follow_rules();
+    let Dialed { socket, address, rule } = match dial(egress, target, request.port).await {
+        Ok(dialed) => dialed,
+        Err(DialError::Denied(reason)) => {
+            guest.refuse(RefusalKind::Denied, &reason);
+            return (ConnectionVerdict::Denied { reason }, None);
+        }
+        Err(DialError::Failed(reason)) => {
+            guest.refuse(RefusalKind::Unreachable, &reason);
+            return (ConnectionVerdict::Failed { reason }, None);
+        }
+    };
+    guest.accept();
+    let ip = address.ip();
+    let lost = wait_until_denied(rules, target, ip, request.port);
+    let relayed = tokio::select! {
+        relayed = relay_checked(guest, socket, request, target) => relayed,
+        reason = lost => Err(RelayError::Denied(reason)),
+    };
+    let verdict = match relayed {
+        Ok(()) => ConnectionVerdict::Allowed { rule },
+        Err(RelayError::Denied(reason)) => ConnectionVerdict::Denied { reason },
+        Err(RelayError::Failed(reason)) => ConnectionVerdict::Failed { reason },
+    };
+    (verdict, Some(ip))
+}
+
+/// Resolves when other rules are in force, under which this connection would not be made.
+async fn wait_until_denied(
+    mut rules: watch::Receiver<Arc<[EgressRule]>>,
+    target: &Target,
+    address: std::net::IpAddr,
+    port: u16,
+) -> String {
+    loop {
+        if rules.changed().await.is_err() {
+            // The policy ends with the sandbox, which ends the connection by itself.
+            std::future::pending::<()>().await;
+        }
+        let now = rules.borrow_and_update().clone();
+        let checked = check_target(&now, target, port)
+            .and_then(|_| check_address(&now, address, port));
+        if let Err(reason) = checked {
+            return reason;
+        }
+    }
+}
+
+/// Why a connection that was made has ended early.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RelayError {
+    /// What went over it is not allowed.
+    Denied(String),
+    /// It broke.
+    Failed(String),
+}
+
+impl From<io::Error> for RelayError {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+async fn relay_checked(
+    guest: GuestStream,
+    socket: TcpStream,
+    request: &OpenRequest,
+    target: &Target,
+) -> Result<(), RelayError> {
+    let carried = if WEB_PORTS.contains(&request.port) {
+        match timeout(FIRST_BYTES_TIMEOUT, inspect(&guest, target, true)).await {
+            Ok(inspected) => inspected?,
+            Err(_) => return Err(RelayError::Failed("the program sent nothing".into())),
+        }
+    } else {
+        tokio::select! {
+            // A server that speaks first: neither TLS nor HTTP.
+            spoken = socket.readable() => spoken.map(|()| Carried::Raw)?,
+            inspected = inspect(&guest, target, false) => inspected?,
+        }
+    };
+    match carried {
+        Carried::Http => relay_http(guest, socket, target, request.via).await,
+        Carried::Tls | Carried::Raw => relay_bytes(guest, socket).await,
+    }
+}
+
+async fn relay_bytes(mut guest: GuestStream, mut socket: TcpStream) -> Result<(), RelayError> {
+    copy_bidirectional_with_sizes(&mut guest, &mut socket, COPY_BYTES, COPY_BYTES).await?;
+    Ok(())
+}
+
+/// Tells by its first bytes what a connection carries, and refuses what does not name its host.
+async fn inspect(guest: &GuestStream, target: &Target, web: bool) -> Result<Carried, RelayError> {
+    guest.peek(|bytes, ended| judge_first_bytes(bytes, ended, target, web)).await?
+}
+
+/// Nothing: more bytes are needed.
+fn judge_first_bytes(
+    bytes: &[u8],
+    ended: bool,
+    target: &Target,
+    web: bool,
+) -> Option<Result<Carried, RelayError>> {
+    let first = *bytes.first()?;
+    if first == 0x16 {
+        return judge_tls(bytes, target, web);
+    }
+    match find_request_line(bytes) {
+        RequestLine::Complete => Some(Ok(Carried::Http)),
+        RequestLine::Incomplete if !ended => None,
+        RequestLine::Incomplete | RequestLine::None if web => {
+            let reason = "at the ports of the web only TLS and HTTP/1 are let through";
+            Some(Err(RelayError::Denied(reason.into())))
+        }
+        RequestLine::Incomplete | RequestLine::None => Some(Ok(Carried::Raw)),
+    }
+}
+
+fn judge_tls(bytes: &[u8], target: &Target, web: bool) -> Option<Result<Carried, RelayError>> {
+    let denied = |reason: String| Some(Err(RelayError::Denied(reason)));
+    match read_server_name(bytes) {
+        Ok(None) if bytes.len() < MAX_HELLO_BYTES => None,
+        Ok(None) => denied("the TLS client's first message is too long".into()),
+        Ok(Some(name)) if target.is_same_host(&name) => Some(Ok(Carried::Tls)),
+        Ok(Some(name)) => denied(format!(
+            "the TLS client asks for `{}` over a connection to `{target}`",
+            name.escape_debug()
+        )),
+        // A rule for an address lets through whatever is behind it.
+        Err(_) if matches!(target, Target::Address(_)) => Some(Ok(Carried::Tls)),
+        // Bytes that merely begin like TLS.
+        Err(crate::client_hello::HelloError::Malformed) if !web => Some(Ok(Carried::Raw)),
+        Err(error) => denied(error.to_string()),
+    }
+}
+
+enum RequestLine {
+    /// `METHOD target HTTP/1.x`.
+    Complete,
+    Incomplete,
+    None,
+}
+
+fn find_request_line(bytes: &[u8]) -> RequestLine {
+    let line = match bytes.iter().position(|byte| *byte == b'\n') {
+        Some(end) => &bytes[..end],
+        None if bytes.len() < MAX_REQUEST_LINE && looks_like_text(bytes) => {
+            return RequestLine::Incomplete;
+        }
+        None => return RequestLine::None,
+    };
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let version = line.rsplit(|byte| *byte == b' ').next().unwrap_or_default();
+    if matches!(version, b"HTTP/1.1" | b"HTTP/1.0") {
+        RequestLine::Complete
+    } else {
+        RequestLine::None
+    }
+}
+
+fn looks_like_text(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| matches!(byte, b' '..=b'~' | b'\r'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client_hello::tests::client_hello;
+
+    fn judge(bytes: &[u8], host: &str, web: bool) -> Option<Result<Carried, RelayError>> {
+        judge_first_bytes(bytes, false, &Target::parse(host).unwrap(), web)
+    }
+
+    #[test]
+    fn a_tls_client_must_ask_for_the_host_that_it_connected_to() {
+        let hello = client_hello("Pypi.org");
+        assert_eq!(judge(&hello, "pypi.org", true), Some(Ok(Carried::Tls)));
+        assert!(matches!(judge(&hello, "a.org", true), Some(Err(RelayError::Denied(_)))));
+        assert!(matches!(judge(&hello, "a.org", false), Some(Err(RelayError::Denied(_)))));
+        assert!(matches!(judge(&hello, "8.8.8.8", true), Some(Err(RelayError::Denied(_)))));
+        assert_eq!(judge(&hello[..20], "pypi.org", true), None);
+    }
+
+    #[test]
+    fn the_ports_of_the_web_carry_tls_and_http_only() {
+        for bytes in [&b"SSH-2.0-x\r\n"[..], b"\x00\x01", b"PRI * HTTP/2.0\r\n\r\n", b"EHLO a\r\n"] {
+            assert!(matches!(judge(bytes, "a.org", true), Some(Err(RelayError::Denied(_)))));
+            assert_eq!(judge(bytes, "a.org", false), Some(Ok(Carried::Raw)));
+        }
+        assert_eq!(judge(b"GET / HTTP/1.1\r\n", "a.org", true), Some(Ok(Carried::Http)));
+        assert_eq!(judge(b"GET / HTTP/1.1\r\n", "a.org", false), Some(Ok(Carried::Http)));
+        assert_eq!(judge(b"GET / HT", "a.org", true), None);
+    }
+}

@@ -1,0 +1,212 @@
+//! Plain HTTP, request by request. Each request is parsed and written anew, so that what was checked is what
+//! the server gets: no second host on a connection that is kept open, and nothing that two parsers could read
+//! in two ways.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use http::header::{HOST, HeaderName};
+use http::uri::{Authority, PathAndQuery};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
+use http_body_util::{Either, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::SendRequest;
+use hyper::service::service_fn;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use stockade_agent::protocol::network::Via;
+use tokio::io::copy_bidirectional;
+use tokio::net::TcpStream;
+
+use crate::connection::RelayError;
+use crate::policy::Target;
+use crate::stream::GuestStream;
+
+/// Headers that are meant for a proxy.
+const PROXY_HEADERS: [HeaderName; 2] =
+    [HeaderName::from_static("proxy-connection"), HeaderName::from_static("proxy-authorization")];
+
+type RelayBody = Either<Incoming, Full<Bytes>>;
+
+/// What the requests of one connection share.
+struct HttpRelay {
+    target: Target,
+    server: tokio::sync::Mutex<SendRequest<Incoming>>,
+    /// Both ends of a connection that has become another protocol.
+    upgrade: Mutex<Option<(OnUpgrade, OnUpgrade)>>,
+    /// Why a request was refused.
+    refusal: Mutex<Option<String>>,
+}
+
+/// Relays requests until one side ends the connection.
+pub async fn relay_http(
+    guest: GuestStream,
+    socket: TcpStream,
+    target: &Target,
+    via: Via,
+) -> Result<(), RelayError> {
+    let failed = |error: hyper::Error| RelayError::Failed(error.to_string());
+    let (server, upstream) =
+        hyper::client::conn::http1::handshake(TokioIo::new(socket)).await.map_err(failed)?;
+    let relay = Arc::new(HttpRelay {
+        target: target.clone(),
+        server: tokio::sync::Mutex::new(server),
+        upgrade: Mutex::default(),
+        refusal: Mutex::default(),
+    });
+    let service = {
+        let relay = relay.clone();
+        service_fn(move |request| {
+            let relay = relay.clone();
+            async move { Ok::<_, Infallible>(relay.answer(request).await) }
+        })
+    };
+    let downstream = hyper::server::conn::http1::Builder::new()
+        // A client of a proxy asks for other hosts over the same connection, if it is kept open.
+        .keep_alive(via != Via::Http)
+        .serve_connection(TokioIo::new(guest), service)
+        .with_upgrades();
+    let upstream = upstream.with_upgrades();
+    tokio::pin!(downstream, upstream);
+    let served = tokio::select! {
+        served = &mut downstream => served,
+        // The server has ended; the program still gets its last answer.
+        _ = &mut upstream => downstream.await,
+    };
+    if let Some(reason) = take(&relay.refusal) {
+        return Err(RelayError::Denied(reason));
+    }
+    match take(&relay.upgrade) {
+        Some((guest, server)) => {
+            let (upgraded, _) = tokio::join!(copy_upgraded(guest, server), upstream);
+            upgraded.map_err(failed)?
+        }
+        None => served.map_err(failed)?,
+    }
+    Ok(())
+}
+
+fn take<T>(slot: &Mutex<Option<T>>) -> Option<T> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+async fn copy_upgraded(guest: OnUpgrade, server: OnUpgrade) -> Result<(), hyper::Error> {
+    let (guest, server) = (guest.await?, server.await?);
+    // Either side may break off: that is the end.
+    let _ = copy_bidirectional(&mut TokioIo::new(guest), &mut TokioIo::new(server)).await;
+    Ok(())
+}
+
+impl HttpRelay {
+    async fn answer(&self, mut request: Request<Incoming>) -> Response<RelayBody> {
+        if let Err(reason) = check_request(&request, &self.target) {
+            let response = respond(StatusCode::FORBIDDEN, &reason);
+            *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
+            return response;
+        }
+        let guest = hyper::upgrade::on(&mut request);
+        match self.server.lock().await.send_request(rewrite_request(request)).await {
+            Ok(mut response) => {
+                if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+                    let server = hyper::upgrade::on(&mut response);
+                    let pair = Some((guest, server));
+                    *self.upgrade.lock().unwrap_or_else(PoisonError::into_inner) = pair;
+                }
+                response.map(Either::Left)
+            }
+            Err(error) => respond(StatusCode::BAD_GATEWAY, &error.to_string()),
+        }
+    }
+}
+
+fn respond(status: StatusCode, reason: &str) -> Response<RelayBody> {
+    let body = Full::new(Bytes::from(format!("stockade: {reason}\n")));
+    let mut response = Response::new(Either::Right(body));
+    *response.status_mut() = status;
+    let close = http::HeaderValue::from_static("close");
+    response.headers_mut().insert(http::header::CONNECTION, close);
+    response
+}
+
+/// Whether every place in which a request names its host names the same one.
+fn check_request<B>(request: &Request<B>, target: &Target) -> Result<(), String> {
+    if request.method() == Method::CONNECT {
+        return Err("CONNECT is for proxies, not for a server".into());
+    }
+    let named = host_header(request.headers())?;
+    let in_target = request.uri().authority();
+    if named.is_none() && in_target.is_none() {
+        return Err("the request names no host".into());
+    }
+    for authority in named.iter().chain(in_target) {
+        if authority.as_str().contains('@') || !target.is_same_host(authority.host()) {
+            let named = authority.as_str().escape_debug();
+            return Err(format!("a request for `{named}` over a connection to `{target}`"));
+        }
+    }
+    Ok(())
+}
+
+fn host_header(headers: &HeaderMap) -> Result<Option<Authority>, String> {
+    let mut all = headers.get_all(HOST).iter();
+    let Some(only) = all.next() else {
+        return Ok(None);
+    };
+    if all.next().is_some() {
+        return Err("the request has two `Host` headers".into());
+    }
+    let parsed = Authority::try_from(only.as_bytes());
+    parsed.map(Some).map_err(|_| "the request's `Host` header names no host".into())
+}
+
+/// The request as the server wants it: without what was for a proxy.
+fn rewrite_request<B>(mut request: Request<B>) -> Request<B> {
+    let path = request.uri().path_and_query().cloned();
+    let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
+    *request.uri_mut() = Uri::from(path);
+    for header in PROXY_HEADERS {
+        request.headers_mut().remove(header);
+    }
+    request
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(uri: &str, hosts: &[&str]) -> Result<(), String> {
+        let builder = Request::get(uri);
+        let builder = hosts.iter().fold(builder, |builder, host| builder.header(HOST, *host));
+        check_request(&builder.body(()).unwrap(), &Target::parse("a.org").unwrap())
+    }
+
+    #[test]
+    fn every_name_in_a_request_is_that_of_the_connection() {
+        assert_eq!(check("/x", &["a.org"]), Ok(()));
+        assert_eq!(check("/x", &["A.ORG:8080"]), Ok(()));
+        assert_eq!(check("http://a.org/x", &["a.org"]), Ok(()));
+        assert_eq!(check("http://a.org/x", &[]), Ok(()));
+        for (uri, hosts) in [
+            ("/x", &[][..]),
+            ("/x", &["b.org"]),
+            ("/x", &["a.org", "b.org"]),
+            ("/x", &["a.org", "a.org"]),
+            ("/x", &["a.org@b.org"]),
+            ("/x", &["b.org@a.org"]),
+            ("http://b.org/x", &["a.org"]),
+            ("http://a.org/x", &["b.org"]),
+            ("http://a.org@b.org/x", &["a.org"]),
+        ] {
+            assert!(check(uri, hosts).is_err(), "{uri} {hosts:?}");
+        }
+    }
+
+    #[test]
+    fn the_server_gets_a_path_and_nothing_for_proxies() {
+        let request = Request::get("http://a.org/x?y").header("proxy-authorization", "secret");
+        let rewritten = rewrite_request(request.body(()).unwrap());
+        assert_eq!(rewritten.uri(), "/x?y");
+        assert!(rewritten.headers().is_empty());
+    }
+}

@@ -1,0 +1,27 @@
+//! Network egress of a sandbox: the host's half.
+//!
+//! Inside the walls there is no interface but loopback. The agent's network helper takes the connections that
+//! programs make and asks, through the agent's pipe, for each name and each connection. Here is the one
+//! component that decides: it reads the name once ([`stockade_core::canonical_host`]), resolves it with its own
+//! resolver, checks every address, connects to exactly what it has checked, looks at what the first bytes say
+//! about the host ([`inspect`](crate::connection)), and records what it did.
+//!
+//! What the helper says is guest input: decoded strictly, bounded by credit, and the first message that does
+//! not fit ends the helper, and with it every connection (C-51, C-52).
+
+mod client_hello;
+mod connection;
+mod dial;
+mod http_relay;
+mod outbox;
+mod policy;
+mod record;
+mod relay;
+mod resolver;
+mod special;
+mod stream;
+
+pub use policy::{Egress, EgressLimits};
+pub use record::{ConnectionLog, ConnectionRecord, ConnectionVerdict};
+pub use relay::{GUEST_ENVIRONMENT, NAME_SERVER, Relay};
+pub use resolver::{NameResolver, ResolverSettings};

@@ -1,0 +1,50 @@
+//! What is told of each connection.
+
+use std::net::IpAddr;
+
+use stockade_agent::protocol::network::Via;
+
+/// One connection that a program inside wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConnectionRecord {
+    /// The name or address that it asked for. Guest input: bounded, and cleaned before it is shown.
+    pub host: String,
+    /// The port; absent where only a name was looked up.
+    pub port: Option<u16>,
+    /// The address that was connected to.
+    pub address: Option<IpAddr>,
+    /// How the program asked; absent for a lookup.
+    pub via: Option<Via>,
+    /// What was decided, and why.
+    pub verdict: ConnectionVerdict,
+    /// Bytes from the program.
+    pub sent: u64,
+    /// Bytes for the program.
+    pub received: u64,
+}
+
+/// What became of a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ConnectionVerdict {
+    /// It was made, under this rule.
+    Allowed {
+        /// The rule.
+        rule: String,
+    },
+    /// The policy does not allow it.
+    Denied {
+        /// Why.
+        reason: String,
+    },
+    /// It was allowed, and failed.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Where records go. Called from the relay: it must not block.
+pub trait ConnectionLog: Send + Sync {
+    /// One connection has ended, or was refused.
+    fn record(&self, record: ConnectionRecord);
+}
