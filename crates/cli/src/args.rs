@@ -7,9 +7,9 @@ use std::str::FromStr;
 
 use clap::Args;
 use stockade_core::{
-    BackendChoice, Boundary, Bytes, EgressRule, Error, ErrorCode, Feature, HostPath, Image,
-    ImageName, Limits, Millicores, Mount, NameError, Network, Result, RootMode, SandboxPath,
-    SandboxSpec, Span, TenantName, User, Workspace, WorkspaceAt,
+    BackendChoice, Boundary, Bytes, Error, ErrorCode, Feature, HostPath, Image, ImageName, Limits,
+    Millicores, Mount, NameError, Network, Result, RootMode, SandboxPath, SandboxSpec, Span,
+    TenantName, User, Workspace, WorkspaceAt,
 };
 
 use crate::caller;
@@ -420,10 +420,7 @@ impl FromStr for NetArg {
         match given {
             "none" => Ok(Self(Network::None)),
             "loopback" => Ok(Self(Network::Loopback)),
-            list => {
-                let rules: Result<Vec<EgressRule>, _> = list.split(',').map(str::parse).collect();
-                rules.map(|rules| Self(Network::Egress(rules)))
-            }
+            list => parse_egress_list(list).map(|rules| Self(Network::Egress(rules))),
         }
     }
 }

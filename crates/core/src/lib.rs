@@ -18,6 +18,7 @@ mod network;
 mod outcome;
 mod path;
 mod portable;
+mod presets;
 mod secrets;
 mod spec;
 mod text;
@@ -45,6 +46,7 @@ pub use network::{
 };
 pub use outcome::{Ending, Outcome, StartFailure, StreamReport, Usage};
 pub use path::{HostPath, PathError, SandboxPath, WORKSPACE_ROOT};
+pub use presets::{EGRESS_PRESETS, EgressPreset, parse_egress_list};
 pub use spec::{
     BackendChoice, HostTree, Image, Mount, RootMode, SandboxSpec, User, Workspace, WorkspaceAt,
 };

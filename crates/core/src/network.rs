@@ -171,9 +171,10 @@ pub fn canonical_host(given: &str) -> Option<String> {
     let name = given.strip_suffix('.').unwrap_or(given);
     let last = name.rsplit('.').next()?;
     let numeric_end = last.bytes().all(|b| b.is_ascii_digit())
-        || last.strip_prefix("0x").or(last.strip_prefix("0X")).is_some_and(|digits| {
-            digits.bytes().all(|b| b.is_ascii_hexdigit())
-        });
+        || last
+            .strip_prefix("0x")
+            .or(last.strip_prefix("0X"))
+            .is_some_and(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()));
     (name.len() <= 253 && !numeric_end && name.split('.').all(label))
         .then(|| name.to_ascii_lowercase())
 }

@@ -43,5 +43,5 @@ pub use output_log::{OutputLogBounds, OutputLogReader, OutputLogs};
 pub use pool::{Pool, PoolSpec, PoolStatus};
 pub use select::{Choice, Selection, select};
 pub use snapshots::{HostThings, Part, Passing, Snapshot, SnapshotListing, Snapshots};
-pub use stockade_network::ResolverSettings;
 pub use state::{Directory, LOCK_PATIENCE, Locked, Sharing, StateDir, draft_name};
+pub use stockade_network::ResolverSettings;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use stockade_core::{
     Admitted, Backend, CarriedProgram, Command, EffectiveLimits, Ending, EnvName, Error, ErrorCode,
-    Network, Outcome, Parts, Process, Result, Sandbox, SandboxId, Signal, SnapshotId, StartFailure, Stdin,
-    StreamReport, Usage,
+    Network, Outcome, Parts, Process, Result, Sandbox, SandboxId, Signal, SnapshotId, StartFailure,
+    Stdin, StreamReport, Usage,
 };
 use stockade_network::{GUEST_ENVIRONMENT, Relay};
 use tokio::sync::watch;

@@ -119,8 +119,8 @@ async fn wait_until_denied(
             std::future::pending::<()>().await;
         }
         let now = rules.borrow_and_update().clone();
-        let checked = check_target(&now, target, port)
-            .and_then(|_| check_address(&now, address, port));
+        let checked =
+            check_target(&now, target, port).and_then(|_| check_address(&now, address, port));
         if let Err(reason) = checked {
             return reason;
         }
@@ -265,7 +265,8 @@ mod tests {
 
     #[test]
     fn the_ports_of_the_web_carry_tls_and_http_only() {
-        for bytes in [&b"SSH-2.0-x\r\n"[..], b"\x00\x01", b"PRI * HTTP/2.0\r\n\r\n", b"EHLO a\r\n"] {
+        for bytes in [&b"SSH-2.0-x\r\n"[..], b"\x00\x01", b"PRI * HTTP/2.0\r\n\r\n", b"EHLO a\r\n"]
+        {
             assert!(matches!(judge(bytes, "a.org", true), Some(Err(RelayError::Denied(_)))));
             assert_eq!(judge(bytes, "a.org", false), Some(Ok(Carried::Raw)));
         }

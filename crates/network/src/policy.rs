@@ -191,7 +191,9 @@ mod tests {
 
     #[test]
     fn odd_spellings_of_addresses_are_no_hosts() {
-        for host in ["0177.0.0.1", "0x7f.0.0.1", "2130706433", "127.1", "a@b.org", "a.org\0", "", "[::1"] {
+        for host in
+            ["0177.0.0.1", "0x7f.0.0.1", "2130706433", "127.1", "a@b.org", "a.org\0", "", "[::1"]
+        {
             assert_eq!(Target::parse(host), None, "{host:?}");
         }
         assert_eq!(Target::parse("A.ORG."), Some(Target::Name("a.org".into())));

@@ -152,7 +152,9 @@ impl FrameReader {
             }
             match self.events.next().await {
                 Some(ProcessEvent::Output(_, data)) => self.buffer.extend_from_slice(&data),
-                Some(ProcessEvent::Exit(exit)) => return Err(format!("it ended: {:?}", exit.status)),
+                Some(ProcessEvent::Exit(exit)) => {
+                    return Err(format!("it ended: {:?}", exit.status));
+                }
                 None => return Err("it ended".into()),
             }
         }

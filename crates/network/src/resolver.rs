@@ -40,7 +40,8 @@ impl NameResolver {
         let mut options: ResolverOpts = ResolverOpts::default();
         options.timeout = QUERY_TIMEOUT;
         options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
-        let resolver = builder.with_options(options).build().map_err(|error| cannot_resolve(&error))?;
+        let resolver =
+            builder.with_options(options).build().map_err(|error| cannot_resolve(&error))?;
         Ok(Self { resolver })
     }
 

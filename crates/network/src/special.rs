@@ -84,11 +84,15 @@ pub struct Special {
 pub fn classify_address(address: IpAddr) -> Option<Special> {
     let whole = |reason| Some(Special { reason, prefix: 128 });
     let found = match address {
-        IpAddr::V4(v4) => SPECIAL_V4.iter().find(|range| range.covers(v4)).map(SpecialRange::special),
+        IpAddr::V4(v4) => {
+            SPECIAL_V4.iter().find(|range| range.covers(v4)).map(SpecialRange::special)
+        }
         IpAddr::V6(Ipv6Addr::UNSPECIFIED) => whole("this host"),
         IpAddr::V6(Ipv6Addr::LOCALHOST) => whole("loopback"),
         IpAddr::V6(v6) if is_isatap(v6) => whole(WRAPPED),
-        IpAddr::V6(v6) => SPECIAL_V6.iter().find(|range| range.covers(v6)).map(SpecialRange::special),
+        IpAddr::V6(v6) => {
+            SPECIAL_V6.iter().find(|range| range.covers(v6)).map(SpecialRange::special)
+        }
     };
     found.or_else(|| {
         let prefix = if address.is_ipv4() { 32 } else { 128 };
@@ -134,12 +138,43 @@ mod tests {
     #[test]
     fn addresses_of_this_host_its_networks_and_the_clouds_are_special() {
         for address in [
-            "0.0.0.0", "0.1.2.3", "127.0.0.1", "127.255.0.9", "10.0.0.1", "172.16.0.1", "172.31.255.255",
-            "192.168.1.1", "100.64.0.1", "100.127.255.255", "169.254.0.1", "169.254.169.254",
-            "100.100.100.200", "168.63.129.16", "192.0.0.192", "224.0.0.1", "239.1.1.1", "240.0.0.1",
-            "255.255.255.255", "198.18.0.1", "::", "::1", "::ffff:8.8.8.8", "::8.8.8.8", "::ffff:0:8.8.8.8",
-            "64:ff9b::8.8.8.8", "64:ff9b:1::1", "2002:808:808::1", "2001::1", "fe80::1", "fec0::1", "fc00::1",
-            "fd00:ec2::254", "fd20:ce::254", "ff02::1", "2a00::5efe:8.8.8.8", "2a00::200:5efe:8.8.8.8",
+            "0.0.0.0",
+            "0.1.2.3",
+            "127.0.0.1",
+            "127.255.0.9",
+            "10.0.0.1",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.168.1.1",
+            "100.64.0.1",
+            "100.127.255.255",
+            "169.254.0.1",
+            "169.254.169.254",
+            "100.100.100.200",
+            "168.63.129.16",
+            "192.0.0.192",
+            "224.0.0.1",
+            "239.1.1.1",
+            "240.0.0.1",
+            "255.255.255.255",
+            "198.18.0.1",
+            "::",
+            "::1",
+            "::ffff:8.8.8.8",
+            "::8.8.8.8",
+            "::ffff:0:8.8.8.8",
+            "64:ff9b::8.8.8.8",
+            "64:ff9b:1::1",
+            "2002:808:808::1",
+            "2001::1",
+            "fe80::1",
+            "fec0::1",
+            "fc00::1",
+            "fd00:ec2::254",
+            "fd20:ce::254",
+            "ff02::1",
+            "2a00::5efe:8.8.8.8",
+            "2a00::200:5efe:8.8.8.8",
         ] {
             assert!(classify_address(address.parse().unwrap()).is_some(), "{address}");
         }
@@ -147,7 +182,9 @@ mod tests {
 
     #[test]
     fn addresses_of_the_public_network_are_not() {
-        for address in ["8.8.8.8", "1.1.1.1", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "2a00:1450::1"] {
+        for address in
+            ["8.8.8.8", "1.1.1.1", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "2a00:1450::1"]
+        {
             assert_eq!(classify_address(address.parse().unwrap()), None, "{address}");
         }
     }

@@ -84,6 +84,9 @@ clauses! {
         what was given up, started, stopped, outcome, usage, reference to its log. The start is recorded \
         before the program runs. Records are hash-chained: removal or change is detected."
     "C-41" "Secrets never appear in records, bindings, snapshots' metadata, errors or logs.";
+    "Network":
+    "C-51" "`egress`: exactly the listed names, addresses and ports are reached. Decision and connection use \
+        the same resolved address. Everything else is refused and recorded.";
 }
 
 /// Preface of the contract page, before the clauses.

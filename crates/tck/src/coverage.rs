@@ -26,10 +26,7 @@ pub struct FeatureCoverage {
 }
 
 /// Features that no case can judge yet, and why.
-pub const NOT_JUDGED: &[(Feature, &str)] = &[(
-    Feature::EgressAllowlist,
-    "no backend lets traffic out yet; its cases come with the first that does",
-)];
+pub const NOT_JUDGED: &[(Feature, &str)] = &[];
 
 /// What is covered by what.
 pub fn coverage() -> Coverage {

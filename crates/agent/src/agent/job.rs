@@ -7,13 +7,13 @@ use std::os::fd::OwnedFd;
 
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use super::{Agent, network};
 use super::channel::{Channel, ChannelWork};
 use super::files::{self, OperationFailure, WorkerStreams};
 use super::link::Link;
 use super::run::{output_pipe, set_nonblocking};
 use super::streams::{Feed, Tap};
 use super::sys::{self, Fork};
+use super::{Agent, network};
 use crate::protocol::{FileRequest, FromAgent, HEADER_BYTES, MAX_FRAME, Stream};
 
 /// One worker.

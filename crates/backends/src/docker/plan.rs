@@ -87,6 +87,9 @@ pub(super) fn build_create_body(
     })
 }
 
+/// Where the agent's network helper answers name queries.
+const NAME_SERVER: &str = "127.63.0.53";
+
 pub(super) fn build_labels(id: &SandboxId, tenant: Option<&TenantName>) -> HashMap<String, String> {
     let label = |name: &str, value: String| (name.to_owned(), value);
     HashMap::from([
@@ -114,6 +117,8 @@ fn host_config(
     Ok(HostConfig {
         auto_remove: Some(true),
         network_mode: Some(network_mode(&spec.network).into()),
+        sysctls: has_helper(spec).then(low_ports),
+        dns: has_helper(spec).then(|| vec![NAME_SERVER.into()]),
         readonly_rootfs: Some(true),
         cap_drop: Some(vec!["ALL".into()]),
         security_opt: Some(vec!["no-new-privileges".into()]),
@@ -142,9 +147,19 @@ fn host_config(
 
 fn network_mode(network: &Network) -> &'static str {
     match network {
-        // Egress is not admitted on this backend; loopback is there in any case, and its own.
+        // Loopback is there in any case, and its own; other hosts are reached by the agent's helper.
         Network::Auto | Network::None | Network::Loopback | Network::Egress(_) => "none",
     }
+}
+
+/// Whether the agent's network helper will run in it.
+fn has_helper(spec: &SandboxSpec) -> bool {
+    matches!(spec.network, Network::Egress(_))
+}
+
+/// Lets every process of the container's own network namespace listen at every port.
+fn low_ports() -> HashMap<String, String> {
+    HashMap::from([("net.ipv4.ip_unprivileged_port_start".into(), "0".into())])
 }
 
 fn build_ulimits(limits: &Rlimits) -> Vec<ResourcesUlimits> {

@@ -12,13 +12,14 @@ use crate::linux::turns::to_its_end;
 use crate::linux::{self, limits};
 
 /// Features that are there whenever the walls stand, each with what provides it.
-const WALL_FEATURES: [(Feature, &str); 24] = [
+const WALL_FEATURES: [(Feature, &str); 25] = [
     (Feature::FilesSnapshot, "archives made and unpacked by the agent"),
     (Feature::FilesystemIsolation, "the container's mounts, with a read-only root"),
     (Feature::ProcessIsolation, "the container's process namespace"),
     (Feature::NetworkIsolation, "the engine's network `none`"),
     (Feature::CompleteKill, "the end of the container"),
     (Feature::LoopbackNetwork, "the container's network namespace"),
+    (Feature::EgressAllowlist, "the agent's network helper and the engine's relay"),
     (Feature::HostImage, "read-only mounts of the host's system directories"),
     (Feature::DirectoryImage, "an image made of it"),
     (Feature::OciImage, "the engine's loading of archives"),
@@ -42,7 +43,7 @@ const WALL_FEATURES: [(Feature, &str); 24] = [
 const OTHER_BACKEND_REMEDY: &str = "choose a backend that has it";
 
 /// Features that are not offered, each with the reason and the remedy.
-const MISSING_FEATURES: [(Feature, &str, &str); 6] = [
+const MISSING_FEATURES: [(Feature, &str, &str); 5] = [
     (
         Feature::CopyOnWriteRoot,
         "an image's files belong to its own users, and the host's are mounted read-only",
@@ -58,7 +59,6 @@ const MISSING_FEATURES: [(Feature, &str, &str); 6] = [
         "it keeps no capability to change users",
         "choose the user for the sandbox",
     ),
-    (Feature::EgressAllowlist, "it opens no network yet", "use --net none or loopback"),
     (
         Feature::WasmImage,
         "it runs programs of the host's own kind",

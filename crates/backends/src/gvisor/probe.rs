@@ -21,12 +21,13 @@ const NATIVE_BACKEND_REMEDY: &str = "use the native backend";
 const OTHER_BACKEND_REMEDY: &str = "choose a backend that has it";
 
 /// Features that are there whenever the walls stand, each with what provides it.
-const WALL_FEATURES: [(Feature, &str); 22] = [
+const WALL_FEATURES: [(Feature, &str); 23] = [
     (Feature::FilesystemIsolation, "the Sentry's own file system, and a gofer for what is shown"),
     (Feature::ProcessIsolation, "the Sentry's own processes"),
     (Feature::NetworkIsolation, "the Sentry's own network stack with nothing but loopback"),
     (Feature::CompleteKill, "the agent inside, and the end of the Sentry"),
     (Feature::LoopbackNetwork, "the Sentry's own network stack"),
+    (Feature::EgressAllowlist, "the agent's network helper and the engine's relay"),
     (Feature::HostImage, "read-only mounts of the host's system directories"),
     (Feature::DirectoryImage, "read-only mounts"),
     (Feature::LocalWorkspace, "a mount through the gofer"),
@@ -47,9 +48,8 @@ const WALL_FEATURES: [(Feature, &str); 22] = [
 ];
 
 /// Features that are not offered, each with the reason and the remedy.
-const MISSING_FEATURES: [(Feature, &str, &str); 8] = [
+const MISSING_FEATURES: [(Feature, &str, &str); 7] = [
     (Feature::UserPerCommand, "one user is mapped into it", "choose the user for the sandbox"),
-    (Feature::EgressAllowlist, "it opens no network yet", "use --net none or loopback"),
     (Feature::OciImage, "images are not unpacked by it", "unpack it and give the directory"),
     (
         Feature::NamedImage,

@@ -3,6 +3,7 @@
 //!
 //! It must never judge: whether what it saw is right is for the case to say.
 
+mod fetch;
 mod files;
 mod hostile;
 mod limits;
@@ -110,6 +111,7 @@ fn run_verb(verb: &str, args: &Args) -> io::Result<VerbOutcome> {
         "stat" => files::stat_file(args),
         "remount" => files::remount_writable(args),
         "connect" => network::connect_tcp(args),
+        "fetch" => fetch::fetch(args),
         "listen-and-connect" => network::listen_and_connect(),
         "listen-unix" => network::listen_unix(args),
         "connect-unix" => network::connect_unix(args),

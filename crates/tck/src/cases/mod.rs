@@ -1,6 +1,7 @@
 //! The cases, by topic. Each is one sentence that holds or does not.
 
 mod apply;
+mod egress;
 mod eight;
 mod end;
 mod environment;
@@ -47,6 +48,7 @@ pub fn all() -> Vec<Case> {
         images::IMAGE_CASES,
         snapshots::SNAPSHOT_CASES,
         network::NETWORK_CASES,
+        egress::EGRESS_CASES,
         isolation::ISOLATION_CASES,
         lifecycle::LIFECYCLE_CASES,
         record::RECORD_CASES,

@@ -153,7 +153,9 @@ mod tests {
     #[test]
     fn names_that_are_not_of_hosts_and_other_kinds_of_messages_are_not_answered() {
         let long = [b'a'; 63];
-        for name in [&[b"a\0b".as_slice(), b"org"][..], &[b"a b"], &[b"a.b", b"org"], &[long.as_slice(); 5]] {
+        for name in
+            [&[b"a\0b".as_slice(), b"org"][..], &[b"a b"], &[b"a.b", b"org"], &[long.as_slice(); 5]]
+        {
             assert_eq!(parse_query(&build_query(name, TYPE_A)), None, "{name:?}");
         }
         let good = build_query(&[b"a", b"org"], TYPE_A);

@@ -107,7 +107,8 @@ fn split_authority(text: &str, default_port: Option<u16>) -> Option<(String, u16
 }
 
 fn is_host(text: &str) -> bool {
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':');
+    let allowed =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':');
     (1..=MAX_HOST_BYTES).contains(&text.len()) && text.bytes().all(allowed)
 }
 

@@ -5,7 +5,9 @@ use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, listen, socket_with, sockopt};
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, bind, connect, listen, socket_with, sockopt,
+};
 
 use super::greeting::ProxyKind;
 use crate::protocol::network::{MAX_PORTS_PER_NAME, Setup};
@@ -102,9 +104,7 @@ fn open_patiently<T>(open: impl Fn() -> io::Result<T>) -> io::Result<T> {
     let deadline = Instant::now() + BIND_TIMEOUT;
     loop {
         match open() {
-            Err(error)
-                if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline =>
-            {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
                 std::thread::sleep(BIND_RETRY_INTERVAL);
             }
             opened => return opened,

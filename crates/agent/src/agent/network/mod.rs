@@ -23,9 +23,7 @@ use rustix::io::Errno;
 
 use super::files::WorkerStreams;
 use super::run::set_nonblocking;
-use crate::protocol::network::{
-    FromHelper, MAX_STREAMS, RefusalKind, Setup, ToHelper,
-};
+use crate::protocol::network::{FromHelper, MAX_STREAMS, RefusalKind, Setup, ToHelper};
 use crate::protocol::split_frame;
 use dns::{MAX_MESSAGE_BYTES, Question, Reply, build_reply, parse_query};
 use greeting::ProxyKind;
@@ -178,7 +176,9 @@ impl Helper {
             waits.push((Source::Datagrams, self.listeners.datagrams.as_fd(), PollFlags::IN));
             waits.push((Source::QueryListener, self.listeners.queries.as_fd(), PollFlags::IN));
             waits.extend(
-                self.tcp_queries.fds().map(|(number, fd)| (Source::Query(number), fd, PollFlags::IN)),
+                self.tcp_queries
+                    .fds()
+                    .map(|(number, fd)| (Source::Query(number), fd, PollFlags::IN)),
             );
         }
         if room && self.streams.len() < MAX_STREAMS {
@@ -186,9 +186,9 @@ impl Helper {
                 waits.push((Source::Proxy(*kind), listener.as_fd(), PollFlags::IN));
             }
             let names = self.listeners.names.iter().enumerate();
-            waits.extend(names.map(|(at, name)| {
-                (Source::Name(at), name.listener.as_fd(), PollFlags::IN)
-            }));
+            waits.extend(
+                names.map(|(at, name)| (Source::Name(at), name.listener.as_fd(), PollFlags::IN)),
+            );
         }
         // A stream that waits for nothing is still watched for the end of its connection.
         waits.extend(self.streams.iter().map(|(number, stream)| {

@@ -128,12 +128,7 @@ impl Stream {
         (self.closing && self.inward.is_empty()) || (self.outward_over && self.inward_over)
     }
 
-    fn serve_socket(
-        &mut self,
-        number: u32,
-        ready: PollFlags,
-        tell: Outbox<'_>,
-    ) -> io::Result<()> {
+    fn serve_socket(&mut self, number: u32, ready: PollFlags, tell: Outbox<'_>) -> io::Result<()> {
         if matches!(self.phase, StreamPhase::Connecting) {
             if let Some(error) = self.socket.take_error()? {
                 return Err(error);
