@@ -1,0 +1,182 @@
+//! A helper played by the test.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use stockade_agent::protocol::network::{FromHelper, ToHelper, Via};
+use stockade_agent::protocol::split_frame;
+use stockade_core::{
+    Exit, ExitStatus, Process, ProcessControl, ProcessEvent, ProcessEvents, Result, StreamId,
+};
+use stockade_network::{
+    ConnectionLog, ConnectionRecord, Egress, EgressLimits, NameResolver, Relay, ResolverSettings,
+};
+use tokio::sync::mpsc;
+
+/// Longer than anything takes here on a busy machine.
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
+
+struct HelperEvents(mpsc::UnboundedReceiver<Bytes>);
+
+#[async_trait]
+impl ProcessEvents for HelperEvents {
+    async fn next(&mut self) -> Option<ProcessEvent> {
+        Some(match self.0.recv().await {
+            Some(data) => ProcessEvent::Output(StreamId::Stdout, data),
+            None => ProcessEvent::Exit(Exit::from(ExitStatus::Exited(0))),
+        })
+    }
+}
+
+struct HelperControl(mpsc::UnboundedSender<Bytes>);
+
+#[async_trait]
+impl ProcessControl for HelperControl {
+    async fn kill(&self) -> Result<()> {
+        Ok(())
+    }
+
+    async fn write_stdin(&self, data: Bytes) -> Result<()> {
+        // A test that has ended listens no more.
+        let _ = self.0.send(data);
+        Ok(())
+    }
+}
+
+/// Keeps what was recorded.
+#[derive(Default)]
+pub struct KeptLog(Mutex<Vec<ConnectionRecord>>);
+
+impl ConnectionLog for KeptLog {
+    fn record(&self, record: ConnectionRecord) {
+        self.0.lock().unwrap().push(record);
+    }
+}
+
+impl KeptLog {
+    pub fn records(&self) -> Vec<ConnectionRecord> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+/// What the engine says, with its own data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Said {
+    Found(u32, Vec<u16>),
+    Opened(u32),
+    Refused(u32, String),
+    Data(u32, Vec<u8>),
+    End(u32),
+    Reset(u32),
+    Credit(u32, u32),
+    Connect(u32, u16),
+}
+
+pub struct TestHelper {
+    says: mpsc::UnboundedSender<Bytes>,
+    hears: mpsc::UnboundedReceiver<Bytes>,
+    heard: Vec<u8>,
+    waiting: VecDeque<Said>,
+    pub relay: Option<Relay>,
+    pub egress: Arc<Egress>,
+    pub log: Arc<KeptLog>,
+}
+
+impl TestHelper {
+    /// A relay under these rules.
+    pub async fn start(rules: &[String]) -> Self {
+        let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
+        let (says, events) = mpsc::unbounded_channel();
+        let (control, hears) = mpsc::unbounded_channel();
+        let log = Arc::new(KeptLog::default());
+        // A server that never answers: a test resolves nothing but `localhost`.
+        let settings = ResolverSettings { servers: vec!["127.0.0.1:9".parse().unwrap()] };
+        let resolver = Arc::new(NameResolver::new(&settings).unwrap());
+        let limits = EgressLimits::default();
+        let egress = Arc::new(Egress::new(rules, resolver, limits, log.clone()));
+        let process = Process {
+            events: Box::new(HelperEvents(events)),
+            control: Arc::new(HelperControl(control)),
+        };
+        let (heard, waiting) = (Vec::new(), VecDeque::new());
+        let mut helper = Self { says, hears, heard, waiting, relay: None, egress, log };
+        helper.say(&FromHelper::Ready);
+        helper.relay = Some(Relay::start(process, helper.egress.clone()).await.unwrap());
+        helper
+    }
+
+    pub fn say(&self, message: &FromHelper<'_>) {
+        let mut frame = Vec::new();
+        message.encode(&mut frame).unwrap();
+        self.say_bytes(&frame);
+    }
+
+    pub fn say_bytes(&self, bytes: &[u8]) {
+        // The relay may have ended already.
+        let _ = self.says.send(Bytes::copy_from_slice(bytes));
+    }
+
+    pub fn open(&self, stream: u32, host: &str, port: u16) {
+        self.say(&FromHelper::Open { stream, host, port, via: Via::Connect });
+    }
+
+    /// The next thing that the engine says; nothing after its last word.
+    pub async fn hear(&mut self) -> Option<Said> {
+        loop {
+            if let Some(said) = self.waiting.pop_front() {
+                return Some(said);
+            }
+            let next = tokio::time::timeout(STEP_TIMEOUT, self.hears.recv()).await;
+            self.heard.extend_from_slice(&next.expect("the engine says something")?);
+            self.decode_heard();
+        }
+    }
+
+    fn decode_heard(&mut self) {
+        while let Some((body, rest)) = split_frame(&self.heard).unwrap() {
+            let said = match ToHelper::decode(body).unwrap() {
+                ToHelper::Setup(_) => None,
+                ToHelper::Found(query, ports) => Some(Said::Found(query, ports)),
+                ToHelper::Opened(stream) => Some(Said::Opened(stream)),
+                ToHelper::Refused(stream, _, reason) => Some(Said::Refused(stream, reason.into())),
+                ToHelper::Data(stream, data) => Some(Said::Data(stream, data.to_vec())),
+                ToHelper::End(stream) => Some(Said::End(stream)),
+                ToHelper::Reset(stream) => Some(Said::Reset(stream)),
+                ToHelper::Credit(stream, amount) => Some(Said::Credit(stream, amount)),
+                ToHelper::Connect(stream, port) => Some(Said::Connect(stream, port)),
+            };
+            self.waiting.extend(said);
+            self.heard = rest.to_vec();
+        }
+    }
+
+    /// Hears until the engine says this.
+    pub async fn hear_until(&mut self, expected: &Said) {
+        while self.hear().await.expect("the engine goes on") != *expected {}
+    }
+
+    /// Waits until the relay has ended.
+    pub async fn wait_for_end(&mut self) {
+        while self.hear().await.is_some() {}
+    }
+
+    /// Waits until so many connections are recorded.
+    pub async fn wait_for_records(&self, count: usize) -> Vec<ConnectionRecord> {
+        let all = async {
+            while self.log.records().len() < count {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(STEP_TIMEOUT, all).await.expect("it is recorded");
+        self.log.records()
+    }
+}
+
+/// A rule for a server.
+pub fn rule_for(address: SocketAddr) -> String {
+    address.to_string()
+}
