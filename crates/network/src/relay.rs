@@ -108,7 +108,7 @@ impl Relay {
         self.shared.outbox.send(&ToHelper::Connect(number, port));
         stream.wait_until_opened().await.map_err(|error| {
             let message = format!("nothing listens at port {port} of the sandbox");
-            Error::new(ErrorCode::NotFound, "connect", message).caused_by(error)
+            Error::new(ErrorCode::NotFound, "connect", message).source(error)
         })?;
         Ok(stream)
     }
