@@ -4,31 +4,31 @@ use clap::{Parser, Subcommand};
 
 #[cfg(not(all(feature = "tck", feature = "wasm")))]
 use crate::absent::AbsentArgs;
-use crate::audit::AuditArgs;
-use crate::completions::CompletionsArgs;
-use crate::config_command::ConfigArgs;
-use crate::detect::DetectArgs;
-use crate::explain::ExplainArgs;
-use crate::lasting::SUPERVISE_COMMAND;
-use crate::lasting::cp::CpArgs;
-use crate::lasting::create::CreateArgs;
-use crate::lasting::exec::ExecArgs;
-use crate::lasting::fork::ForkArgs;
-use crate::lasting::kill::KillArgs;
-use crate::lasting::logs::LogsArgs;
-use crate::lasting::pause::PauseArgs;
-use crate::lasting::ps::PsArgs;
-use crate::lasting::rm::RmArgs;
-use crate::lasting::shell::ShellArgs;
-use crate::lasting::snapshot::SnapshotArgs;
-use crate::lasting::teleport::{ARRIVE_COMMAND, ArriveArgs, TeleportArgs};
-use crate::mcp::McpArgs;
-use crate::run::RunArgs;
+use crate::commands::audit::AuditArgs;
+use crate::commands::completions::CompletionsArgs;
+use crate::commands::cp::CpArgs;
+use crate::commands::create::CreateArgs;
+use crate::commands::detect::DetectArgs;
+use crate::commands::exec::ExecArgs;
+use crate::commands::explain::ExplainArgs;
+use crate::commands::fork::ForkArgs;
+use crate::commands::kill::KillArgs;
+use crate::commands::logs::LogsArgs;
+use crate::commands::mcp::McpArgs;
+use crate::commands::pause::PauseArgs;
+use crate::commands::ps::PsArgs;
+use crate::commands::rm::RmArgs;
+use crate::commands::run::RunArgs;
+use crate::commands::shell::ShellArgs;
+use crate::commands::snapshot::SnapshotArgs;
 #[cfg(feature = "tck")]
-use crate::tck::{EngineArgs, TCK_ENGINE_COMMAND, TckArgs};
-use crate::views::WorkspaceArgs;
+use crate::commands::tck::{EngineArgs, TCK_ENGINE_COMMAND, TckArgs};
+use crate::commands::teleport::{ARRIVE_COMMAND, ArriveArgs, TeleportArgs};
 #[cfg(feature = "wasm")]
-use crate::wasm::call::WasmArgs;
+use crate::commands::wasm::WasmArgs;
+use crate::commands::workspace::WorkspaceArgs;
+use crate::config_command::ConfigArgs;
+use crate::daemon::SUPERVISE_COMMAND;
 
 /// Runs commands nobody vouches for, inside walls that were chosen, measured and proved.
 #[derive(Debug, Parser)]

@@ -8,9 +8,9 @@ use serde_json::json;
 use stockade_core::{BackendChoice, Error, ErrorCode, Result};
 
 use crate::config::{ConfigSource, Settings, load_sources};
-use crate::printer::{Printer, Tone};
 use crate::registry;
-use crate::table::{Cell, Table};
+use crate::terminal::printer::{Printer, Tone};
+use crate::terminal::table::{Cell, Table};
 
 /// What to do with the configuration.
 #[derive(Debug, Args)]
