@@ -65,7 +65,7 @@ pub async fn fork(args: &ForkArgs, printer: &Printer) -> Result<i32> {
 
 /// What copies of a sandbox are made of.
 pub async fn request_description(connection: &mut SupervisorConnection) -> Result<Described> {
-    match connection.ask(&SupervisorRequest::Describe).await? {
+    match connection.ask(&SupervisorRequest::State(SandboxStateRequest::Describe)).await? {
         (SupervisorReply::Described(mut described), _) => {
             described.idle = described.idle.or(Some(COPY_IDLE_TIMEOUT));
             Ok(*described)

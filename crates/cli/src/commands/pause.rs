@@ -5,7 +5,7 @@ use serde_json::json;
 use stockade_core::{Result, SandboxId};
 
 use crate::config::Settings;
-use crate::daemon::message::{SupervisorReply, SupervisorRequest};
+use crate::daemon::message::{SandboxStateRequest, SupervisorReply, SupervisorRequest};
 use crate::daemon::sandbox_directory::SandboxDirectory;
 use crate::daemon::wire_error::out_of_turn;
 use crate::terminal::printer::Printer;
@@ -20,7 +20,7 @@ pub struct PauseArgs {
 
 /// Stops everything in them where it is.
 pub async fn pause(args: &PauseArgs, printer: &Printer) -> Result<i32> {
-    let ids = request_each(args, "pause", &SupervisorRequest::Pause, printer).await?;
+    let ids = request_each(args, "pause", SandboxStateRequest::Pause, printer).await?;
     if printer.is_json() {
         printer.json(&json!({ "paused": ids }));
     }
@@ -31,14 +31,15 @@ pub async fn pause(args: &PauseArgs, printer: &Printer) -> Result<i32> {
 pub async fn request_each(
     args: &PauseArgs,
     operation: &'static str,
-    request: &SupervisorRequest,
+    request: SandboxStateRequest,
     printer: &Printer,
 ) -> Result<Vec<SandboxId>> {
     let place = SandboxDirectory::open(&Settings::load(None, printer)?)?;
+    let request = SupervisorRequest::State(request);
     let mut ids = Vec::new();
     for id in &args.ids {
         let mut connection = place.reach(id, operation).await?;
-        let (SupervisorReply::Done, _) = connection.ask(request).await? else {
+        let (SupervisorReply::Done, _) = connection.ask(&request).await? else {
             return Err(out_of_turn(operation));
         };
         ids.push(connection.sandbox);

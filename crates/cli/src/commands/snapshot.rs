@@ -11,7 +11,7 @@ use stockade_core::{Bytes, Error, ErrorCode, Result, SandboxId, SnapshotId, Snap
 use stockade_engine::{Snapshot, Snapshots, StateDir};
 
 use crate::config::Settings;
-use crate::daemon::message::{SupervisorReply, SupervisorRequest};
+use crate::daemon::message::{SandboxStateRequest, SupervisorReply, SupervisorRequest};
 use crate::daemon::sandbox_directory::SandboxDirectory;
 use crate::daemon::wire_error::out_of_turn;
 use crate::terminal::printer::Printer;
@@ -126,7 +126,7 @@ pub async fn take_snapshot(
     printer: &Printer,
 ) -> Result<Snapshot> {
     let mut connection = place.reach(sandbox, SNAPSHOT_OPERATION).await?;
-    let request = SupervisorRequest::Snapshot { kind };
+    let request = SupervisorRequest::State(SandboxStateRequest::Snapshot { kind });
     let asking = connection.ask(&request);
     match printer.patiently("capturing the sandbox", asking).await? {
         (SupervisorReply::Snapshot(snapshot), _) => Ok(*snapshot),
@@ -141,7 +141,7 @@ async fn restore_snapshot(
     printer: &Printer,
 ) -> Result<()> {
     let mut connection = place.reach(sandbox, SNAPSHOT_OPERATION).await?;
-    let request = SupervisorRequest::Restore { snapshot };
+    let request = SupervisorRequest::State(SandboxStateRequest::Restore { snapshot });
     let asking = connection.ask(&request);
     match printer.patiently("bringing it back", asking).await? {
         (SupervisorReply::Done, _) => Ok(()),

@@ -10,7 +10,7 @@ use stockade_engine::{Snapshot, Timestamp};
 use super::wire_error::WireError;
 
 /// Version of the protocol that both sides must speak. Raised with every change that an older side misreads.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
 
 /// Chunk size of file operations and of input.
 pub const CHUNK_BYTES: u32 = 256 << 10;
@@ -27,6 +27,20 @@ pub enum SupervisorRequest {
     Exec { command: Box<Command>, detach: bool },
     /// The output of a program, from this event on. Takes up the connection.
     Logs { job: Option<JobId>, from: u64, follow: bool },
+    /// About the sandbox's files.
+    File(SandboxFileRequest),
+    /// About its whole state.
+    State(SandboxStateRequest),
+    /// For the program that takes up the connection.
+    Program(ProgramRequest),
+    /// Ends the sandbox.
+    Destroy,
+}
+
+/// What is asked about the files of a sandbox. One answer each.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum SandboxFileRequest {
     /// What is at a path.
     Stat { path: SandboxPath },
     /// What is in a directory.
@@ -35,8 +49,16 @@ pub enum SupervisorRequest {
     Read { path: SandboxPath, offset: u64, most: u32 },
     /// The payload is a piece of a file.
     Write { path: SandboxPath, append: bool },
+    /// Sets the permission bits of a regular file.
+    SetMode { path: SandboxPath, mode: u32 },
     /// Makes a directory and those above it.
     MakeDir { path: SandboxPath },
+}
+
+/// What is asked about the whole state of a sandbox. One answer each.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum SandboxStateRequest {
     /// Captures its state.
     Snapshot { kind: SnapshotKind },
     /// Brings a captured state back.
@@ -47,8 +69,12 @@ pub enum SupervisorRequest {
     Resume,
     /// What it was made of, for one who makes copies.
     Describe,
-    /// Ends the sandbox.
-    Destroy,
+}
+
+/// What a program that takes up the connection is sent.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum ProgramRequest {
     /// The payload is input of the program. The next piece is due after [`SupervisorReply::Taken`].
     Stdin,
     /// There will be no more input.
@@ -89,7 +115,7 @@ pub enum SupervisorReply {
     Data,
     /// What was captured.
     Snapshot(Box<Snapshot>),
-    /// Answers [`SupervisorRequest::Describe`].
+    /// Answers [`SandboxStateRequest::Describe`].
     Described(Box<Described>),
     /// It is done.
     Done,

@@ -12,7 +12,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::client::{SupervisorConnection, receive_reply};
 use super::frame::{self, SupervisorFrameError};
-use super::message::{SupervisorReply, SupervisorRequest};
+use super::message::{ProgramRequest, SupervisorReply, SupervisorRequest};
 use super::wire_error::{broken_connection_error, out_of_turn};
 use crate::terminal::stdio_loop::{ProgramControl, ProgramEvents};
 
@@ -30,7 +30,7 @@ pub struct RemoteEvents {
 /// How to influence it. Dropping both halves ends it, unless it was detached.
 pub struct RemoteControl {
     /// To the task that writes: a caller who gives up half-way must not leave half a frame.
-    outbox: mpsc::Sender<(SupervisorRequest, Bytes)>,
+    outbox: mpsc::Sender<(ProgramRequest, Bytes)>,
     operation: &'static str,
     /// One piece of input may be on its way.
     credit: Arc<Semaphore>,
@@ -127,7 +127,7 @@ impl ProgramEvents for RemoteEvents {
 
 impl ProgramControl for RemoteControl {
     async fn signal(&self, signal: Signal) -> Result<()> {
-        self.send_request(SupervisorRequest::Signal { number: signal.0 }, Bytes::new()).await
+        self.send_request(ProgramRequest::Signal { number: signal.0 }, Bytes::new()).await
     }
 
     async fn write_stdin(&self, mut data: Bytes) -> Result<()> {
@@ -135,27 +135,27 @@ impl ProgramControl for RemoteControl {
             let piece = data.split_to(data.len().min(frame::MAX_PAYLOAD));
             // The semaphore is never closed.
             let _ = self.credit.acquire().await.map(|permit| permit.forget());
-            self.send_request(SupervisorRequest::Stdin, piece).await?;
+            self.send_request(ProgramRequest::Stdin, piece).await?;
         }
         Ok(())
     }
 
     async fn close_stdin(&self) -> Result<()> {
-        self.send_request(SupervisorRequest::StdinEnd, Bytes::new()).await
+        self.send_request(ProgramRequest::StdinEnd, Bytes::new()).await
     }
 
     async fn resize(&self, size: TerminalSize) -> Result<()> {
-        self.send_request(SupervisorRequest::Resize { size }, Bytes::new()).await
+        self.send_request(ProgramRequest::Resize { size }, Bytes::new()).await
     }
 }
 
 impl RemoteControl {
     /// Ends it with everything it started.
     pub async fn cancel(&self) -> Result<()> {
-        self.send_request(SupervisorRequest::Cancel, Bytes::new()).await
+        self.send_request(ProgramRequest::Cancel, Bytes::new()).await
     }
 
-    async fn send_request(&self, request: SupervisorRequest, data: Bytes) -> Result<()> {
+    async fn send_request(&self, request: ProgramRequest, data: Bytes) -> Result<()> {
         let sent = self.outbox.send((request, data)).await;
         sent.map_err(|_| broken_connection_error(self.operation, SupervisorFrameError::Closed))
     }
@@ -163,9 +163,10 @@ impl RemoteControl {
 
 async fn write_requests(
     mut writer: OwnedWriteHalf,
-    mut letters: mpsc::Receiver<(SupervisorRequest, Bytes)>,
+    mut letters: mpsc::Receiver<(ProgramRequest, Bytes)>,
 ) {
     while let Some((request, data)) = letters.recv().await {
+        let request = SupervisorRequest::Program(request);
         if frame::send_frame(&mut writer, &request, &data).await.is_err() {
             return;
         }

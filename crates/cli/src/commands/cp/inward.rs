@@ -104,10 +104,11 @@ impl InwardCopy<'_> {
             .map_err(|errno| host::host_path_error("read", &source, errno.into()))?;
         match host::classify_stat(&stat) {
             (EntryKind::File, executable) => {
+                self.copy_file(opened.into(), &source, &target).await?;
                 if executable {
-                    self.summary.executables.push(target.clone());
+                    self.make_executable(&target).await?;
                 }
-                self.copy_file(opened.into(), &source, &target).await
+                Ok(())
             }
             (EntryKind::Directory, _) => self.copy_directory(opened, &source, &target, depth).await,
             (EntryKind::Symlink | EntryKind::Other, _) => {
@@ -132,6 +133,16 @@ impl InwardCopy<'_> {
             append = true;
         }
         self.summary.files += 1;
+        Ok(())
+    }
+
+    /// A file whose mode cannot be set is copied all the same.
+    async fn make_executable(&mut self, target: &str) -> Result<()> {
+        match self.guest.make_executable(target).await {
+            Err(error) if error.code() == ErrorCode::Gone => return Err(error),
+            Err(_) => self.summary.skip(target, "copied, but not made executable"),
+            Ok(()) => {}
+        }
         Ok(())
     }
 

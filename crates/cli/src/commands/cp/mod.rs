@@ -85,7 +85,7 @@ async fn copy_tree(args: &CpArgs, place: &SandboxDirectory) -> Result<CopySummar
         (CopyEnd::Here(source), CopyEnd::There(id, target)) => {
             let mut guest = GuestFiles::new(place.reach(id, CP_OPERATION).await?);
             let mut summary = inward::copy_inward(source, &mut guest, target).await?;
-            finish_inside(&CopyPrograms { place, id }, &mut summary).await?;
+            make_links(&CopyPrograms { place, id }, &mut summary).await?;
             Ok(summary)
         }
         (CopyEnd::There(id, source), CopyEnd::Here(target)) => {
@@ -104,15 +104,12 @@ async fn copy_tree(args: &CpArgs, place: &SandboxDirectory) -> Result<CopySummar
     }
 }
 
-/// The file operations write data only, so links and execute bits are made by programs of the sandbox.
-async fn finish_inside(programs: &CopyPrograms<'_>, summary: &mut CopySummary) -> Result<()> {
+/// The file operations make no symbolic links, so a program of the sandbox does, when all that they may
+/// lead to is there.
+async fn make_links(programs: &CopyPrograms<'_>, summary: &mut CopySummary) -> Result<()> {
     let links = std::mem::take(&mut summary.links_due);
     for path in programs.make_links(&links).await? {
         summary.skip(path, "left out: the sandbox cannot make a symbolic link there");
-    }
-    let paths = std::mem::take(&mut summary.executables);
-    for path in programs.make_executable(&paths).await? {
-        summary.skip(path, "copied, but not made executable");
     }
     Ok(())
 }

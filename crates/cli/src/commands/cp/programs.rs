@@ -1,5 +1,5 @@
-//! What the file operations of a sandbox do not offer: execute bits and symbolic links. They are made and
-//! read by the sandbox's own programs, recorded like every command. What comes back is a guest's word.
+//! Symbolic links, which the file operations of a sandbox neither make nor read: its own programs do,
+//! recorded like every command. What comes back is a guest's word.
 
 use stockade_core::{Bytes, Command, Result, SandboxId, Span, StreamId, WORKSPACE_ROOT};
 use stockade_engine::OutputEvent;
@@ -32,18 +32,6 @@ pub struct CopyPrograms<'a> {
 }
 
 impl CopyPrograms<'_> {
-    /// Makes these executable; answers those for which that did not work.
-    pub async fn make_executable<'p>(&self, paths: &'p [String]) -> Result<Vec<&'p String>> {
-        let mut failed = Vec::new();
-        for some in paths.chunks(MAX_BATCH_PATHS) {
-            let argv = ["chmod", "+x", "--"].map(str::to_owned).into_iter();
-            if self.run_program(argv.chain(some.iter().cloned())).await?.is_none() {
-                failed.extend(some);
-            }
-        }
-        Ok(failed)
-    }
-
     /// Makes symbolic links, each given as target and path; answers those for which that did not work.
     pub async fn make_links<'p>(&self, links: &'p [(String, String)]) -> Result<Vec<&'p String>> {
         let mut failed = Vec::new();

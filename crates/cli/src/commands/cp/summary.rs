@@ -27,8 +27,6 @@ pub struct CopySummary {
     pub bytes: u64,
     /// What was left out, and why.
     pub skipped: Vec<SkippedFile>,
-    /// Files that can be executed, and should be on the other side.
-    pub executables: Vec<String>,
     /// Links that are still to be made in the sandbox: target and path.
     pub links_due: Vec<(String, String)>,
 }

@@ -24,7 +24,7 @@ use super::{fork, rm, snapshot};
 use crate::config::Settings;
 use crate::daemon::client::SupervisorConnection;
 use crate::daemon::end::end_sandbox;
-use crate::daemon::message::{Described, SupervisorRequest};
+use crate::daemon::message::{Described, SandboxStateRequest, SupervisorRequest};
 use crate::daemon::sandbox_directory::SandboxDirectory;
 use crate::terminal::printer::Printer;
 use protocol::{ArrivalAnswer, HELLO_LINE, KEEP_LINE, Passage, Pieces, TELEPORT_VERSION};
@@ -96,7 +96,7 @@ pub async fn teleport(args: &TeleportArgs, printer: &Printer) -> Result<i32> {
     let sent = send_sandbox(args, kind, passage, &mut in_use, &settings, &host, printer).await;
     if sent.is_err() && stands_still(args, kind) {
         // It stays here, and has nothing to wait for.
-        let _ = in_use.ask(&SupervisorRequest::Resume).await;
+        let _ = in_use.ask(&SupervisorRequest::State(SandboxStateRequest::Resume)).await;
     }
     let sent = sent?;
     drop(in_use);
@@ -190,7 +190,7 @@ async fn send_sandbox(
     let place = SandboxDirectory::open(settings)?;
     let taken = snapshot::take_snapshot(&place, &args.sandbox, kind, printer).await?;
     if stands_still(args, kind) {
-        match in_use.ask(&SupervisorRequest::Pause).await {
+        match in_use.ask(&SupervisorRequest::State(SandboxStateRequest::Pause)).await {
             // Nothing runs in it by itself.
             Err(error) if error.code() == ErrorCode::Unsupported => {}
             paused => drop(paused?),

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use super::session::ClientSession;
 use crate::daemon::frame::{self, SupervisorFrameError};
-use crate::daemon::message::{SupervisorReply, SupervisorRequest};
+use crate::daemon::message::{ProgramRequest, SupervisorReply, SupervisorRequest};
 
 /// What is to be done to a program's input.
 enum QueuedInput {
@@ -67,28 +67,16 @@ async fn receive_requests(
     input: mpsc::Sender<QueuedInput>,
 ) -> Result<(), SupervisorFrameError> {
     while let Some((request, payload)) = frame::receive_frame(reader).await? {
+        let SupervisorRequest::Program(request) = request else {
+            return Err(SupervisorFrameError::Closed);
+        };
         // What a program does not take any more has no effect, as after any end.
         match request {
-            SupervisorRequest::Stdin => queue_input(&input, QueuedInput::Data(payload))?,
-            SupervisorRequest::StdinEnd => queue_input(&input, QueuedInput::End)?,
-            SupervisorRequest::Signal { number } => drop(execution.signal(Signal(number)).await),
-            SupervisorRequest::Resize { size } => drop(execution.resize(size).await),
-            SupervisorRequest::Cancel => execution.cancel(),
-            SupervisorRequest::Hello { .. }
-            | SupervisorRequest::Info
-            | SupervisorRequest::Exec { .. }
-            | SupervisorRequest::Logs { .. }
-            | SupervisorRequest::Stat { .. }
-            | SupervisorRequest::List { .. }
-            | SupervisorRequest::Read { .. }
-            | SupervisorRequest::Write { .. }
-            | SupervisorRequest::MakeDir { .. }
-            | SupervisorRequest::Snapshot { .. }
-            | SupervisorRequest::Restore { .. }
-            | SupervisorRequest::Pause
-            | SupervisorRequest::Resume
-            | SupervisorRequest::Describe
-            | SupervisorRequest::Destroy => return Err(SupervisorFrameError::Closed),
+            ProgramRequest::Stdin => queue_input(&input, QueuedInput::Data(payload))?,
+            ProgramRequest::StdinEnd => queue_input(&input, QueuedInput::End)?,
+            ProgramRequest::Signal { number } => drop(execution.signal(Signal(number)).await),
+            ProgramRequest::Resize { size } => drop(execution.resize(size).await),
+            ProgramRequest::Cancel => execution.cancel(),
         }
     }
     Ok(())

@@ -1,11 +1,11 @@
 //! File requests, one answer each. The sandbox's own file operations decide what a path reaches.
 
 use bytes::Bytes;
-use stockade_core::{Entry, Error, ErrorCode, Files, Result};
+use stockade_core::{Entry, Files, Result};
 
 use super::host::SupervisorHost;
 use crate::daemon::frame::MAX_PAYLOAD;
-use crate::daemon::message::{SupervisorReply, SupervisorRequest};
+use crate::daemon::message::{SandboxFileRequest, SupervisorReply};
 
 /// Directory entries in one frame: with the longest names there are, still within a header.
 const MAX_FRAME_ENTRIES: usize = 256;
@@ -13,7 +13,7 @@ const MAX_FRAME_ENTRIES: usize = 256;
 /// Answers one request.
 pub async fn answer_file_request(
     host: &SupervisorHost,
-    request: SupervisorRequest,
+    request: SandboxFileRequest,
     payload: Bytes,
 ) -> Result<Vec<(SupervisorReply, Bytes)>> {
     let sandbox = host.engine.sandbox(&host.id)?;
@@ -33,39 +33,25 @@ enum FileAnswer {
 
 async fn handle_file_request(
     files: &dyn Files,
-    request: SupervisorRequest,
+    request: SandboxFileRequest,
     payload: Bytes,
 ) -> Result<FileAnswer> {
     match request {
-        SupervisorRequest::Stat { path } => {
+        SandboxFileRequest::Stat { path } => {
             files.stat(&path).await.map(|entry| FileAnswer::Plain(SupervisorReply::Entry(entry)))
         }
-        SupervisorRequest::List { path } => files.list(&path).await.map(FileAnswer::Listing),
-        SupervisorRequest::Read { path, offset, most } => {
+        SandboxFileRequest::List { path } => files.list(&path).await.map(FileAnswer::Listing),
+        SandboxFileRequest::Read { path, offset, most } => {
             let most = most.min(u32::try_from(MAX_PAYLOAD).unwrap_or(u32::MAX));
             files.read(&path, offset, most).await.map(FileAnswer::Data)
         }
-        SupervisorRequest::Write { path, append } => {
+        SandboxFileRequest::Write { path, append } => {
             files.write(&path, payload, append).await.map(empty_answer)
         }
-        SupervisorRequest::MakeDir { path } => files.make_dir(&path).await.map(empty_answer),
-        SupervisorRequest::Hello { .. }
-        | SupervisorRequest::Info
-        | SupervisorRequest::Exec { .. }
-        | SupervisorRequest::Logs { .. }
-        | SupervisorRequest::Snapshot { .. }
-        | SupervisorRequest::Restore { .. }
-        | SupervisorRequest::Pause
-        | SupervisorRequest::Resume
-        | SupervisorRequest::Describe
-        | SupervisorRequest::Destroy
-        | SupervisorRequest::Stdin
-        | SupervisorRequest::StdinEnd
-        | SupervisorRequest::Signal { .. }
-        | SupervisorRequest::Resize { .. }
-        | SupervisorRequest::Cancel => {
-            Err(Error::new(ErrorCode::Protocol, "serve", "the request is none about files"))
+        SandboxFileRequest::SetMode { path, mode } => {
+            files.set_mode(&path, mode).await.map(empty_answer)
         }
+        SandboxFileRequest::MakeDir { path } => files.make_dir(&path).await.map(empty_answer),
     }
 }
 

@@ -13,7 +13,9 @@ use super::activity::Busy;
 use super::host::SupervisorHost;
 use super::{attach, files, replay, states};
 use crate::daemon::frame::{self, SupervisorFrameError};
-use crate::daemon::message::{PROTOCOL_VERSION, SupervisorReply, SupervisorRequest};
+use crate::daemon::message::{
+    PROTOCOL_VERSION, SandboxFileRequest, SandboxStateRequest, SupervisorReply, SupervisorRequest,
+};
 use crate::daemon::peer::{self, Stranger};
 use crate::daemon::wire_error::WireError;
 
@@ -94,25 +96,14 @@ impl ClientSession {
                 SupervisorRequest::Logs { job, from, follow } => {
                     return replay::serve_logs(self, job, from, follow).await;
                 }
-                SupervisorRequest::Stat { .. }
-                | SupervisorRequest::List { .. }
-                | SupervisorRequest::Read { .. }
-                | SupervisorRequest::Write { .. }
-                | SupervisorRequest::MakeDir { .. } => {
+                SupervisorRequest::File(request) => {
                     self.serve_file_request(request, payload).await?
                 }
-                SupervisorRequest::Snapshot { .. }
-                | SupervisorRequest::Restore { .. }
-                | SupervisorRequest::Pause
-                | SupervisorRequest::Resume
-                | SupervisorRequest::Describe => self.serve_state_request(request).await?,
+                SupervisorRequest::State(request) => self.serve_state_request(request).await?,
                 SupervisorRequest::Destroy => return self.destroy_sandbox().await,
-                SupervisorRequest::Hello { .. }
-                | SupervisorRequest::Stdin
-                | SupervisorRequest::StdinEnd
-                | SupervisorRequest::Signal { .. }
-                | SupervisorRequest::Resize { .. }
-                | SupervisorRequest::Cancel => return self.out_of_turn().await,
+                SupervisorRequest::Hello { .. } | SupervisorRequest::Program(_) => {
+                    return self.out_of_turn().await;
+                }
             }
         }
         Ok(())
@@ -137,7 +128,7 @@ impl ClientSession {
 
     async fn serve_file_request(
         &mut self,
-        request: SupervisorRequest,
+        request: SandboxFileRequest,
         payload: Bytes,
     ) -> Result<(), SupervisorFrameError> {
         match files::answer_file_request(&self.host, request, payload).await {
@@ -153,11 +144,10 @@ impl ClientSession {
 
     async fn serve_state_request(
         &mut self,
-        request: SupervisorRequest,
+        request: SandboxStateRequest,
     ) -> Result<(), SupervisorFrameError> {
         match states::answer_state_request(&self.host, request).await {
-            Ok(Some(reply)) => self.reply(&reply).await,
-            Ok(None) => Err(SupervisorFrameError::Closed),
+            Ok(reply) => self.reply(&reply).await,
             Err(error) => self.fail(&error).await,
         }
     }

@@ -3,48 +3,33 @@
 use stockade_core::{Feature, Result};
 
 use super::host::SupervisorHost;
-use crate::daemon::message::{Described, SupervisorReply, SupervisorRequest};
+use crate::daemon::message::{Described, SandboxStateRequest, SupervisorReply};
 
-/// The answer to a request about its state; nothing if it is not one.
+/// Answers one request.
 pub async fn answer_state_request(
     host: &SupervisorHost,
-    request: SupervisorRequest,
-) -> Result<Option<SupervisorReply>> {
-    Ok(Some(match request {
-        SupervisorRequest::Snapshot { kind } => {
+    request: SandboxStateRequest,
+) -> Result<SupervisorReply> {
+    Ok(match request {
+        SandboxStateRequest::Snapshot { kind } => {
             SupervisorReply::Snapshot(Box::new(host.engine.snapshot(&host.id, kind).await?))
         }
-        SupervisorRequest::Restore { snapshot } => {
+        SandboxStateRequest::Restore { snapshot } => {
             host.engine.restore(&host.id, &snapshot).await?;
             SupervisorReply::Done
         }
-        SupervisorRequest::Pause => {
+        SandboxStateRequest::Pause => {
             host.pause().await?;
             SupervisorReply::Done
         }
-        SupervisorRequest::Resume => {
+        SandboxStateRequest::Resume => {
             host.resume().await?;
             SupervisorReply::Done
         }
-        SupervisorRequest::Describe => {
+        SandboxStateRequest::Describe => {
             SupervisorReply::Described(Box::new(describe_sandbox(host).await?))
         }
-        SupervisorRequest::Hello { .. }
-        | SupervisorRequest::Info
-        | SupervisorRequest::Exec { .. }
-        | SupervisorRequest::Logs { .. }
-        | SupervisorRequest::Stat { .. }
-        | SupervisorRequest::List { .. }
-        | SupervisorRequest::Read { .. }
-        | SupervisorRequest::Write { .. }
-        | SupervisorRequest::MakeDir { .. }
-        | SupervisorRequest::Destroy
-        | SupervisorRequest::Stdin
-        | SupervisorRequest::StdinEnd
-        | SupervisorRequest::Signal { .. }
-        | SupervisorRequest::Resize { .. }
-        | SupervisorRequest::Cancel => return Ok(None),
-    }))
+    })
 }
 
 async fn describe_sandbox(host: &SupervisorHost) -> Result<Described> {
