@@ -6,7 +6,7 @@ use stockade_core::{
     Command, Error, ErrorCode, Image, Limits, Result, SandboxPath, SandboxSpec, SnapshotId, Span,
     Workspace, WorkspaceId,
 };
-use stockade_engine::{HostThings, Snapshot};
+use stockade_engine::{HostThings, Snapshot, VerifiedParts};
 
 use super::snapshot;
 use crate::args::SpecArgs;
@@ -76,8 +76,9 @@ pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
     let lifetime = Some(require_positive_span("--lifetime", args.life.lifetime)?);
     let origin = configured.origin.clone();
     let from = args.from;
+    let (command, workspace, verified) = (None, None, VerifiedParts::default());
     let order =
-        SupervisorOrder { spec, idle, lifetime, command: None, workspace: None, origin, from };
+        SupervisorOrder { spec, idle, lifetime, command, workspace, origin, from, verified };
     let (ready, workspace) = build_sandbox(order, &wanted, &configured.settings, printer).await?;
     if printer.is_json() {
         printer.json(&json!({
@@ -239,8 +240,10 @@ pub async fn run_detached(
     }
     let origin = configured.origin.clone();
     let command = Some(Command { detached: true, ..command });
-    let (idle, lifetime) = (None, None);
-    let order = SupervisorOrder { spec, idle, lifetime, command, workspace: None, origin, from };
+    let (idle, lifetime, workspace) = (None, None, None);
+    let verified = VerifiedParts::default();
+    let order =
+        SupervisorOrder { spec, idle, lifetime, command, workspace, origin, from, verified };
     let (ready, workspace) = build_sandbox(order, wanted, &configured.settings, printer).await?;
     match &ready.job {
         _ if printer.is_json() => {

@@ -24,7 +24,8 @@ pub async fn launch_supervisor(order: SupervisorOrder, printer: &Printer) -> Res
     }
 }
 
-fn launch_now(order: &SupervisorOrder) -> Result<SandboxReady> {
+/// The same for callers that launch several at once. Blocks.
+pub fn launch_now(order: &SupervisorOrder) -> Result<SandboxReady> {
     let json = serde_json::to_vec(order)
         .map_err(|error| launch_error("the order cannot be written").source(error))?;
     let mut child = spawn_supervisor()

@@ -5,7 +5,7 @@ use stockade_core::{
     BackendName, Boundary, Command, Enforcement, Entry, JobId, Outcome, SandboxId, SandboxPath,
     SandboxSpec, SnapshotId, SnapshotKind, Span, StreamId, TerminalSize, Workspace, WorkspaceId,
 };
-use stockade_engine::{Snapshot, Timestamp};
+use stockade_engine::{Snapshot, Timestamp, VerifiedParts};
 
 use super::wire_error::WireError;
 
@@ -173,7 +173,7 @@ pub struct Described {
 }
 
 /// What a supervisor is started with, on its standard input.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SupervisorOrder {
     /// What to build.
@@ -190,6 +190,8 @@ pub struct SupervisorOrder {
     pub origin: Workspace,
     /// The captured state that it starts with.
     pub from: Option<SnapshotId>,
+    /// What of that state the caller has verified.
+    pub verified: VerifiedParts,
 }
 
 /// What a supervisor says on its standard output, once.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use rustix::fs::OFlags;
 use stockade_core::{Error, ErrorCode, Result, SandboxId, SandboxSpec, Workspace};
-use stockade_engine::{Locked, Passing, Sharing, StateDir};
+use stockade_engine::{Locked, Passing, Sharing, StateDir, VerifiedParts};
 
 use super::protocol::{
     ArrivalAnswer, HELLO_LINE, KEEP_LINE, MAX_PASSAGE, Passage, TELEPORT_VERSION, Whole,
@@ -111,8 +111,9 @@ fn build_order(passage: Passage, came: &Passing) -> SupervisorOrder {
     spec.labels.remove(ORIGIN_LABEL);
     spec.labels.extend(of.map(|of| (ORIGIN_LABEL.to_owned(), of.to_string())));
     let from = Some(came.snapshot().id.clone());
-    let origin = Workspace::Ephemeral;
-    SupervisorOrder { spec, idle, lifetime, command: None, workspace: None, origin, from }
+    let (command, workspace, origin) = (None, None, Workspace::Ephemeral);
+    let verified = VerifiedParts::default();
+    SupervisorOrder { spec, idle, lifetime, command, workspace, origin, from, verified }
 }
 
 /// Offers what was made, and returns when it is known that it stays.

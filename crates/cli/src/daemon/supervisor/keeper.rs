@@ -59,7 +59,10 @@ impl SandboxKeeper {
         view: Option<Taken>,
     ) -> Result<Self> {
         let id = match &order.from {
-            Some(snapshot) => engine.create_from(snapshot, order.spec.clone()).await?,
+            Some(snapshot) => {
+                engine.snapshots().trust(&order.verified);
+                engine.create_from(snapshot, order.spec.clone()).await?
+            }
             None => engine.create(order.spec.clone()).await?,
         };
         let host = SupervisorHost::new(engine.clone(), id.clone(), &order);
