@@ -1,7 +1,7 @@
-//! Which directory a command works on. `/` or the whole home of a user is refused unless it was named
-//! outright: a command started in the wrong directory must not hand those over.
+//! The directory that `--workspace` or the current directory means, with errors in the words of flags. What is
+//! too broad to be handed over unless it was named outright is for the library of workspaces to say.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::Access;
 use stockade_core::{Error, ErrorCode, HostPath, Result, SandboxSpec, Workspace};
@@ -76,9 +76,7 @@ fn require_readable(path: HostPath) -> Result<HostPath> {
 }
 
 fn refuse_broad(dir: &HostPath) -> Result<()> {
-    let home = std::env::var_os("HOME").map(PathBuf::from);
-    let home = home.and_then(|home| home.canonicalize().ok());
-    let Some(what) = too_broad(dir.as_path(), home.as_deref()) else { return Ok(()) };
+    let Some(what) = too_broad(dir.as_path()) else { return Ok(()) };
     Err(Error::new(ErrorCode::Invalid, WORKSPACE_FLAG, format!("`{dir}` {what}")).remedy(format!(
         "go to a project's directory, use --no-workspace, or name it outright with --workspace {dir}"
     )))

@@ -7,9 +7,7 @@ use serde::Serialize;
 use stockade_core::{Result, SandboxSpec, Workspace as Place, WorkspaceId};
 use stockade_engine::Engine;
 use stockade_tools::{ViewSource, Views};
-use stockade_workspaces::{
-    Diff, Hint, Hold, Kind, Mechanism, Request, Workspace, WorkspaceProvider, Workspaces,
-};
+use stockade_workspaces::{Diff, Hint, Hold, Kind, Mechanism, Request, Workspace, Workspaces};
 
 use super::args::RESUME_FLAG;
 use super::{WantedWorkspace, claim_workspace, off_thread, open_workspaces};

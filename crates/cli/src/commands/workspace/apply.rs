@@ -4,9 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use stockade_core::{Result, WorkspaceId};
-use stockade_workspaces::{
-    Application, ApplyOptions, Change, Diff, TreePath, WorkspaceProvider, Workspaces,
-};
+use stockade_workspaces::{Application, ApplyOptions, Change, Diff, TreePath, Workspaces};
 
 use crate::terminal::interrupts::Interrupts;
 use crate::terminal::printer::Printer;
