@@ -24,7 +24,7 @@ use crate::terminal::stdio_loop::{
 use crate::terminal::streams::Attachment;
 use crate::terminal::{self, Raw};
 use crate::toolchains::{self, Packages};
-use crate::workspace::{self, SettledWorkspace, Taken};
+use crate::workspace::{self, SettledWorkspace, WorkspaceGuard};
 
 /// The exit code of a program that is not there.
 const NOT_FOUND: i32 = 127;
@@ -214,7 +214,7 @@ struct RunSession {
     interrupts: Interrupts,
     command: Command,
     raw: Option<Raw>,
-    view: Option<Taken>,
+    view: Option<WorkspaceGuard>,
 }
 
 impl RunSession {
@@ -281,7 +281,7 @@ impl RunSession {
 }
 
 /// Gives the workspace back, however the command ended.
-async fn settle_workspace(view: Option<Taken>) -> Result<Option<SettledWorkspace>> {
+async fn settle_workspace(view: Option<WorkspaceGuard>) -> Result<Option<SettledWorkspace>> {
     match view {
         Some(view) => view.settle().await.map(Some),
         None => Ok(None),

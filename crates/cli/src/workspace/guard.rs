@@ -17,7 +17,7 @@ use crate::terminal::printer::Printer;
 
 /// A workspace that a sandbox has, or is about to have.
 #[derive(Debug)]
-pub struct Taken {
+pub struct WorkspaceGuard {
     workspaces: Workspaces,
     workspace: Workspace,
     /// Where the backend does not say for itself that it is in use.
@@ -51,7 +51,7 @@ pub async fn take_view(
     engine: &Engine,
     settings: &Settings,
     printer: &Printer,
-) -> Result<Option<Taken>> {
+) -> Result<Option<WorkspaceGuard>> {
     let (workspaces, workspace) = match (wanted, wanted.hint()) {
         (WantedWorkspace::Kept(handle), _) => {
             let workspaces = open_workspaces(settings)?;
@@ -71,7 +71,7 @@ pub async fn take_view(
     };
     spec.workspace = workspace.spec();
     let hold = workspaces.hold(&workspace.id)?;
-    Ok(Some(Taken { workspaces, workspace, hold }))
+    Ok(Some(WorkspaceGuard { workspaces, workspace, hold }))
 }
 
 /// The same for a sandbox that another process builds.
@@ -80,7 +80,7 @@ pub async fn take_view_ahead(
     spec: &mut SandboxSpec,
     settings: &Settings,
     printer: &Printer,
-) -> Result<Option<Taken>> {
+) -> Result<Option<WorkspaceGuard>> {
     if let WantedWorkspace::Plain(_) = wanted {
         return Ok(None);
     }
@@ -167,7 +167,7 @@ async fn choose_mechanism(
     }
 }
 
-impl Taken {
+impl WorkspaceGuard {
     /// The same in the process that has the sandbox.
     pub fn again(id: &WorkspaceId, settings: &Settings) -> Result<Self> {
         let workspaces = open_workspaces(settings)?;

@@ -13,7 +13,8 @@ use crate::config::Settings;
 pub use args::{Configured, GitArg, WantedWorkspace};
 pub use directory::{AskedWorkspace, check_views, refuse_state, resolve_workspace};
 pub use guard::{
-    SettledWorkspace, Taken, WorkspaceSummary, build_view_source, take_view, take_view_ahead,
+    SettledWorkspace, WorkspaceGuard, WorkspaceSummary, build_view_source, take_view,
+    take_view_ahead,
 };
 pub use handle::WorkspaceHandle;
 

@@ -17,7 +17,7 @@ use crate::daemon::socket::SupervisorSockets;
 use crate::daemon::wire_error::WireError;
 use crate::registry;
 use crate::terminal::interrupts::Interrupts;
-use crate::workspace::Taken;
+use crate::workspace::WorkspaceGuard;
 
 /// Most connections at once.
 const MOST_SESSIONS: usize = 256;
@@ -34,7 +34,7 @@ pub struct SandboxKeeper {
     /// The program the sandbox was made for: it ends with it.
     first: Option<Watcher>,
     /// The workspace that was made for the sandbox.
-    view: Option<Taken>,
+    view: Option<WorkspaceGuard>,
 }
 
 impl SandboxKeeper {
@@ -42,7 +42,8 @@ impl SandboxKeeper {
     pub async fn build(order: SupervisorOrder, settings: &Settings) -> Result<Self> {
         let interrupts = Interrupts::listen()?;
         let sockets = SupervisorSockets::open(&settings.state_dir()?)?;
-        let view = order.workspace.as_ref().map(|id| Taken::again(id, settings)).transpose()?;
+        let view =
+            order.workspace.as_ref().map(|id| WorkspaceGuard::again(id, settings)).transpose()?;
         let engine = registry::lasting_engine(settings, &order.spec.backend).await?;
         let built = Self::build_sandbox(&engine, order, sockets, interrupts, view).await;
         if built.is_err() {
@@ -56,7 +57,7 @@ impl SandboxKeeper {
         order: SupervisorOrder,
         sockets: SupervisorSockets,
         interrupts: Interrupts,
-        view: Option<Taken>,
+        view: Option<WorkspaceGuard>,
     ) -> Result<Self> {
         let id = match &order.from {
             Some(snapshot) => {
