@@ -23,7 +23,7 @@ pub struct ConfigArgs {
 enum ConfigVerb {
     /// Show each value that is set, and which file or variable sets it.
     Show,
-    /// Read everything as a command would, and say what is wrong.
+    /// Check the configuration as a command would read it.
     Check,
 }
 

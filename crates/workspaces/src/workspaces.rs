@@ -300,7 +300,7 @@ impl Workspaces {
             Kind::Local | Kind::Ephemeral => {
                 return Err(WorkspaceFault::Refused {
                     path: id.to_string(),
-                    problem: "keeps no changes apart",
+                    problem: "is neither an overlay nor a git workspace",
                     remedy: "use an overlay or a git workspace",
                 });
             }

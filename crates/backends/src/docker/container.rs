@@ -142,7 +142,7 @@ impl Stopper for Container {
 }
 
 fn ended_at_once() -> Error {
-    Error::new(ErrorCode::WallMissing, "create", "the container ended before its agent spoke")
+    Error::new(ErrorCode::WallMissing, "create", "the container ended before its agent connected")
         .backend(NAME)
         .remedy("see the engine's own log; the agent needs a 64-bit x86 Linux kernel")
 }

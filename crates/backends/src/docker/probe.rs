@@ -51,7 +51,7 @@ const MISSING_FEATURES: [(Feature, &str, &str); 6] = [
     (
         Feature::OverlayWorkspace,
         "engines mount no overlay for others",
-        "work on a copy, which is what is done where no overlay can be had",
+        "use a copy of the directory, which --overlay makes where it cannot mount an overlay",
     ),
     (
         Feature::UserPerCommand,
@@ -154,7 +154,7 @@ fn with_gaps(all: Capabilities) -> Capabilities {
     )
     .with_gap(
         "C-18",
-        "watches on files (inotify) are taken from those of the container's user on the host",
+        "inotify watches count against the container's user on the host",
         native,
     )
 }
@@ -172,7 +172,7 @@ fn with_own_kernel(all: Capabilities, seen: &MeasuredWalls) -> Capabilities {
             Feature::MemoryLimit,
             Support::partial(
                 "the container's control group",
-                "beyond it the whole sandbox ends, and its end is not told as that limit's",
+                "beyond it the whole sandbox ends, and the outcome does not name the limit",
                 "use the gvisor backend, or --without memory-limit",
             ),
         ),

@@ -106,6 +106,6 @@ impl GvisorInner {
 
 fn platform_hangs(platform: Platform) -> Error {
     let limit = trial_timeout(platform).as_secs();
-    let message = format!("it said nothing for {limit} s");
+    let message = format!("it did not answer within {limit} s");
     Error::new(ErrorCode::TooSlow, "create", message).backend(NAME)
 }

@@ -122,7 +122,7 @@ async fn list_root(gvisor: &Arc<GvisorInner>, id: &SandboxId) -> stockade_core::
         match process.events.next().await {
             Some(ProcessEvent::Exit(exit)) => return Ok(exit.status),
             Some(ProcessEvent::Output(..)) => {}
-            None => return Ok(ExitStatus::Lost("it said nothing".into())),
+            None => return Ok(ExitStatus::Lost("it ended without an exit status".into())),
         }
     }
 }

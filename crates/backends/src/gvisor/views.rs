@@ -57,4 +57,4 @@ fn make_directory(directory: &Path) -> Result<()> {
     made.map_err(|error| private_dir_unusable(VIEWS_ERROR, error))
 }
 
-const VIEWS_ERROR: &str = "the places of what is shown read-only cannot be made";
+const VIEWS_ERROR: &str = "mount points for read-only mounts cannot be created";

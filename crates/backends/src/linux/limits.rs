@@ -83,7 +83,7 @@ pub(crate) fn disk_by_counting() -> Support {
     Support::partial(
         "sized file systems for private places; for a workspace on disk RLIMIT_FSIZE and adding up \
          its files every 250 ms",
-        "a file that was deleted while it is open does not count, nor what is written between two looks",
+        "a file that was deleted while it is open does not count, nor what is written between two checks",
         "choose native, which holds it exactly where nothing of the host is written",
     )
 }
@@ -114,7 +114,7 @@ fn cpu_time(hierarchy: &Hierarchy) -> Support {
         true => Support::full(format!("{} counter, read every 50 ms", hierarchy.name())),
         false => Support::partial(
             "RLIMIT_CPU for each process, and adding up their times every 10 ms",
-            "a process that nobody waits for takes its time with it",
+            "the CPU time of a process that is never waited for is not counted",
             delegation_remedy(LimitKind::CpuTime),
         ),
     }

@@ -85,7 +85,7 @@ impl MicrovmInner {
             Image::Oci(path) => paths::resolve_path(&NAME, "image", path).map(RootSource::Archive),
             // Not admitted on this backend.
             Image::Named(_) | Image::Wasm(_) => {
-                Err(system_error("create", "images of that kind are not made into machines"))
+                Err(system_error("create", "this kind of image cannot be the root of a machine"))
             }
         }
     }
@@ -168,8 +168,9 @@ impl MicrovmInner {
         // its own kernel from building the walls in time.
         machine.cpu_rate = admitted.limits().cpu_rate.map(|rate| rate.max(MIN_CPU_RATE));
         let driver = &self.workshop().await?.driver;
-        let unusable =
-            |error| system_error("create", "what it is made of cannot be used").source(error);
+        let unusable = |error| {
+            system_error("create", "the files it is made from cannot be opened").source(error)
+        };
         let held = |path: &Path| File::open(path).map_err(unusable);
         let incarnation = Incarnation {
             disk: held(&disk)?,
@@ -230,11 +231,12 @@ pub(super) async fn handshake_with_guest(
     match timeout(HELLO_TIMEOUT, greeting).await {
         Ok(Ok(())) => Ok(connection_from_stream(pipe)),
         Ok(Err(error)) => {
-            let message = format!("its machine ended before it said a word{}", wrote());
+            let message = format!("its machine ended before it connected{}", wrote());
             Err(Error::new(ErrorCode::WallMissing, "create", message).backend(NAME).source(error))
         }
         Err(_) => {
-            let message = format!("its machine said nothing for {HELLO_TIMEOUT:?}{}", wrote());
+            let message =
+                format!("its machine did not connect within {HELLO_TIMEOUT:?}{}", wrote());
             Err(Error::new(ErrorCode::TooSlow, "create", message).backend(NAME))
         }
     }

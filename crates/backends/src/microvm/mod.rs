@@ -302,8 +302,7 @@ impl LiveSandbox {
             };
             bridge.link().close();
             bridge.wait_until_still().await;
-            let slow =
-                || Err(system_error("destroy", "its machine takes too long to take it down"));
+            let slow = || Err(system_error("destroy", "its machine did not remove it in time"));
             if let Err(error) = asked.unwrap_or_else(|_| slow()) {
                 bridge.mark_parted(error);
             }

@@ -133,7 +133,7 @@ impl TemplateWorkshop {
         let measured = self.make_template(&maker, wanted, &kernel, &key, &image).await?;
         let name = wanted.cache_key(&self.runner, &kernel, &key);
         let dir = self.store.find_entry(StoreKind::Template, &name);
-        let dir = dir.ok_or_else(|| system_error("create", "what was prepared is gone"))?;
+        let dir = dir.ok_or_else(|| system_error("create", "the prepared machine is gone"))?;
         Ok(MachineTemplate { dir, image, wanted: wanted.clone(), measured })
     }
 
@@ -207,7 +207,7 @@ impl TemplateWorkshop {
 }
 
 fn unusable_error(error: io::Error) -> stockade_core::Error {
-    system_error("create", "what was prepared cannot be used")
+    system_error("create", "the prepared machine cannot be used")
         .remedy("remove ~/.cache/stockade/microvm and try again")
         .source(error)
 }

@@ -121,12 +121,12 @@ impl Ssh {
 }
 
 fn too_slow(host: &Host) -> Error {
-    let message = format!("host `{}` takes too long to take it down", host.name);
+    let message = format!("host `{}` did not remove it in time", host.name);
     Error::new(ErrorCode::TooSlow, "destroy", message).backend(NAME)
 }
 
 fn unexpected_answer(host: &Host, operation: &'static str) -> Error {
-    let message = format!("host `{}` gave another answer than was asked for", host.name);
+    let message = format!("host `{}` sent an unexpected answer", host.name);
     Error::new(ErrorCode::Protocol, operation, message).backend(NAME)
 }
 

@@ -9,14 +9,14 @@ use crate::terminal::streams::Attachment;
 /// What to run, and how it is connected.
 #[derive(Debug, Clone, Args)]
 pub struct CommandArgs {
-    /// Pass standard input on. A pipe or a file is passed on without it; `</dev/null` keeps it back.
+    /// Pass standard input to the command. Pipes and files are passed without it; use `</dev/null` to pass none.
     #[arg(short, long, help_heading = "Command")]
     pub interactive: bool,
-    /// Give the command a terminal. It gets one without it where all of input, output and errors are a
+    /// Give the command a terminal. It gets one without -t where input, output and errors are all a
     /// terminal. No default time limits then.
     #[arg(short, long = "tty", help_heading = "Command")]
     pub terminal: bool,
-    /// Run one line of shell instead of a program.
+    /// Run a shell command line instead of a program.
     #[arg(long, value_name = "LINE", conflicts_with = "program", help_heading = "Command")]
     pub shell: Option<String>,
     /// The program and its arguments.
@@ -34,7 +34,7 @@ impl CommandArgs {
     pub fn command(&self, fitting: Attachment) -> Result<Command> {
         if self.is_empty() {
             return Err(Error::new(ErrorCode::Invalid, "run", "no command is given")
-                .remedy("say `stockade run -- CMD ARGS`, or use --shell LINE"));
+                .remedy("use `stockade run -- CMD ARGS`, or --shell LINE"));
         }
         let command = match &self.shell {
             Some(line) => Command::shell(line.clone()),

@@ -28,20 +28,20 @@ use crate::workspace::{GitArg, WantedWorkspace, WorkspaceHandle};
 /// What a sandbox is made of.
 #[derive(Debug, Clone, Args)]
 pub struct SpecArgs {
-    /// Take what `[profile.NAME]` of the configuration says of flags that are not given.
+    /// Use `[profile.NAME]` of the configuration for flags that are not given.
     #[arg(long, value_name = "NAME")]
     pub profile: Option<String>,
-    /// Who builds the walls: `auto` takes the strongest boundary that can do all that is asked.
+    /// Backend that builds the sandbox; `auto` chooses the strongest boundary that supports everything requested.
     #[arg(long, value_name = "NAME")]
     pub backend: Option<BackendChoice>,
     /// Accept this boundary; may be given several times. Without it: any that makes a security claim.
     #[arg(long = "boundary", value_name = "NAME", value_delimiter = ',')]
     pub boundaries: Vec<Boundary>,
-    /// What the root is made of: host, a name such as debian:12, dir:PATH, oci:PATH or wasm:PATH.
+    /// Root file system: host, a name such as debian:12, dir:PATH, oci:PATH or wasm:PATH.
     /// [default: host]
     #[arg(long, value_name = "IMAGE")]
     pub image: Option<ImageArg>,
-    /// Let the root be written to; the changes are gone with the sandbox.
+    /// Make the root writable; changes to it are removed with the sandbox.
     #[arg(long)]
     pub writable_root: bool,
     #[command(flatten)]
@@ -56,19 +56,19 @@ pub struct SpecArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Files")]
 pub struct PlaceArgs {
-    /// The directory to work on; the current one unless told otherwise.
+    /// Directory to work on. [default: the current one]
     #[arg(long, value_name = "DIR", conflicts_with = "no_workspace")]
     pub workspace: Option<PathBuf>,
-    /// Start with an empty workspace that is gone with the sandbox.
+    /// Use an empty workspace that is removed with the sandbox.
     #[arg(long)]
     pub no_workspace: bool,
-    /// Keep what is changed apart from the directory, to be applied or discarded later.
+    /// Keep changes apart from the directory (copy-on-write), to be applied or discarded later.
     #[arg(long, conflicts_with = "no_workspace")]
     pub overlay: bool,
-    /// Work on a checkout of a repository; what is changed is kept apart.
+    /// Work on a checkout of a git repository; changes are kept apart as with --overlay.
     #[arg(long, value_name = "URL|DIR[@REV]", conflicts_with_all = ["workspace", "no_workspace"])]
     pub git: Option<GitArg>,
-    /// Go on in a workspace whose changes were kept apart.
+    /// Continue in a workspace that --overlay or --git has kept.
     #[arg(
         long,
         value_name = "ID",
@@ -78,49 +78,49 @@ pub struct PlaceArgs {
     /// Make the workspace read-only.
     #[arg(long)]
     pub read_only: bool,
-    /// Let a further directory or file of the host appear, read-only unless `rw` is said.
+    /// Mount a further directory or file of the host, read-only unless `rw` is given.
     #[arg(short = 'v', long = "mount", alias = "volume", value_name = "SRC:DST[:ro|rw]")]
     pub mounts: Vec<MountArg>,
-    /// Let the workspace appear at this path as well. [default: its own on the host's root, if that is free]
+    /// Show the workspace at this path as well as at /workspace. [default: its own path on the host's root, if free]
     #[arg(long, value_name = "PATH")]
     pub workspace_at: Option<SandboxPath>,
-    /// Where the command starts; the workspace unless told otherwise.
+    /// Working directory of the command. [default: the workspace]
     #[arg(short, long, value_name = "DIR")]
     pub workdir: Option<SandboxPath>,
 }
 
 /// What the command finds around it.
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Surroundings")]
+#[command(next_help_heading = "Environment")]
 pub struct SurroundingArgs {
-    /// What may be reached: none, loopback, or a list of hosts. [default: loopback, where the backend has
+    /// Network: none, loopback, or a list of hosts. [default: loopback, where the backend has
     /// one of its own]
     #[arg(long, alias = "network", value_name = "none|loopback|HOST[,HOST…]")]
     pub net: Option<NetArg>,
-    /// Set a variable, or pass on the one of that name. Nothing else is inherited but language, time zone
-    /// and git's name and mail.
+    /// Set an environment variable, or pass on yours of that name. Only language, time zone
+    /// and git's name and mail are inherited otherwise.
     #[arg(short, long, value_name = "K=V|K")]
     pub env: Vec<String>,
-    /// Set the variables that a file lists, one K=V on each line.
+    /// Set environment variables from a file, one K=V per line.
     #[arg(long, value_name = "FILE")]
     pub env_file: Vec<PathBuf>,
-    /// Show toolchains of the host that PATH leads to, read-only and without credentials: auto, none, or some
+    /// Mount toolchains of the host that are in PATH, read-only and without credentials: auto, none, or some
     /// of rust, node, python, go, java and others. [default: auto on the host's root]
     #[arg(long, value_name = "auto|none|NAME[,NAME…]")]
     pub toolchain: Option<ToolchainChoice>,
-    /// Run as this user and group, in numbers.
+    /// Run as this numeric user and group.
     #[arg(short, long, value_name = "UID[:GID]")]
     pub user: Option<User>,
-    /// Whom it is run for.
+    /// Tenant to run for: quotas and records are kept by tenant.
     #[arg(long, value_name = "NAME")]
     pub tenant: Option<TenantName>,
-    /// Note something beside the record. No place for secrets.
+    /// Add a label to the record. Labels must not hold secrets.
     #[arg(long = "label", value_name = "K=V")]
     pub labels: Vec<LabelArg>,
     /// Fix clocks, randomness and numbers, so that the same input gives the same output.
     #[arg(long)]
     pub deterministic: bool,
-    /// Do without a feature that this host cannot offer; may be given several times.
+    /// Give up a feature that this host cannot enforce; may be given several times.
     #[arg(long, value_name = "FEATURE", value_delimiter = ',')]
     pub without: Vec<Feature>,
 }
@@ -129,22 +129,22 @@ pub struct SurroundingArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
-    /// Share of processor time: cores such as 1.5, at most as many as there are, or millicores such as 500m.
+    /// CPU share: cores such as 1.5, at most as many as there are, or millicores such as 500m.
     #[arg(long, alias = "cpus", allow_negative_numbers = true, value_name = "CORES")]
     pub cpu: Option<Millicores>,
     /// Memory of the whole sandbox. [default: 512m]
     #[arg(short, long, alias = "memory", allow_negative_numbers = true, value_name = "SIZE")]
     pub mem: Option<Bytes>,
-    /// What may be written to disk. [default: 1g]
+    /// Bytes that may be written to disk. [default: 1g]
     #[arg(long, allow_negative_numbers = true, value_name = "SIZE")]
     pub disk: Option<Bytes>,
-    /// Processes and threads. [default: 128]
+    /// Number of processes and threads. [default: 128]
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = parse_count)]
     pub pids: Option<u32>,
-    /// How long it may take. [default: 60s; none for what is detached or at a terminal]
+    /// Timeout. [default: 60s; none with --detach or on a terminal]
     #[arg(long, allow_negative_numbers = true, value_name = "TIME")]
     pub timeout: Option<Span>,
-    /// Processor time. [default: 30s; with --timeout that time on every core]
+    /// CPU time. [default: 30s; with --timeout that time on every core]
     #[arg(long, allow_negative_numbers = true, value_name = "TIME")]
     pub cpu_time: Option<Span>,
     /// Output that is passed on; the rest is dropped. [default: 16m]
@@ -153,10 +153,10 @@ pub struct LimitArgs {
     /// Open files of each process. [default: 1024]
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = parse_count)]
     pub open_files: Option<u32>,
-    /// Refuse a limit that is named here and can only be watched, instead of applying it as far as it goes.
+    /// Refuse a limit that can only be watched (polled), instead of applying it as far as it goes.
     #[arg(long)]
     pub strict: bool,
-    /// Instructions, by the same count on every machine; WebAssembly only.
+    /// Number of instructions, the same on every machine; WebAssembly only.
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = parse_instruction_count)]
     pub fuel: Option<u64>,
 }

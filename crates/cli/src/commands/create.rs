@@ -25,8 +25,8 @@ pub struct CreateArgs {
     spec: SpecArgs,
     #[command(flatten)]
     life: LifeArgs,
-    /// Start with a captured state; what the sandbox is made of comes from there too. What of this
-    /// host it sees (--image, --workspace, --mount), --net and --without are yours to say again.
+    /// Start from a snapshot, with its image, limits and files. What of this
+    /// host it sees (--image, --workspace, --mount), --net and --without have to be given again.
     #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = MADE_OF)]
     from: Option<SnapshotId>,
 }
@@ -51,12 +51,12 @@ pub const MADE_OF: [&str; 14] = [
 
 /// How long a sandbox lives.
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Life")]
+#[command(next_help_heading = "Lifetime")]
 pub struct LifeArgs {
-    /// End it when nobody has used it for this long.
+    /// End it after this idle time.
     #[arg(long, value_name = "TIME", default_value = "10m")]
     idle: Span,
-    /// End it after this long in any case.
+    /// End it after this time in any case.
     #[arg(long, value_name = "TIME", default_value = "24h")]
     lifetime: Span,
 }
@@ -234,7 +234,7 @@ pub async fn run_detached(
     printer: &Printer,
 ) -> Result<i32> {
     if command.stdin != stockade_core::Stdin::None {
-        let message = "--detach leaves nobody to type: it excludes -i and -t";
+        let message = "--detach has no input: it excludes -i and -t";
         return Err(Error::new(ErrorCode::Invalid, "run", message)
             .remedy("leave one of them out, or use `stockade create` and `stockade exec`"));
     }

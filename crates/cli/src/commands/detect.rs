@@ -157,7 +157,7 @@ fn format_backend_section(capabilities: &Capabilities, printer: &Printer) -> Str
     }
     let state = printer.tone(Tone::Good, "available");
     let reserved = match &capabilities.only_by_name {
-        Some(reason) => format!(", taken only by its name: {reason}"),
+        Some(reason) => format!(", used only when named: {reason}"),
         None => String::new(),
     };
     let head = format!("{name}: {state}, boundary {}{reserved}\n\n", capabilities.boundary);

@@ -40,25 +40,25 @@ pub struct ExecArgs {
     /// The sandbox.
     #[arg(value_name = "ID")]
     id: SandboxId,
-    /// Do not wait: print the job's id and let the command run on. `stockade logs` shows its output.
+    /// Run in the background: print the job's id. `stockade logs` shows its output.
     #[arg(short, long)]
     detach: bool,
-    /// How long it may take, within what the sandbox allows. [default: the sandbox's; none with --detach]
+    /// Timeout, at most the sandbox's. [default: the sandbox's; none with --detach]
     #[arg(long, value_name = "TIME")]
     timeout: Option<Span>,
-    /// Output that is passed on, within what the sandbox allows. [default: the sandbox's]
+    /// Output that is passed on, at most the sandbox's. [default: the sandbox's]
     #[arg(long, value_name = "SIZE")]
     max_output: Option<Bytes>,
-    /// Set a variable, or pass on the one of that name, over those of the sandbox.
+    /// Set an environment variable, or pass on yours of that name, over those of the sandbox.
     #[arg(short, long, value_name = "K=V|K")]
     env: Vec<String>,
-    /// Set the variables that a file lists, one K=V on each line.
+    /// Set environment variables from a file, one K=V per line.
     #[arg(long, value_name = "FILE")]
     env_file: Vec<PathBuf>,
-    /// Where the command starts; where the sandbox's commands start unless told otherwise.
+    /// Working directory of the command. [default: the sandbox's]
     #[arg(short, long, value_name = "DIR")]
     workdir: Option<SandboxPath>,
-    /// Run as this user and group, in numbers.
+    /// Run as this numeric user and group.
     #[arg(short, long, value_name = "UID[:GID]")]
     user: Option<User>,
     #[command(flatten)]
@@ -69,7 +69,7 @@ impl ExecArgs {
     fn build_command(&self, fitting: Attachment) -> Result<Command> {
         if self.command.is_empty() {
             return Err(Error::new(ErrorCode::Invalid, EXEC_OPERATION, "no command is given")
-                .remedy("say `stockade exec ID -- CMD ARGS`, or use --shell LINE"));
+                .remedy("use `stockade exec ID -- CMD ARGS`, or --shell LINE"));
         }
         Ok(Command {
             env: env::gather_variables(&self.env_file, &self.env)?,
@@ -120,7 +120,7 @@ pub async fn connect_supervisor(
 
 async fn exec_detached(id: &SandboxId, command: Command, printer: &Printer) -> Result<i32> {
     if command.stdin != Stdin::None {
-        let message = "--detach leaves nobody to type: it excludes -i and -t";
+        let message = "--detach has no input: it excludes -i and -t";
         return Err(
             Error::new(ErrorCode::Invalid, EXEC_OPERATION, message).remedy("leave one of them out")
         );

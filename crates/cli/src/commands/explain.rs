@@ -109,7 +109,7 @@ fn why_network(asked: &Network, taken: &Capabilities) -> String {
 
 impl Explanation {
     fn render_text(&self, printer: &Printer) -> String {
-        let mut backends = Table::new(["BACKEND", "BOUNDARY", "TAKEN", "WHY"]);
+        let mut backends = Table::new(["BACKEND", "BOUNDARY", "CHOSEN", "WHY"]);
         for choice in &self.selection.choices {
             let taken = if choice.taken {
                 Cell::toned(Tone::Good, "yes")

@@ -40,11 +40,11 @@ const LOCAL_ENV: [&str; 6] = ["PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR"
 pub struct McpArgs {
     #[command(flatten)]
     spec: SpecArgs,
-    /// Bind no sandbox: calls that name none run on this machine without walls, and each is asked
-    /// about unless a rule of the configuration allows it.
+    /// Use no sandbox: calls run on this machine without walls, and each asks for permission
+    /// unless a rule of the configuration allows it.
     #[arg(long, help_heading = "Server")]
     local: bool,
-    /// How many sandboxes agents may have made at once, in all sessions together.
+    /// Maximum number of sandboxes that agents may have made at once, in all sessions together.
     #[arg(long, value_name = "N", default_value_t = Quota::DEFAULT_SANDBOXES, help_heading = "Server")]
     max_sandboxes: usize,
     #[command(flatten)]
@@ -55,20 +55,20 @@ pub struct McpArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Server")]
 struct HttpArgs {
-    /// Serve on HTTP at this address instead, and print where and with which token. On a terminal,
-    /// what needs your leave is asked there where a client cannot ask you.
+    /// Serve HTTP at this address instead, and print the URL and token. On a terminal,
+    /// questions are asked there where a client cannot ask you.
     #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = "127.0.0.1:0")]
     http: Option<SocketAddr>,
-    /// Take the token from this file, which nobody else may read, instead of making one.
+    /// Read the token from this file, which must be readable by you alone, instead of generating one.
     #[arg(long, value_name = "FILE", requires = "http")]
     token_file: Option<PathBuf>,
     /// Listen on an address that other machines can reach. Traffic is not encrypted.
     #[arg(long, requires = "http")]
     allow_remote: bool,
-    /// Answer to this name too; may be given several times.
+    /// Accept this name in `Host` headers too; may be given several times.
     #[arg(long = "allow-host", value_name = "NAME", requires = "http")]
     hosts: Vec<String>,
-    /// Let this web page send requests, such as `https://example.org:443`; those of this machine may.
+    /// Accept requests from this web origin, such as `https://example.org:443`; those of this machine are accepted.
     #[arg(long = "allow-origin", value_name = "ORIGIN", requires = "http")]
     origins: Vec<String>,
     /// End a session, and its sandboxes, after this time without a request. [default: 30m]
@@ -105,7 +105,7 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
     };
     let person = if door.is_some() && !printer.is_json() { AtTerminal::reach()? } else { None };
     if person.is_some() {
-        printer.note("what your leave is needed for is asked here, where a client cannot ask you");
+        printer.note("questions of agents are asked here where their client cannot ask you");
     }
     let desk = build_desk(Arc::clone(&engine), options, door.is_some(), person);
     let serving = serve_mcp(Arc::clone(&desk), door, printer);
@@ -174,7 +174,8 @@ async fn without_walls(args: &SpecArgs, mut spec: SandboxSpec) -> Result<LocalOp
         .remedy("name it with --workspace DIR, without --overlay"));
     }
     if args.surroundings.net.is_some() {
-        let message = "local execution has the network of this machine, whatever --net says";
+        let message =
+            "--net has no effect on local execution, which has the network of this machine";
         return Err(
             invalid_flag_error("--local", message).remedy("leave --net out, or leave --local out")
         );
@@ -225,7 +226,7 @@ impl HttpArgs {
         if !asked.ip().is_loopback() && !self.allow_remote {
             let message = format!("other machines could reach {asked}");
             return Err(invalid_flag_error("--http", message)
-                .remedy("listen on 127.0.0.1, or say --allow-remote"));
+                .remedy("listen on 127.0.0.1, or use --allow-remote"));
         }
         let listening = async {
             let listener = TcpListener::bind(asked).await?;
@@ -233,7 +234,7 @@ impl HttpArgs {
             Ok((listener, address))
         };
         let (listener, address) = listening.await.map_err(|error: std::io::Error| {
-            invalid_flag_error("--http", format!("nobody can listen on {asked}")).source(error)
+            invalid_flag_error("--http", format!("cannot listen on {asked}")).source(error)
         })?;
         let options = self.build_http_options(address.ip())?;
         Ok(Some(HttpEndpoint { listener, address, options, made: self.token_file.is_none() }))

@@ -20,7 +20,7 @@ pub struct RmArgs {
     /// The sandboxes.
     #[arg(value_name = "ID", required = true)]
     ids: Vec<SandboxId>,
-    /// Also those in which something runs.
+    /// Remove those in which something runs, too.
     #[arg(long)]
     force: bool,
 }

@@ -36,19 +36,19 @@ const NOT_FOUND: i32 = 127;
 pub struct RunArgs {
     #[command(flatten)]
     spec: SpecArgs,
-    /// Start with a captured state; what the sandbox is made of comes from there too. What of this
-    /// host it sees (--image, --workspace, --mount), --net and --without are yours to say again.
+    /// Start from a snapshot, with its image, limits and files. What of this
+    /// host it sees (--image, --workspace, --mount), --net and --without have to be given again.
     #[arg(long, value_name = "SNAPSHOT", conflicts_with = "review", conflicts_with_all = MADE_OF)]
     from: Option<SnapshotId>,
-    /// Keep what is changed apart, show it at the end, and ask whether to apply it.
+    /// Keep changes apart, show the diff at the end, and ask whether to apply it.
     #[arg(
         long,
         help_heading = "Files",
         conflicts_with_all = ["no_workspace", "git", "detach"]
     )]
     review: bool,
-    /// Do not wait: print the sandbox's id and the job's, and let the command run on. The sandbox
-    /// ends with it.
+    /// Run in the background: print the ids of the sandbox and the job. The sandbox
+    /// ends with the command.
     #[arg(short, long, help_heading = "Command")]
     detach: bool,
     /// Taken for those who type it by habit: a sandbox of `run` never stays.
@@ -105,7 +105,7 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
     terminal::require_terminal(&command)?;
     let mut interrupts = Interrupts::listen()?;
     let opened = printer.patiently(
-        "looking for what earlier commands left",
+        "cleaning up after earlier commands",
         registry::engine_with(native, args.choose_isolation(), settings, &spec.backend),
     );
     let engine = match interrupts.unless(opened).await {

@@ -16,7 +16,7 @@ const DEFAULT_SHELL: &str = "/bin/sh";
 /// Where to open a shell.
 #[derive(Debug, Args)]
 pub struct ShellArgs {
-    /// The sandbox. Without it: a fresh one, which ends with the shell.
+    /// The sandbox. [default: a new one, which ends with the shell]
     #[arg(
         value_name = "ID",
         conflicts_with_all = ["SpecArgs", "PlaceArgs", "SurroundingArgs", "LimitArgs"]

@@ -30,7 +30,7 @@ pub struct SnapshotArgs {
 
 #[derive(Debug, Subcommand)]
 enum SnapshotVerb {
-    /// Capture the state of a sandbox, which goes on meanwhile, and print the snapshot's id.
+    /// Take a snapshot of a sandbox, which keeps running, and print its id.
     Take {
         /// The sandbox.
         #[arg(value_name = "SANDBOX")]
@@ -39,28 +39,28 @@ enum SnapshotVerb {
         #[arg(long)]
         full: bool,
     },
-    /// Bring a captured state back into a sandbox that lives on.
+    /// Restore a snapshot into a persistent sandbox.
     Restore {
         /// The sandbox.
         #[arg(value_name = "SANDBOX")]
         sandbox: SandboxId,
-        /// What to bring back.
+        /// The snapshot.
         #[arg(value_name = "SNAPSHOT")]
         snapshot: SnapshotId,
     },
-    /// List the snapshots there are.
+    /// List snapshots.
     Ls {
         /// Print ids only.
         #[arg(short, long)]
         quiet: bool,
     },
-    /// Remove snapshots. Sandboxes that were made from them live on.
+    /// Remove snapshots. Sandboxes that were made from them stay.
     Rm {
         /// The snapshots.
         #[arg(value_name = "SNAPSHOT", required = true)]
         snapshots: Vec<SnapshotId>,
     },
-    /// Write a snapshot as one file that can be carried elsewhere.
+    /// Export a snapshot as one file.
     Export {
         /// The snapshot.
         #[arg(value_name = "SNAPSHOT")]
@@ -69,7 +69,7 @@ enum SnapshotVerb {
         #[arg(short, long, value_name = "FILE")]
         output: PathBuf,
     },
-    /// Read a snapshot that was exported, and print its id.
+    /// Import an exported snapshot, and print its id.
     Import {
         /// The file; `-` for standard input.
         #[arg(value_name = "FILE")]

@@ -17,10 +17,10 @@ pub const TCK_ENGINE_COMMAND: &str = "tck-engine";
 /// Which backends and cases.
 #[derive(Debug, Args)]
 pub struct TckArgs {
-    /// Judge this backend; the default is native.
+    /// Test this backend. [default: native]
     #[arg(long, value_name = "NAME", conflicts_with = "all")]
     backend: Option<BackendName>,
-    /// Judge every backend there is.
+    /// Test every available backend.
     #[arg(long)]
     all: bool,
     /// Only cases whose name holds this text, or that check this clause.

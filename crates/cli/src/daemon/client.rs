@@ -40,8 +40,10 @@ impl SupervisorConnection {
         let mut connection = Self { reader, writer, operation, sandbox: id.clone() };
         match tokio::time::timeout(HANDSHAKE_TIMEOUT, connection.exchange_hello()).await {
             Ok(greeted) => greeted.map(|()| Some(connection)),
-            Err(_) => Err(Error::new(ErrorCode::TooSlow, operation, "its supervisor says nothing")
-                .remedy("end it: `stockade ps` shows its process id")),
+            Err(_) => {
+                Err(Error::new(ErrorCode::TooSlow, operation, "its supervisor does not answer")
+                    .remedy("end it: `stockade ps` shows its process id"))
+            }
         }
     }
 

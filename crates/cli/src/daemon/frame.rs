@@ -27,7 +27,7 @@ pub enum SupervisorFrameError {
     #[error("a frame cannot be understood")]
     Malformed(#[from] serde_json::Error),
     /// The other side went away in the middle of a frame, or before one that was due.
-    #[error("the other side went away")]
+    #[error("the connection was closed")]
     Closed,
 }
 

@@ -33,7 +33,7 @@ pub fn launch_now(order: &SupervisorOrder) -> Result<SandboxReady> {
     // A supervisor that does not read has something else to say, or has ended.
     let _ = child.stdin.take().map(|mut stdin| stdin.write_all(&json));
     let line = read_supervisor_reply(&mut child)
-        .map_err(|error| launch_error("its supervisor cannot be heard").source(error))?;
+        .map_err(|error| launch_error("its supervisor's status cannot be read").source(error))?;
     match serde_json::from_slice(&line) {
         Ok(LaunchStatus::Ready(ready)) => Ok(ready),
         Ok(LaunchStatus::Failed(error)) => {
@@ -67,7 +67,7 @@ fn read_supervisor_reply(child: &mut Child) -> io::Result<Vec<u8>> {
 
 fn no_status_error(mut child: Child) -> Error {
     let end = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
-    launch_error(&format!("its supervisor ended without a word ({end})"))
+    launch_error(&format!("its supervisor ended without reporting a status ({end})"))
         .remedy("see whether something ends processes here: the kernel's log names what it killed")
 }
 

@@ -110,7 +110,7 @@ pub fn broken_connection_error(operation: &'static str, error: SupervisorFrameEr
 
 /// The other side said something that does not fit.
 pub fn out_of_turn(operation: &'static str) -> Error {
-    Error::new(ErrorCode::Protocol, operation, "the other side answered out of turn")
+    Error::new(ErrorCode::Protocol, operation, "the peer sent an unexpected answer")
         .remedy("use the same version of stockade for the sandbox and the command")
 }
 

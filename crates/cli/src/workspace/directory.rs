@@ -101,5 +101,5 @@ pub fn refuse_state(dir: &HostPath, settings: &Settings) -> Result<()> {
     }
     let message = format!("`{dir}` lies in the state directory `{}`", state.display());
     Err(Error::new(ErrorCode::Invalid, WORKSPACE_FLAG, message)
-        .remedy("name a directory elsewhere, or go on in a workspace with --resume ID"))
+        .remedy("name a directory elsewhere, or continue in a workspace with --resume ID"))
 }

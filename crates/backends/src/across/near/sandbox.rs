@@ -303,7 +303,7 @@ impl WatchedExecution {
             let verdict = match told {
                 Ok(Tell::Judged(verdict)) => verdict,
                 Ok(Tell::Done { .. } | Tell::Failed(_) | Tell::Kill { .. }) => {
-                    return lost_exit(exit, "the other side does not say how it ended");
+                    return lost_exit(exit, "the peer did not report how it ended");
                 }
                 Err(error) => return lost_exit(exit, error.message()),
             };

@@ -32,23 +32,23 @@ pub struct AuditArgs {
 
 #[derive(Debug, Subcommand)]
 enum AuditVerb {
-    /// List what was run, the newest first.
+    /// List runs, the newest first.
     List {
         #[command(flatten)]
         select: SelectArgs,
-        /// How many at the most.
+        /// Maximum number of runs.
         #[arg(long, value_name = "N", default_value_t = 50, conflicts_with = "all")]
         limit: usize,
-        /// All of them.
+        /// List all runs.
         #[arg(long)]
         all: bool,
     },
-    /// Print what was run as it ends, from now on.
+    /// Print runs as they end.
     Follow {
         #[command(flatten)]
         select: SelectArgs,
     },
-    /// Write what was run for other programs, in the order in which it ended.
+    /// Export runs for other programs, in the order in which they ended.
     Export {
         #[command(flatten)]
         select: SelectArgs,
@@ -62,19 +62,19 @@ enum AuditVerb {
         #[arg(value_name = "JOB")]
         job: JobId,
     },
-    /// Remove the oldest finished files of the journal, which is recorded. The newest 64 MiB stay in any case.
+    /// Remove the oldest files of the journal, which is recorded. The newest 64 MiB are always kept.
     Prune {
-        /// Those whose last record is older than this.
+        /// Remove files whose last record is older than this.
         #[arg(long, value_name = "TIME", required_unless_present = "keep")]
         older_than: Option<Span>,
-        /// As many as it takes for all to be no larger than this.
+        /// Remove files until the rest is no larger than this.
         #[arg(long, value_name = "SIZE")]
         keep: Option<Bytes>,
-        /// Only say what would be removed.
+        /// Only print what would be removed.
         #[arg(long)]
         dry_run: bool,
     },
-    /// Check that nothing was changed or removed: 0 if so, 1 if not, saying where.
+    /// Check the hash chain: exit code 0 if no record was changed or removed, else 1 and the place.
     Verify,
 }
 
@@ -116,17 +116,13 @@ fn list_jobs(
     if printer.is_json() {
         printer.json(&shown);
     } else if shown.is_empty() {
-        printer.note(if select.is_all() {
-            "nothing was run yet"
-        } else {
-            "nothing that was run fits"
-        });
+        printer.note(if select.is_all() { "nothing was run yet" } else { "no runs match" });
         return Ok(0);
     } else {
         print_job_table(&shown, printer);
     }
     if more {
-        printer.note(&format!("older ones than these {limit} are left out (--limit N, --all)"));
+        printer.note(&format!("only the newest {limit} are shown (--limit N, --all)"));
     }
     Ok(0)
 }
@@ -294,7 +290,7 @@ fn workspace_text(workspace: &Workspace) -> String {
 
 fn format_usage(outcome: &Outcome) -> Vec<String> {
     let usage = &outcome.usage;
-    let cpu = usage.cpu_ms.map(|ms| format!("{ms} ms of processor"));
+    let cpu = usage.cpu_ms.map(|ms| format!("{ms} ms of CPU"));
     let memory = usage.peak_memory_bytes.map(|bytes| format!("{} KiB of memory", bytes / 1024));
     let all = [Some(format!("{} ms", usage.wall_ms)), cpu, memory];
     vec![all.into_iter().flatten().collect::<Vec<_>>().join(", ")]
@@ -342,7 +338,7 @@ fn format_break(Break { segment, line, seq, what }: &Break) -> String {
     let what = match what {
         Damage::Changed => "was changed",
         Damage::Removed => "was removed",
-        Damage::Reordered => "is not in its place",
+        Damage::Reordered => "is out of order",
         Damage::Truncated => "and what follows in its file was cut off",
         Damage::Malformed => "is not a record",
     };

@@ -16,13 +16,13 @@ pub struct SelectArgs {
     /// Only on this backend.
     #[arg(long, value_name = "NAME")]
     backend: Option<BackendName>,
-    /// Only what started then or later: `2h` ago, `2026-01-31` or `2026-01-31T12:00:00Z`.
+    /// Only runs that started at this time or later: `2h` (ago), `2026-01-31` or `2026-01-31T12:00:00Z`.
     #[arg(long, value_name = "TIME")]
     since: Option<TimeArg>,
-    /// Only what started before that.
+    /// Only runs that started before this time.
     #[arg(long, value_name = "TIME")]
     until: Option<TimeArg>,
-    /// Only what ended so.
+    /// Only runs with this outcome.
     #[arg(long, value_name = "HOW")]
     outcome: Option<JobResult>,
 }
@@ -38,11 +38,11 @@ pub enum JobResult {
     NotStarted,
     /// It went beyond a limit.
     Limit,
-    /// Its time ran out.
+    /// Its timeout expired.
     TimedOut,
     /// The caller ended it.
     Cancelled,
-    /// Somebody else ended it.
+    /// Another process ended it.
     Killed,
     /// It was refused.
     Refused,

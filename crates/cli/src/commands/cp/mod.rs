@@ -41,7 +41,7 @@ pub struct CpArgs {
     /// Where to: ID:PATH, or a path here. Into it, if it is a directory.
     #[arg(value_name = "DST")]
     target: CopyEnd,
-    /// Give up when more than this would be copied out.
+    /// Stop if more than this would be copied out.
     #[arg(long, value_name = "SIZE", default_value = "4g")]
     max_size: Bytes,
 }

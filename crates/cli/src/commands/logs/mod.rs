@@ -29,7 +29,7 @@ pub struct LogsArgs {
     /// Wait for more until the command ends.
     #[arg(short, long)]
     follow: bool,
-    /// The job, as `exec --detach` printed it; the newest unless told otherwise.
+    /// The job, as printed by `exec --detach`. [default: the newest]
     #[arg(long, value_name = "JOB")]
     job: Option<JobId>,
 }

@@ -73,7 +73,7 @@ fn check_output_kept(job: &JobId, outcome: &Outcome, was_kept: bool, is_kept: bo
         ),
         (false, _) => (
             format!("the output of job `{job}` was not kept"),
-            "only that of `run --detach`, and of what runs without a terminal in lasting sandboxes, is",
+            "only output of `run --detach`, and of `exec` without a terminal, is",
         ),
     };
     Err(Error::new(ErrorCode::NotFound, LOGS_OPERATION, message).remedy(remedy))

@@ -75,9 +75,9 @@ fn read_passage() -> Result<Passage> {
     let wrong = |message| Error::new(ErrorCode::Protocol, ARRIVE_COMMAND, message);
     let mut line = Vec::new();
     let read = io::stdin().lock().take(MAX_PASSAGE).read_until(b'\n', &mut line);
-    read.map_err(|error| wrong("what is to be made cannot be read").source(error))?;
+    read.map_err(|error| wrong("the teleport request cannot be read").source(error))?;
     serde_json::from_slice(&line).map_err(|error| {
-        wrong("what is to be made cannot be understood")
+        wrong("the teleport request cannot be understood")
             .remedy("use `stockade teleport` of the same version")
             .source(error)
     })
@@ -133,11 +133,11 @@ async fn offer_until_kept(
     });
     let heard = interrupts.unless(tokio::time::timeout(KEEP_REQUEST_TIMEOUT, heard)).await;
     let Ok(Ok(Ok(true))) = heard else {
-        return Err(gone("whoever sent it went away before it could stay"));
+        return Err(gone("the sender disconnected before it confirmed the copy"));
     };
     let _alone = lock_arrivals(settings)?;
     if place.lease(made)?.is_none_or(|lease| !lease.alive) {
-        return Err(gone("it ended before it could stay"));
+        return Err(gone("it ended before the move was confirmed"));
     }
     if let Some(of) = of {
         end_others(place, settings, made, of).await?;
@@ -153,8 +153,10 @@ fn lock_arrivals(settings: &Settings) -> Result<Locked> {
         .and_then(|file| Locked::within(file, Sharing::Exclusive, ARRIVAL_LOCK_TIMEOUT));
     let failed = |code, message| Error::new(code, ARRIVE_COMMAND, message);
     locked
-        .map_err(|error| failed(ErrorCode::StateUnavailable, "a lock cannot be had").source(error))?
-        .ok_or_else(|| failed(ErrorCode::TooSlow, "another one arrives, and does not end"))
+        .map_err(|error| {
+            failed(ErrorCode::StateUnavailable, "a lock cannot be acquired").source(error)
+        })?
+        .ok_or_else(|| failed(ErrorCode::TooSlow, "another teleport to this host does not end"))
 }
 
 /// Ends what an earlier attempt left whose last answer was lost.
@@ -184,6 +186,6 @@ fn send_answer(answer: &ArrivalAnswer) -> Result<()> {
 fn write_reply(bytes: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(bytes).and_then(|()| out.flush()).map_err(|error| {
-        Error::new(ErrorCode::Gone, ARRIVE_COMMAND, "whoever sent it went away").source(error)
+        Error::new(ErrorCode::Gone, ARRIVE_COMMAND, "the sender disconnected").source(error)
     })
 }

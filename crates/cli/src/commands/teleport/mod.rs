@@ -47,22 +47,22 @@ pub struct TeleportArgs {
     /// The sandbox.
     #[arg(value_name = "SANDBOX")]
     sandbox: SandboxId,
-    /// A host of the configuration, or whatever else `ssh` takes for one.
+    /// A host of the configuration, or any host that `ssh` accepts.
     #[arg(long, value_name = "HOST")]
     to: String,
-    /// What moves: `files`, or `full` with memory too. The fullest that its backend has unless told.
+    /// What moves: `files`, or `full` with memory too. [default: full where its backend has it]
     #[arg(long, value_name = "files|full", value_parser = parse_snapshot_kind)]
     kind: Option<SnapshotKind>,
-    /// Leave the one here alive.
+    /// Keep the sandbox here.
     #[arg(long)]
     keep: bool,
     /// Move it even if something runs that does not move with it.
     #[arg(long)]
     force: bool,
-    /// Who builds the walls there; the same backend as here unless told otherwise.
+    /// Backend there. [default: the same as here]
     #[arg(long, value_name = "NAME")]
     backend: Option<BackendChoice>,
-    /// The `stockade` to use there; the one in its PATH unless told otherwise.
+    /// Path of `stockade` there. [default: the one in its PATH]
     #[arg(long, value_name = "PATH")]
     program: Option<PathBuf>,
 }
@@ -166,7 +166,7 @@ fn tell_given_up(spec: &SandboxSpec, printer: &Printer) {
     if !spec.without.is_empty() {
         let names: Vec<_> = spec.without.iter().map(|feature| feature.name()).collect();
         let names = names.join(", ");
-        printer.note(&format!("note: given up here, and asked for again there: {names}"));
+        printer.note(&format!("note: --without holds on this host alone; required there: {names}"));
     }
 }
 
@@ -231,7 +231,7 @@ async fn send_passage(
     passing: &Passing,
 ) -> Result<Option<SandboxId>> {
     let mut line = serde_json::to_vec(passage).map_err(|error| {
-        Error::new(ErrorCode::System, TELEPORT_OPERATION, "what is to be made cannot be written")
+        Error::new(ErrorCode::System, TELEPORT_OPERATION, "the teleport request cannot be written")
             .source(error)
     })?;
     line.push(b'\n');
@@ -265,7 +265,7 @@ fn write_snapshot(
 }
 
 fn went_away(error: io::Error) -> Error {
-    Error::new(ErrorCode::Gone, TELEPORT_OPERATION, "the other side went away").source(error)
+    Error::new(ErrorCode::Gone, TELEPORT_OPERATION, "the connection was closed").source(error)
 }
 
 async fn receive_answer(errand: &mut Errand, patience: Duration) -> Result<Option<ArrivalAnswer>> {
@@ -292,12 +292,12 @@ async fn confirm_stay(errand: &mut Errand) -> Result<Option<()>> {
 /// The last answer was lost: there may be two now, and the one here is the one that counts.
 fn unknown_result_error(host: &Host, arrived: &SandboxId, keep: bool) -> Error {
     let message = format!(
-        "host `{}`: the last answer was lost; the one here lives on, and `{arrived}` may live there",
+        "host `{}`: the last answer was lost; the sandbox here is kept, and `{arrived}` may exist there",
         host.name
     );
     let remedy = match keep {
         true => format!("see there with `stockade ps`; `stockade kill {arrived}` ends it"),
-        false => "try again: what was left there is replaced then".to_owned(),
+        false => "try again: that replaces what was left there".to_owned(),
     };
     Error::new(ErrorCode::Unavailable, TELEPORT_OPERATION, message).remedy(remedy)
 }
@@ -311,7 +311,7 @@ async fn end_here(
 ) -> Result<()> {
     end_sandbox(place, settings, sandbox, TELEPORT_OPERATION).await.map(drop).map_err(|error| {
         let message = format!(
-            "it lives as `{arrived}` on host `{}`, but the one here could not be ended",
+            "it runs as `{arrived}` on host `{}`, but the sandbox here could not be ended",
             host.name
         );
         let remedy = format!("end it: `stockade kill {sandbox}`");

@@ -15,7 +15,7 @@ const APPLY_OPERATION: &str = "apply";
 const CONFLICT_EXIT_CODE: i32 = 1;
 
 /// What to do about a sandbox that has the workspace.
-pub const IN_USE: &str = "end it first (`stockade ps`, `stockade kill`), or say --force";
+pub const IN_USE: &str = "end it first (`stockade ps`, `stockade kill`), or use --force";
 
 /// Which one, and what of it.
 #[derive(Debug, Args)]
@@ -63,7 +63,7 @@ pub async fn apply(args: ApplyArgs, workspaces: Workspaces, printer: &Printer) -
     }
     let options = ApplyOptions { include: args.include, to: args.to, seen: None };
     let applying = attempt_apply(workspaces, id, options);
-    let done = printer.patiently("applying what was changed", applying).await?;
+    let done = printer.patiently("applying the changes", applying).await?;
     drop(claim);
     Ok(report_application(&done, printer))
 }

@@ -22,7 +22,7 @@ pub struct DiffArgs {
 /// Shows it.
 pub async fn diff(args: DiffArgs, workspaces: Workspaces, printer: &Printer) -> Result<i32> {
     let looking = off_thread(move || read_diff(&args, &workspaces));
-    let (diff, patch) = printer.patiently("looking at what was changed", looking).await?;
+    let (diff, patch) = printer.patiently("reading the changes", looking).await?;
     match patch {
         _ if printer.is_json() => {
             printer.json(&json!({ "changes": diff.changes, "patch": patch }));

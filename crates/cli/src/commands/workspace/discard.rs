@@ -34,7 +34,7 @@ pub async fn discard(args: DiscardArgs, workspaces: Workspaces, printer: &Printe
         };
         let (from, gone) = (workspaces.clone(), id.clone());
         let removing = off_thread(move || from.discard(&gone));
-        printer.patiently("removing what was changed", removing).await?;
+        printer.patiently("removing the changes", removing).await?;
         drop(claim);
         discarded.push(id);
     }

@@ -29,7 +29,7 @@ pub async fn fork(
         workspaces.keep(&fork.id)?;
         Ok(fork)
     });
-    let fork = printer.patiently("copying what was changed", copying).await?;
+    let fork = printer.patiently("copying the changes", copying).await?;
     if printer.is_json() {
         printer.json(&json!({ "workspace": fork }));
     } else {

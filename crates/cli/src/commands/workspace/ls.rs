@@ -37,13 +37,13 @@ struct WorkspaceRow {
 /// Lists them.
 pub async fn ls(args: &LsArgs, workspaces: Workspaces, printer: &Printer) -> Result<i32> {
     let looking = off_thread(move || collect_rows(&workspaces));
-    let rows = printer.patiently("looking at what was changed", looking).await?;
+    let rows = printer.patiently("reading the changes", looking).await?;
     if printer.is_json() {
         printer.json(&json!({ "workspaces": rows }));
     } else if args.quiet {
         rows.iter().for_each(|row| printer.data(&format!("{}\n", row.workspace.id)));
     } else if rows.is_empty() {
-        printer.note("no changes are kept apart; `stockade run --overlay` keeps them so");
+        printer.note("no workspaces with changes; `stockade run --overlay` makes one");
     } else {
         printer.data(&build_table(&rows).render(printer));
     }

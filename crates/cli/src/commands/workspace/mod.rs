@@ -27,20 +27,20 @@ pub struct WorkspaceArgs {
 
 #[derive(Debug, Subcommand)]
 enum WorkspaceVerb {
-    /// List the workspaces whose changes are kept apart.
+    /// List workspaces with changes.
     Ls(ls::LsArgs),
-    /// Show what was changed in one.
+    /// Show the changes of a workspace.
     Diff(diff::DiffArgs),
-    /// Put what was changed into the directory it was made from: all of it, or nothing.
+    /// Apply the changes to the directory that the workspace was made from, all or nothing.
     ///
-    /// What would make a program of yours run code later is held back unless it is named: hooks,
-    /// settings of editors and agents, files of CI, and more.
+    /// Files that would make a program of yours run code later are held back unless they are named: hooks,
+    /// settings of editors and agents, CI files, and more.
     Apply(apply::ApplyArgs),
-    /// Throw away what was changed.
+    /// Discard the changes.
     Discard(discard::DiscardArgs),
-    /// Make a second one that begins where this one stands, and print its id.
+    /// Copy a workspace with its changes, and print the id of the copy.
     Fork(fork::ForkWorkspaceArgs),
-    /// Remove checkouts of repositories that no workspace is a view of.
+    /// Remove cached git checkouts that no workspace uses.
     Prune(prune::PruneArgs),
 }
 

@@ -13,7 +13,7 @@ use crate::workspace::off_thread;
 /// Which of them.
 #[derive(Debug, Args)]
 pub struct PruneArgs {
-    /// Only those that nobody has asked for within this time; an hour at least. [default: 1h]
+    /// Only those that were not used within this time, at least an hour. [default: 1h]
     #[arg(long, value_name = "TIME")]
     unused: Option<Span>,
 }

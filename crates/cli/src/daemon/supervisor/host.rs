@@ -92,7 +92,7 @@ impl SupervisorHost {
         }
         let message = format!("sandbox `{}` is paused", self.id);
         Err(Error::new(ErrorCode::Denied, "exec", message)
-            .remedy(format!("let it go on: `stockade resume {}`", self.id)))
+            .remedy(format!("continue it with `stockade resume {}`", self.id)))
     }
 
     /// Starts a program, with a follower from its first byte on.

@@ -47,7 +47,7 @@ impl AtTerminal {
         // Never joined: a terminal can hold it up for ever, and it ends with the process.
         let asking = std::thread::Builder::new().name("asking".into()).spawn(|| put_all(asked));
         asking.map_err(|error| {
-            Error::new(ErrorCode::System, "mcp", "nobody can be asked on this terminal")
+            Error::new(ErrorCode::System, "mcp", "no question can be asked on this terminal")
                 .source(error)
         })?;
         Ok(Some(Arc::new(Self { questions })))
@@ -104,11 +104,11 @@ fn decide_answer(heard: TerminalAnswer) -> (Decision, &'static str) {
     match heard {
         TerminalAnswer::Line(line) if is_yes(&line) => (Decision::Yes, "stockade: allowed\n"),
         TerminalAnswer::Line(_) => {
-            (deny_because("the person at the server's terminal said no"), "stockade: not allowed\n")
+            (deny_because("denied at the server's terminal"), "stockade: not allowed\n")
         }
         TerminalAnswer::Withdrawn => (
-            deny_because("nobody answered in time"),
-            "\nstockade: not allowed: there was no answer in time, or the call was given up\n",
+            deny_because("no answer in time"),
+            "\nstockade: not allowed: there was no answer in time, or the call was cancelled\n",
         ),
         TerminalAnswer::Nothing => (
             deny_because("the server's terminal is gone, or is another program's now"),

@@ -23,12 +23,12 @@ pub struct QuestionPage {
 pub fn build_page(question: &Question, width: usize) -> QuestionPage {
     let facts = &question.facts;
     let mut page =
-        QuestionPage { text: "\nstockade: an agent needs your leave\n".into(), whole: true };
+        QuestionPage { text: "\nstockade: an agent asks for permission\n".into(), whole: true };
     page.add_field("tool", &escape_text(&facts.tool));
     page.add_field("where", &describe_place(question));
     page.add_field("network", describe_network(facts.network));
     if facts.widens {
-        page.add_field("note", "asks for more than was set out");
+        page.add_field("note", "asks for more than the server was started with");
     }
     let room = width.max(LINE_MARGIN.len() + MIN_TEXT_WIDTH) - LINE_MARGIN.len() - 1;
     match &facts.programs {
