@@ -12,6 +12,8 @@ pub mod landlock;
 mod linux;
 #[cfg(feature = "local")]
 pub mod local;
+#[cfg(feature = "linux")]
+pub mod managed;
 #[cfg(feature = "microvm")]
 pub mod microvm;
 #[cfg(feature = "mock")]

@@ -26,8 +26,6 @@ pub(crate) mod running;
 pub(crate) mod sandbox;
 pub(crate) mod site;
 mod tally;
-#[cfg(any(feature = "docker", feature = "gvisor", feature = "microvm"))]
-pub(crate) mod turns;
 pub(crate) mod watch;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

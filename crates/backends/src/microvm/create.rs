@@ -20,7 +20,7 @@ use super::image::RootSource;
 use super::private::PrivateDir;
 use super::sandbox::MicrovmSandbox;
 use super::template::WantedMachine;
-use super::{MicrovmInner, NAME, identity, sparse, system_error};
+use super::{MicrovmWalls, NAME, identity, sparse, system_error};
 use crate::across::near::{self, Bridge, FarSandbox, Peer, PeerConnection};
 use crate::across::words::HELLO_LINE;
 use crate::linux::brake::{Brake, Stopper};
@@ -38,6 +38,8 @@ pub(super) struct LiveSandbox {
     pub brake: Arc<Brake>,
     /// Taken by who destroys it.
     pub bridge: tokio::sync::Mutex<Option<Arc<Bridge>>>,
+    /// Held while its machine is ended, or replaced by another one.
+    pub changing: tokio::sync::Mutex<()>,
 }
 
 /// The machine of a sandbox, which another one takes the place of when it is taken back.
@@ -74,7 +76,7 @@ impl Stopper for Arc<Now> {
     }
 }
 
-impl MicrovmInner {
+impl MicrovmWalls {
     /// The root that a spec asks for.
     fn resolve_root(&self, image: &Image) -> Result<RootSource> {
         match image {
@@ -149,7 +151,8 @@ impl MicrovmInner {
         let now = self.resume_machine(&private, admitted, source).await?;
         let now = Arc::new(Now(Mutex::new(Arc::new(now))));
         let brake = Brake::new(NAME, Arc::clone(&now));
-        let live = Arc::new(LiveSandbox { now, brake, bridge: tokio::sync::Mutex::default() });
+        let (bridge, changing) = (tokio::sync::Mutex::default(), tokio::sync::Mutex::default());
+        let live = Arc::new(LiveSandbox { now, brake, bridge, changing });
         lock(&self.live).insert(id.clone(), Arc::clone(&live));
         Ok(live)
     }

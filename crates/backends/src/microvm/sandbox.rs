@@ -12,11 +12,11 @@ use stockade_core::{
 
 use super::create::{Incarnation, LiveSandbox, connection_from_stream};
 use super::private::PrivateDir;
-use super::{MicrovmInner, NAME, capture, identity, system_error};
+use super::{MicrovmWalls, NAME, capture, identity, system_error};
 use crate::across::near::{FarSandbox, UsedNumbers};
 use crate::linux;
 use crate::linux::brake::Braked;
-use crate::linux::turns::to_its_end;
+use crate::managed::to_its_end;
 
 /// A sandbox in a machine of its own.
 pub(super) struct MicrovmSandbox(Arc<Parted>);
@@ -24,7 +24,7 @@ pub(super) struct MicrovmSandbox(Arc<Parted>);
 /// What it is made of.
 struct Parted {
     /// Not to keep it from ending.
-    backend: Weak<MicrovmInner>,
+    backend: Weak<MicrovmWalls>,
     live: Arc<LiveSandbox>,
     inside: FarSandbox,
     admitted: Admitted,
@@ -32,7 +32,7 @@ struct Parted {
 
 impl MicrovmSandbox {
     pub(super) fn new(
-        backend: &Arc<MicrovmInner>,
+        backend: &Arc<MicrovmWalls>,
         live: Arc<LiveSandbox>,
         inside: FarSandbox,
         admitted: Admitted,
@@ -50,7 +50,7 @@ impl Parted {
         Process { events, control }
     }
 
-    fn upgrade_backend(&self, operation: &'static str) -> Result<Arc<MicrovmInner>> {
+    fn upgrade_backend(&self, operation: &'static str) -> Result<Arc<MicrovmWalls>> {
         self.backend.upgrade().ok_or_else(|| system_error(operation, "its backend is gone"))
     }
 
@@ -72,7 +72,7 @@ impl Parted {
     /// Goes on with a machine that was captured, in the place of the one there is.
     async fn restore_machine(&self, from: &Parts) -> Result<()> {
         let backend = self.upgrade_backend("restore")?;
-        let _turn = backend.turns.take(self.inside.id()).await;
+        let _alone = self.live.changing.lock().await;
         let _goes_on = self.live.brake.goes_on("restore").await?;
         let driver = &backend.workshop().await?.driver;
         let (source, used) = capture::resolve_source(from, &**driver, &self.admitted).await?;

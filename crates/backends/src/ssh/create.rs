@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex};
 use stockade_core::{Admitted, Error, ErrorCode, Result, SandboxId};
 
 use super::start::start_far;
-use super::{HostedSandbox, NAME, Ssh, lock};
+use super::{HostedSandbox, NAME, SshWalls};
 use crate::across::near::{FarSandbox, build_sandbox, check_workspace};
+use crate::linux::lock;
 
 pub(super) async fn create_sandbox(
-    ssh: &Ssh,
+    ssh: &SshWalls,
     id: &SandboxId,
     admitted: &Admitted,
 ) -> Result<FarSandbox> {
@@ -46,7 +47,7 @@ pub(super) async fn create_sandbox(
 
 /// All hosts, the one with the most room for its capacity first; those that are alike in an order that
 /// differs from sandbox to sandbox.
-fn rank_hosts(ssh: &Ssh, id: &SandboxId) -> Vec<usize> {
+fn rank_hosts(ssh: &SshWalls, id: &SandboxId) -> Vec<usize> {
     let live = lock(&ssh.live);
     let on = |at: usize| live.values().filter(|one| *lock(&one.host) == Some(at)).count() as u64;
     let key = |at: &usize| {
