@@ -2,6 +2,8 @@
 
 #[cfg(feature = "across")]
 pub mod across;
+#[cfg(feature = "linux")]
+pub mod agent_sandbox;
 #[cfg(feature = "docker")]
 pub mod docker;
 #[cfg(feature = "gvisor")]

@@ -29,11 +29,12 @@ use stockade_core::{
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
+use crate::agent_sandbox::{AgentSandbox, HostMonitor};
 use crate::linux::archives::Archives;
 use crate::linux::brake::Brake;
 use crate::linux::cgroup::throwaway;
 use crate::linux::running::Running;
-use crate::linux::sandbox::{Kernel, LinuxSandbox};
+use crate::linux::watch::Kernel;
 use crate::linux::{self, hold, lock};
 use crate::managed::{Cancellation, Managed, WallBuilder};
 use container::{Container, RemovalCaller};
@@ -139,7 +140,7 @@ impl DockerWalls {
         admitted: &Admitted,
         image: &Image,
         purpose: Purpose,
-    ) -> Result<(LinuxSandbox, MeasuredWalls)> {
+    ) -> Result<(AgentSandbox, MeasuredWalls)> {
         let engine = self.get_engine().await?;
         let held = hold::hold_layers(&NAME, admitted.spec())?;
         let body = plan::build_create_body(id, admitted, engine, image)?;
@@ -164,12 +165,13 @@ impl DockerWalls {
             walls::keep_the_promise(admitted, boundary, &loose)?;
         }
         let user = plan::choose_user(admitted.spec(), engine)?;
-        let archives = Archives::new(NAME, admitted);
         let shared = boundary == Boundary::SharedKernel;
         let kernel = if shared { Kernel::Shared } else { Kernel::Apart };
-        let brake = Brake::new(NAME, container);
-        let sandbox = LinuxSandbox { running, client, user, archives, brake, kernel };
-        let one_user = shared && walls::has_one_user(sandbox.running.pid);
+        let sandbox = AgentSandbox::new(id, client, user)
+            .with_monitor(HostMonitor::new(&running, kernel))
+            .with_archives(Archives::new(NAME, admitted))
+            .with_brake(Brake::new(NAME, container));
+        let one_user = shared && walls::has_one_user(running.pid);
         Ok((sandbox, MeasuredWalls { boundary, loose, one_user }))
     }
 
@@ -200,7 +202,7 @@ impl DockerWalls {
         id: &SandboxId,
         admitted: &Admitted,
         cancellation: &Cancellation,
-    ) -> Result<(LinuxSandbox, MeasuredWalls)> {
+    ) -> Result<(AgentSandbox, MeasuredWalls)> {
         lock(&self.asked).insert(id.clone(), None);
         let image =
             images::ensure_image(self.get_engine().await?, admitted, &self.progress).await?;

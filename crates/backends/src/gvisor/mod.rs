@@ -39,14 +39,15 @@ use spawner::Spawner;
 use stopper::Runtime;
 use words::RuntimeStderr;
 
+use crate::agent_sandbox::{AgentSandbox, HostMonitor};
 use crate::linux::archives::Archives;
 use crate::linux::brake::Brake;
 use crate::linux::cgroup::{Group, House};
 use crate::linux::hold::Hold;
 use crate::linux::limits::{counted_inside, with_runtime};
 use crate::linux::running::{self, Built, Ending};
-use crate::linux::sandbox::{Kernel, LinuxSandbox};
 use crate::linux::site::{START_TIMEOUT, Site, TEARDOWN_TIMEOUT};
+use crate::linux::watch::Kernel;
 use crate::linux::{self, find, lock};
 use crate::managed::{Cancellation, Managed, WallBuilder};
 
@@ -141,7 +142,7 @@ impl GvisorWalls {
         id: &SandboxId,
         admitted: &Admitted,
         platform: Platform,
-    ) -> Result<LinuxSandbox> {
+    ) -> Result<AgentSandbox> {
         let runsc = self.runsc()?;
         let mut plan = plan::build_plan(admitted, runsc.rootless)?;
         let private = GvisorPrivate::make(id)?;
@@ -157,14 +158,10 @@ impl GvisorWalls {
         let streams = self.register_running(id, child, (group, held), admitted)?;
         let (running, client) = connect_agent(streams).await?;
         running.apply_cpu_rate()?;
-        Ok(LinuxSandbox {
-            running,
-            client,
-            user: plan.user,
-            archives: Archives::new(NAME, admitted),
-            brake: Brake::new(NAME, Runtime { runsc, private, id: id.clone() }),
-            kernel: Kernel::Apart,
-        })
+        Ok(AgentSandbox::new(id, client, plan.user)
+            .with_monitor(HostMonitor::new(&running, Kernel::Apart))
+            .with_archives(Archives::new(NAME, admitted))
+            .with_brake(Brake::new(NAME, Runtime { runsc, private, id: id.clone() })))
     }
 
     /// Notes a runtime that was started, and takes its streams.

@@ -3,11 +3,10 @@
 //!
 //! This module decides nothing about walls: the launcher builds them and reads them back.
 
-mod files;
+mod commands;
 mod plan;
 mod private;
 mod probe;
-mod sandbox;
 
 use std::sync::Arc;
 
@@ -16,13 +15,14 @@ use rustix::process::Signal;
 use stockade_core::{Admitted, BackendName, Capabilities, Result, Sandbox, SandboxId};
 use stockade_launcher::{BARE_AGENT, Launcher};
 
+use crate::agent_sandbox::{AgentSandbox, HostMonitor, MappedFiles};
 use crate::linux::cgroup::{Group, House};
 use crate::linux::running::{self, Built, Ending};
 use crate::linux::site::{Site, TEARDOWN_TIMEOUT};
+use crate::linux::watch::Kernel;
 use crate::linux::{self, find};
 use crate::managed::{Cancellation, Managed, WallBuilder};
 use private::{LandlockPrivate, PRIVATE_DIRS};
-use sandbox::LandlockSandbox;
 
 /// The landlock backend's name.
 pub const NAME: BackendName = BackendName::literal("landlock");
@@ -54,7 +54,7 @@ impl Landlock {
 }
 
 impl LandlockWalls {
-    async fn build_sandbox(&self, id: &SandboxId, admitted: &Admitted) -> Result<LandlockSandbox> {
+    async fn build_sandbox(&self, id: &SandboxId, admitted: &Admitted) -> Result<AgentSandbox> {
         let workspace = plan::resolve_workspace(admitted.spec())?;
         let private = LandlockPrivate::make(id)?;
         let group = self.site.create_group(id, admitted)?;
@@ -75,7 +75,11 @@ impl LandlockWalls {
             held: None,
         };
         let (running, client) = self.site.open(id, built, admitted, ours).await?;
-        Ok(LandlockSandbox::new(running, client, private))
+        let (client, user) = (Arc::new(client), linux::DEFAULT_USER);
+        Ok(AgentSandbox::new(id, Arc::clone(&client), user)
+            .with_command_rule(move |command| Ok(commands::settle_command(command, &private)))
+            .with_files(MappedFiles::new(&client, |path| Ok(commands::from_workspace(path))))
+            .with_monitor(HostMonitor::new(&running, Kernel::Shared)))
     }
 
     /// Ends what is there of a sandbox that this value did not make.

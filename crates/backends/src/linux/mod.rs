@@ -10,8 +10,7 @@ mod counters;
 mod disk;
 mod disk_watch;
 pub(crate) mod embed;
-#[cfg(any(feature = "docker", feature = "gvisor", feature = "native"))]
-mod ended;
+pub(crate) mod ended;
 pub(crate) mod executions;
 pub(crate) mod find;
 #[cfg(any(feature = "docker", feature = "microvm"))]
@@ -22,8 +21,6 @@ pub(crate) mod paths;
 pub(crate) mod private;
 pub(crate) mod ready;
 pub(crate) mod running;
-#[cfg(any(feature = "docker", feature = "gvisor", feature = "native"))]
-pub(crate) mod sandbox;
 pub(crate) mod site;
 mod tally;
 pub(crate) mod watch;

@@ -121,7 +121,6 @@ fn random_suffix() -> io::Result<String> {
 
 /// Creates a file that no other user can open, with any umask and even if others can pass through its
 /// directory (C-07). It must be new.
-#[cfg(any(feature = "gvisor", feature = "microvm"))]
 pub(crate) fn create_file(path: &Path) -> io::Result<fs::File> {
     use std::os::unix::fs::OpenOptionsExt;
     fs::OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
@@ -202,7 +201,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg(any(feature = "gvisor", feature = "microvm"))]
     fn a_private_file_takes_no_right_from_the_umask() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");

@@ -107,8 +107,8 @@ impl MicrovmWalls {
         let live = self.start_machine(id, admitted, &template.machine_source()).await?;
         let now = live.now.get();
         let connection = handshake_with_guest(id, now.vm.connect().await?, &*now.vm).await?;
-        let (inside, bridge) = near::build_sandbox(build_peer(), connection, id, admitted).await?;
-        Ok(self.finish_sandbox(live, inside, bridge, admitted).await)
+        let inside = near::build_sandbox(build_peer(), connection, id, admitted).await?;
+        Ok(self.finish_sandbox(live, inside, admitted).await)
     }
 
     /// Builds one from a machine that was captured with its memory.
@@ -124,19 +124,18 @@ impl MicrovmWalls {
         let live = self.start_machine(id, admitted, &source).await?;
         let connection = connection_from_stream(live.now.get().vm.connect().await?);
         let identity = identity::generate_identity(id)?;
-        let (inside, bridge) =
+        let inside =
             near::take_over(build_peer(), connection, (id, admitted), identity, used).await?;
-        Ok(self.finish_sandbox(live, inside, bridge, admitted).await)
+        Ok(self.finish_sandbox(live, inside, admitted).await)
     }
 
     async fn finish_sandbox(
         self: &Arc<Self>,
         live: Arc<LiveSandbox>,
         inside: FarSandbox,
-        bridge: Arc<Bridge>,
         admitted: &Admitted,
     ) -> Arc<dyn Sandbox> {
-        *live.bridge.lock().await = Some(bridge);
+        *live.bridge.lock().await = Some(Arc::clone(&inside.bridge));
         Arc::new(MicrovmSandbox::new(self, live, inside, admitted.clone()))
     }
 

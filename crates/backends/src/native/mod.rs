@@ -21,12 +21,13 @@ use stockade_launcher::{LaunchError, LaunchPlan, Launched, Launcher};
 #[cfg(feature = "across")]
 pub use walls::{Execution, Walls};
 
+use crate::agent_sandbox::{AgentSandbox, HostMonitor};
 use crate::linux::archives::Archives;
 use crate::linux::brake::Brake;
 use crate::linux::cgroup::{Group, House};
 use crate::linux::running::{self, Built, Ending};
-use crate::linux::sandbox::{Kernel, LinuxSandbox};
 use crate::linux::site::{Site, TEARDOWN_TIMEOUT};
+use crate::linux::watch::Kernel;
 use crate::linux::{self, OWN_PROCESSES, embed, find, hold};
 use crate::managed::{Cancellation, Managed, WallBuilder};
 
@@ -158,14 +159,13 @@ impl NativeWalls {
         Ok((built, ours))
     }
 
-    async fn build_sandbox(&self, id: &SandboxId, admitted: &Admitted) -> Result<LinuxSandbox> {
+    async fn build_sandbox(&self, id: &SandboxId, admitted: &Admitted) -> Result<AgentSandbox> {
         let (built, ours) = self.build_walls(id, admitted).await?;
         let (running, client) = self.site.open(id, built, admitted, ours).await?;
-        let user = plan::sandbox_user(admitted.spec());
-        let archives = Archives::new(NAME, admitted);
-        let brake = Brake::new(NAME, Arc::clone(&running));
-        let kernel = Kernel::Shared;
-        Ok(LinuxSandbox { running, client, user, archives, brake, kernel })
+        Ok(AgentSandbox::new(id, client, plan::sandbox_user(admitted.spec()))
+            .with_monitor(HostMonitor::new(&running, Kernel::Shared))
+            .with_archives(Archives::new(NAME, admitted))
+            .with_brake(Brake::new(NAME, running)))
     }
 
     /// Ends what is there of a sandbox that this value did not make.

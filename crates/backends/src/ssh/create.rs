@@ -9,14 +9,15 @@ use stockade_core::{Admitted, Error, ErrorCode, Result, SandboxId};
 
 use super::start::start_far;
 use super::{HostedSandbox, NAME, SshWalls};
-use crate::across::near::{FarSandbox, build_sandbox, check_workspace};
+use crate::across::near::{build_sandbox, check_workspace};
+use crate::agent_sandbox::AgentSandbox;
 use crate::linux::lock;
 
 pub(super) async fn create_sandbox(
     ssh: &SshWalls,
     id: &SandboxId,
     admitted: &Admitted,
-) -> Result<FarSandbox> {
+) -> Result<AgentSandbox> {
     check_workspace(&NAME, admitted)?;
     let live =
         Arc::new(HostedSandbox { host: Mutex::default(), bridge: tokio::sync::Mutex::new(None) });
@@ -33,9 +34,9 @@ pub(super) async fn create_sandbox(
         };
         *lock(&live.host) = Some(at);
         match build_sandbox(host.peer(), started, id, admitted).await {
-            Ok((sandbox, bridge)) => {
-                *live.bridge.lock().await = Some(bridge);
-                return Ok(sandbox);
+            Ok(built) => {
+                *live.bridge.lock().await = Some(built.bridge);
+                return Ok(built.sandbox);
             }
             // It is full: nothing was built there.
             Err(error) if error.code() == ErrorCode::QuotaExceeded => reasons.push(error),
