@@ -1,4 +1,10 @@
-//! The backends: one module each, one cargo feature each.
+//! The backends: one module each, one cargo feature each. What they share is [`managed`], the life cycle, and
+//! [`agent_sandbox`], the sandbox over an agent's pipe.
+
+#![cfg_attr(
+    not(feature = "default"),
+    allow(dead_code, reason = "each backend uses a part of what is shared")
+)]
 
 #[cfg(feature = "across")]
 pub mod across;

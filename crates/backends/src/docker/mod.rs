@@ -7,6 +7,7 @@
 mod agent;
 mod archive;
 mod container;
+mod helpers;
 mod images;
 mod inert;
 mod list;

@@ -77,19 +77,16 @@ impl Native {
     }
 
     /// A backend for programs that are trusted with these devices of the host's, by their names in `/dev`.
-    #[cfg(feature = "microvm")]
     pub(crate) fn trusted_with(devices: &'static [&'static str]) -> Self {
         Self::of(NativeWalls::trusted_with(devices))
     }
 
     /// Whether the kernel holds its sandboxes to a rate of the processor here.
-    #[cfg(feature = "microvm")]
     pub(crate) fn holds_cpu_rate(&self) -> bool {
         self.builder().site.hierarchy().controllers().cpu
     }
 
     /// The first process of one of its sandboxes, as the host numbers it.
-    #[cfg(feature = "microvm")]
     pub(crate) fn first_process(&self, id: &SandboxId) -> Option<i32> {
         self.builder().site.first_process(id)
     }

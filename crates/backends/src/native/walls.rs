@@ -5,7 +5,6 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use stockade_core::{Admitted, Exit, ProcessControl, Result, SandboxId, Span};
-#[cfg(any(feature = "microvm", feature = "ssh"))]
 use stockade_core::{SandboxSpec, User};
 
 use super::Native;
@@ -33,7 +32,6 @@ impl Native {
     }
 
     /// Whom everything in a sandbox of this spec runs as.
-    #[cfg(any(feature = "microvm", feature = "ssh"))]
     pub(crate) fn sandbox_user(spec: &SandboxSpec) -> User {
         super::plan::sandbox_user(spec)
     }
