@@ -1,12 +1,13 @@
 //! What this host lets the landlock backend enforce: measured by building a sandbox and reading every
 //! wall back, which is what the launcher does each time.
 
-use stockade_core::{
-    Backend, Boundary, Capabilities, Error, Feature, LimitKind, SandboxSpec, Support,
-};
+use std::sync::Arc;
 
-use super::{Landlock, NAME};
+use stockade_core::{Boundary, Capabilities, Error, Feature, LimitKind, SandboxSpec, Support};
+
+use super::{LandlockWalls, NAME};
 use crate::linux::{self, limits};
+use crate::managed::try_out;
 
 const LANDLOCK_BOUNDARY: Boundary = Boundary::SharedKernel;
 
@@ -66,7 +67,7 @@ const MISSING_FEATURES: [(Feature, &str, &str); 16] = [
     (Feature::FullSnapshot, "it cannot capture memory", OTHER_BACKEND_REMEDY),
 ];
 
-pub(super) async fn measure_capabilities(landlock: &Landlock) -> Capabilities {
+pub(super) async fn measure_capabilities(landlock: &Arc<LandlockWalls>) -> Capabilities {
     match try_sandbox(landlock).await {
         Ok(()) => describe_features(landlock),
         Err(error) => {
@@ -82,16 +83,16 @@ pub(super) async fn measure_capabilities(landlock: &Landlock) -> Capabilities {
 }
 
 /// Builds a sandbox, has every wall read back, and takes it down.
-async fn try_sandbox(landlock: &Landlock) -> Result<(), Error> {
-    let id = linux::trial_id();
+async fn try_sandbox(landlock: &Arc<LandlockWalls>) -> Result<(), Error> {
     let admitted = linux::admit_provisionally(NAME, &SandboxSpec::default())?;
-    let created = landlock.create(&id, &admitted).await.map(drop);
-    let destroyed = landlock.destroy(&id).await;
-    created.and(destroyed)
+    try_out(landlock, |landlock, id| async move {
+        landlock.build_sandbox(&id, &admitted).await.map(drop)
+    })
+    .await
 }
 
 /// The walls stand: what else is there depends on the control groups.
-fn describe_features(landlock: &Landlock) -> Capabilities {
+fn describe_features(landlock: &LandlockWalls) -> Capabilities {
     let mut all = Capabilities::none(NAME, LANDLOCK_BOUNDARY);
     for (feature, by) in WALL_FEATURES {
         all = all.with(feature, Support::full(by));

@@ -435,7 +435,7 @@ mod tests {
                 () = driver.asked.notified() => {}
             }
             let id = driver.id.lock().unwrap().clone().unwrap();
-            assert!(!private::list_ids().contains(&id), "its private directory is left");
+            assert!(!private::PRIVATE_DIRS.list().contains(&id), "its private directory is left");
             let entries = fs::read_dir(place.path().join("store")).unwrap();
             let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
             let drafts: Vec<_> = names.filter(|name| name.starts_with("new-")).collect();

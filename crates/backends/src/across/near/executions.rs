@@ -1,8 +1,7 @@
-//! A sandbox that another host or machine builds: the agent's client over the connection, and the counts of
-//! the other side behind it.
+//! Executions that the other side of the connection watches: it counts for them, and what they have changed is
+//! brought back before anybody learns of their end.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -11,22 +10,18 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use stockade_agent::client::{AgentClient, ProgramPid};
 use stockade_core::{
-    CarriedProgram, Command, EffectiveLimits, Exit, ExitStatus, Files, Parts, Process,
-    ProcessControl, ProcessEvent, ProcessEvents, Result, Sandbox, SandboxId, Signal, SnapshotKind,
-    TerminalSize, User,
+    CarriedProgram, EffectiveLimits, Exit, ExitStatus, Process, ProcessControl, ProcessEvent,
+    ProcessEvents, Result, SandboxId, Signal, TerminalSize,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::bridge::Bridge;
-use super::files::Synced;
 use super::link::PeerLink;
 use super::{HANDSHAKE_TIMEOUT, PeerConnection, lock};
 use crate::across::guest::Identity;
 use crate::across::words::{Ask, How, Tell};
-use crate::linux::archives::Archives;
-use crate::linux::settle_command;
-use crate::linux::watch::process_limits;
+use crate::agent_sandbox::{BegunExecution, Monitor, StartedProgram};
 
 /// The last numbers that were used: none is used twice, by copies neither.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -102,34 +97,32 @@ impl UsedNumbers {
 /// The programs that run, by the numbers of their executions.
 type RunningPrograms = Arc<Mutex<BTreeMap<u32, RunningProgram>>>;
 
-/// A sandbox that another host or machine builds.
-pub(crate) struct FarSandbox {
+/// The executions of one sandbox.
+pub(crate) struct FarExecutions {
     id: SandboxId,
-    user: User,
     bridge: Arc<Bridge>,
     client: Arc<AgentClient>,
-    files: Synced,
-    archives: Archives,
     last: AtomicU32,
     running: RunningPrograms,
     /// Programs that went on when this was made of a copy, until a caller takes them.
     carried: Mutex<Vec<CarriedProgram>>,
 }
 
-impl FarSandbox {
+impl FarExecutions {
     pub fn new(
-        id: SandboxId,
-        user: User,
-        bridge: Arc<Bridge>,
-        client: AgentClient,
-        archives: Archives,
+        id: &SandboxId,
+        bridge: &Arc<Bridge>,
+        client: &Arc<AgentClient>,
         used: u32,
-    ) -> Self {
-        let client = Arc::new(client);
-        let files = Synced::new(Arc::clone(&client), Arc::clone(&bridge));
-        let (running, carried) = (RunningPrograms::default(), Mutex::default());
-        let last = AtomicU32::new(used);
-        Self { id, user, bridge, client, files, archives, last, running, carried }
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            id: id.clone(),
+            bridge: Arc::clone(bridge),
+            client: Arc::clone(client),
+            last: AtomicU32::new(used),
+            running: RunningPrograms::default(),
+            carried: Mutex::default(),
+        })
     }
 
     /// Watches programs that went on, until a caller takes them.
@@ -138,7 +131,7 @@ impl FarSandbox {
             let command = program.command.clone();
             self.bridge.link().expect_execution(program.execution);
             let watched = self.watch_execution(program.execution);
-            CarriedProgram { command, process: self.wrap_process(watched, program, process) }
+            CarriedProgram { command, process: watched.wrap_process(program, process) }
         });
         lock(&self.carried).extend(carried);
     }
@@ -146,39 +139,6 @@ impl FarSandbox {
     fn watch_execution(&self, execution: u32) -> WatchedExecution {
         let (bridge, running) = (Arc::clone(&self.bridge), Arc::clone(&self.running));
         WatchedExecution { bridge, running, execution, over: false }
-    }
-
-    /// A program whose end the other side is told of.
-    fn wrap_process(
-        &self,
-        watched: WatchedExecution,
-        program: RunningProgram,
-        process: Process,
-    ) -> Process {
-        let Process { events, control } = process;
-        self.bridge.link().attach_control(program.execution, &control);
-        lock(&self.running).insert(program.execution, program);
-        let (over, ended) = watch::channel(false);
-        let killed = Arc::<AtomicBool>::default();
-        let control = FarControl { inner: control, ended, killed: Arc::clone(&killed) };
-        let events = FarEvents { inner: events, watched, ending: None, over, killed };
-        Process { events: Box::new(events), control: Arc::new(control) }
-    }
-
-    /// Tells the other side which process it is, once it is one, so that it is told apart from others.
-    fn report_start(&self, execution: u32, program: ProgramPid) {
-        let link = self.bridge.link();
-        tokio::spawn(async move {
-            if let Some(pid) = program.started().await {
-                // A send error is ignored: the caller that waits for a reply reports the lost connection.
-                let _ = link.send_request(&Ask::Started { execution, pid }).await;
-            }
-        });
-    }
-
-    /// The connection.
-    pub fn link(&self) -> Arc<PeerLink> {
-        self.bridge.link()
     }
 
     /// What was used up so far.
@@ -194,11 +154,6 @@ impl FarSandbox {
             executions,
             running,
         }
-    }
-
-    /// What has changed here is there too.
-    pub async fn push_changes(&self) -> Result<()> {
-        self.bridge.push_changes().await
     }
 
     /// Goes on with a machine that is as the one was of which this had used so much. What ran then goes on;
@@ -225,16 +180,8 @@ impl FarSandbox {
 }
 
 #[async_trait]
-impl Sandbox for FarSandbox {
-    fn id(&self) -> &SandboxId {
-        &self.id
-    }
-
-    fn alive(&self) -> bool {
-        self.client.is_open()
-    }
-
-    async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
+impl Monitor for FarExecutions {
+    async fn begin(&self, limits: &EffectiveLimits) -> Result<Box<dyn BegunExecution>> {
         self.bridge.push_changes().await?;
         let execution = self.last.fetch_add(1, Ordering::Relaxed);
         let watch = Ask::Watch { execution, cpu_time: limits.cpu_time };
@@ -243,34 +190,28 @@ impl Sandbox for FarSandbox {
         self.bridge.link().expect_execution(execution);
         // Before the agent hears of it: what is sent first arrives first.
         self.bridge.link().send_request(&watch).await?;
-        let command = settle_command(command, self.user);
-        let (channel, pid, process) =
-            self.client.spawn_on_channel(&command, &process_limits(limits)).await?;
-        self.report_start(execution, pid);
-        let program =
-            RunningProgram { channel, execution, command: shorten_command(&command.argv()) };
-        Ok(self.wrap_process(watched, program, process))
+        Ok(Box::new(watched))
     }
 
-    fn files(&self) -> Result<&dyn Files> {
-        Ok(&self.files)
+    async fn push_changes(&self) -> Result<()> {
+        self.bridge.push_changes().await
     }
 
-    /// The archives come by the agent's pipe, as on every other backend: the other side is asked for
-    /// nothing, names no part, and sends no more than the disk limit allows.
-    async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
-        self.bridge.push_changes().await?;
-        self.archives.write_snapshot(&self.client, kind, into).await
+    async fn pull_changes(&self) -> Result<()> {
+        self.bridge.pull_changes().await
     }
 
     fn take_carried(&self) -> Vec<CarriedProgram> {
         std::mem::take(&mut *lock(&self.carried))
     }
+}
 
-    async fn restore(&self, from: &Parts) -> Result<()> {
-        self.bridge.push_changes().await?;
-        self.archives.bring_back(&self.client, from).await?;
-        self.bridge.pull_changes().await
+impl BegunExecution for WatchedExecution {
+    fn watch(self: Box<Self>, started: StartedProgram, process: Process) -> Process {
+        let StartedProgram { channel, pid, arguments } = started;
+        self.report_start(pid);
+        let (execution, command) = (self.execution, shorten_command(&arguments));
+        self.wrap_process(RunningProgram { channel, execution, command }, process)
     }
 }
 
@@ -283,6 +224,29 @@ struct WatchedExecution {
 }
 
 impl WatchedExecution {
+    /// Tells the other side which process it is, once it is one, so that it is told apart from others.
+    fn report_start(&self, program: ProgramPid) {
+        let (link, execution) = (self.bridge.link(), self.execution);
+        tokio::spawn(async move {
+            if let Some(pid) = program.started().await {
+                // A send error is ignored: the caller that waits for a reply reports the lost connection.
+                let _ = link.send_request(&Ask::Started { execution, pid }).await;
+            }
+        });
+    }
+
+    /// A program whose end the other side is told of.
+    fn wrap_process(self, program: RunningProgram, process: Process) -> Process {
+        let Process { events, control } = process;
+        self.bridge.link().attach_control(program.execution, &control);
+        lock(&self.running).insert(program.execution, program);
+        let (over, ended) = watch::channel(false);
+        let killed = Arc::<AtomicBool>::default();
+        let control = FarControl { inner: control, ended, killed: Arc::clone(&killed) };
+        let events = FarEvents { inner: events, watched: self, ending: None, over, killed };
+        Process { events: Box::new(events), control: Arc::new(control) }
+    }
+
     /// Names the limit that ended it, and brings back what it has changed, before anybody learns that it
     /// is over.
     fn report_end(&mut self, exit: Exit) -> JoinHandle<Exit> {
