@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use stockade_core::{Layers, Workspace};
 use stockade_engine::JournalOptions;
-use stockade_workspaces::{Hint, Request, WorkspaceProvider, Workspaces};
+use stockade_workspaces::{Hint, Request, Workspaces};
 
 use crate::Measured;
 use crate::search::{FILES, plant};

@@ -3,10 +3,12 @@
 include!("../../build/static_bin.rs");
 
 /// What the program for other hosts is made of, beside itself.
-const FAR: [&str; 8] = [
+const FAR: [&str; 10] = [
     "crates/backends/far",
     "crates/backends/src/across",
+    "crates/backends/src/agent_sandbox",
     "crates/backends/src/linux",
+    "crates/backends/src/managed",
     "crates/backends/src/native",
     "crates/backends/Cargo.toml",
     "crates/agent/src",
@@ -23,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let launcher = carried(GIVEN_LAUNCHER, "stockade-launcher", "crates/launcher")?;
     println!("cargo::rustc-env=STOCKADE_AGENT={}", agent.display());
     println!("cargo::rustc-env=STOCKADE_LAUNCHER={}", launcher.display());
-    if wanted("CARGO_FEATURE_SSH") || wanted("CARGO_FEATURE_MICROVM") {
+    if wanted("CARGO_FEATURE_NEAR") {
         let given = [(GIVEN_AGENT, agent.as_path()), (GIVEN_LAUNCHER, launcher.as_path())];
         let far = static_bin("stockade-far", "stockade-far", &[], &FAR, &given)?;
         println!("cargo::rustc-env=STOCKADE_FAR={}", far.display());

@@ -1,7 +1,15 @@
-//! The backends: one module each, one cargo feature each.
+//! The backends: one module each, one cargo feature each. What they share is [`managed`], the life cycle, and
+//! [`agent_sandbox`], the sandbox over an agent's pipe.
+
+#![cfg_attr(
+    not(feature = "default"),
+    allow(dead_code, reason = "each backend uses a part of what is shared")
+)]
 
 #[cfg(feature = "across")]
 pub mod across;
+#[cfg(feature = "linux")]
+pub mod agent_sandbox;
 #[cfg(feature = "docker")]
 pub mod docker;
 #[cfg(feature = "gvisor")]
@@ -12,6 +20,8 @@ pub mod landlock;
 mod linux;
 #[cfg(feature = "local")]
 pub mod local;
+#[cfg(feature = "linux")]
+pub mod managed;
 #[cfg(feature = "microvm")]
 pub mod microvm;
 #[cfg(feature = "mock")]

@@ -4,33 +4,33 @@ use clap::{Parser, Subcommand};
 
 #[cfg(not(all(feature = "tck", feature = "wasm")))]
 use crate::absent::AbsentArgs;
-use crate::audit::AuditArgs;
-use crate::completions::CompletionsArgs;
-use crate::config_command::ConfigArgs;
-use crate::detect::DetectArgs;
-use crate::explain::ExplainArgs;
-use crate::lasting::SUPERVISE_COMMAND;
-use crate::lasting::cp::CpArgs;
-use crate::lasting::create::CreateArgs;
-use crate::lasting::exec::ExecArgs;
-use crate::lasting::fork::ForkArgs;
-use crate::lasting::kill::KillArgs;
-use crate::lasting::logs::LogsArgs;
-use crate::lasting::pause::PauseArgs;
-use crate::lasting::ps::PsArgs;
-use crate::lasting::rm::RmArgs;
-use crate::lasting::shell::ShellArgs;
-use crate::lasting::snapshot::SnapshotArgs;
-use crate::lasting::teleport::{ARRIVE_COMMAND, ArriveArgs, TeleportArgs};
-use crate::mcp::McpArgs;
-use crate::run::RunArgs;
+use crate::commands::audit::AuditArgs;
+use crate::commands::completions::CompletionsArgs;
+use crate::commands::cp::CpArgs;
+use crate::commands::create::CreateArgs;
+use crate::commands::detect::DetectArgs;
+use crate::commands::exec::ExecArgs;
+use crate::commands::explain::ExplainArgs;
+use crate::commands::fork::ForkArgs;
+use crate::commands::kill::KillArgs;
+use crate::commands::logs::LogsArgs;
+use crate::commands::mcp::McpArgs;
+use crate::commands::pause::PauseArgs;
+use crate::commands::ps::PsArgs;
+use crate::commands::rm::RmArgs;
+use crate::commands::run::RunArgs;
+use crate::commands::shell::ShellArgs;
+use crate::commands::snapshot::SnapshotArgs;
 #[cfg(feature = "tck")]
-use crate::tck::{EngineArgs, TCK_ENGINE_COMMAND, TckArgs};
-use crate::views::WorkspaceArgs;
+use crate::commands::tck::{EngineArgs, TCK_ENGINE_COMMAND, TckArgs};
+use crate::commands::teleport::{ARRIVE_COMMAND, ArriveArgs, TeleportArgs};
 #[cfg(feature = "wasm")]
-use crate::wasm::call::WasmArgs;
+use crate::commands::wasm::WasmArgs;
+use crate::commands::workspace::WorkspaceArgs;
+use crate::config_command::ConfigArgs;
+use crate::daemon::SUPERVISE_COMMAND;
 
-/// Runs commands nobody vouches for, inside walls that were chosen, measured and proved.
+/// Runs untrusted commands in sandboxes whose walls are checked before each start.
 #[derive(Debug, Parser)]
 #[command(name = "stockade", version, propagate_version = true)]
 #[command(max_term_width = 100)]
@@ -38,7 +38,7 @@ pub struct Cli {
     /// Answer with one JSON object on standard output.
     #[arg(long, global = true)]
     pub json: bool,
-    /// Say why each backend refuses, not only the one that would be taken.
+    /// Show why each backend refuses, not only the one that would be chosen.
     #[arg(long, global = true)]
     pub verbose: bool,
     /// What to do.
@@ -55,45 +55,45 @@ pub enum Verb {
     /// stockade itself failed, 126 and 127 when it could not be executed or found, 128 + n when a
     /// signal ended it.
     Run(RunArgs),
-    /// Make a sandbox that lives on, and print its id.
+    /// Create a persistent sandbox, and print its id.
     Create(CreateArgs),
-    /// Run one more command in a sandbox that lives on.
+    /// Run a command in a persistent sandbox.
     Exec(ExecArgs),
-    /// Open a shell in a sandbox that lives on, or in a fresh one.
+    /// Open a shell in a persistent sandbox, or in a new one.
     Shell(ShellArgs),
     /// Copy files and directories into a sandbox or out of it.
     Cp(CpArgs),
     /// List the sandboxes of every stockade process of this user.
     Ps(PsArgs),
-    /// Show what a command in a sandbox has written.
+    /// Show the output of a command in a sandbox.
     Logs(LogsArgs),
-    /// End sandboxes at once, with everything in them.
+    /// Kill sandboxes, with everything in them.
     Kill(KillArgs),
-    /// Clear away sandboxes that nobody uses.
+    /// Remove sandboxes in which nothing runs.
     Rm(RmArgs),
-    /// Capture the state of a sandbox, keep it, carry it, bring it back.
+    /// Take, restore, list, remove, export and import snapshots of sandboxes.
     Snapshot(SnapshotArgs),
-    /// Make copies of a sandbox that lives on, and print their ids.
+    /// Make copies of a persistent sandbox, and print their ids.
     Fork(ForkArgs),
-    /// Move a sandbox that lives on to another host, and print its new id.
+    /// Move a persistent sandbox to another host, and print its new id.
     ///
     /// Its files go there over ssh, and its memory where its backend can. The one here ends when the
-    /// other host has said that its copy stays, and not before.
+    /// other host has confirmed its copy, and not before.
     Teleport(TeleportArgs),
     #[command(name = ARRIVE_COMMAND, hide = true)]
     Arrive(ArriveArgs),
-    /// Stop everything in a sandbox where it is.
+    /// Pause sandboxes: everything in them stops until `resume`.
     Pause(PauseArgs),
-    /// Let a paused sandbox go on.
+    /// Continue paused sandboxes.
     Resume(PauseArgs),
     #[command(name = SUPERVISE_COMMAND, hide = true)]
     Supervise,
-    /// Offer the tools to a coding agent (Model Context Protocol).
+    /// Serve tools to a coding agent (Model Context Protocol).
     ///
     /// On standard input and output unless --http is given. Every tool works in a sandbox over the
     /// workspace, made at the first call and gone when the server ends.
     Mcp(McpArgs),
-    /// Look at changes that were kept apart; apply or discard them.
+    /// List, diff, apply and discard the changes of `--overlay` and `--git`.
     Workspace(WorkspaceArgs),
     /// Call the functions of a WebAssembly module or component.
     #[cfg(feature = "wasm")]
@@ -101,15 +101,15 @@ pub enum Verb {
     #[cfg(not(feature = "wasm"))]
     #[command(hide = true)]
     Wasm(AbsentArgs),
-    /// Show what each backend was measured to have on this host.
+    /// Show what each backend can do on this host, as measured.
     Detect(DetectArgs),
     /// Show which backend a command would get and why not the others. Runs nothing.
     Explain(ExplainArgs),
     /// Show what is configured and where it comes from, or check it.
     Config(ConfigArgs),
-    /// Read the journal of what was run.
+    /// Read the audit journal: who ran what, and how it ended.
     Audit(AuditArgs),
-    /// Print what happens from now on, one event on each line.
+    /// Print new events of the audit journal as they are recorded, one per line.
     Events,
     /// Run the conformance kit on the backends of this host.
     #[cfg(feature = "tck")]

@@ -16,8 +16,8 @@ use stockade_engine::{EngineConfig, OwnPath, Quota, StateDir, real_path};
 use stockade_tools::ApprovalConfig;
 
 use crate::pools::PoolSetting;
-use crate::printer::Printer;
 use crate::profiles::{self, Profile};
+use crate::terminal::printer::Printer;
 use crate::toolchains::ToolchainChoice;
 
 const READ_OPERATION: &str = "read the configuration";

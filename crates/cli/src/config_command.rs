@@ -8,9 +8,9 @@ use serde_json::json;
 use stockade_core::{BackendChoice, Error, ErrorCode, Result};
 
 use crate::config::{ConfigSource, Settings, load_sources};
-use crate::printer::{Printer, Tone};
 use crate::registry;
-use crate::table::{Cell, Table};
+use crate::terminal::printer::{Printer, Tone};
+use crate::terminal::table::{Cell, Table};
 
 /// What to do with the configuration.
 #[derive(Debug, Args)]
@@ -23,7 +23,7 @@ pub struct ConfigArgs {
 enum ConfigVerb {
     /// Show each value that is set, and which file or variable sets it.
     Show,
-    /// Read everything as a command would, and say what is wrong.
+    /// Check the configuration as a command would read it.
     Check,
 }
 

@@ -3,43 +3,18 @@
 
 mod absent;
 mod args;
-mod asking;
-mod attend;
-mod audit;
-mod caller;
-mod capture;
 mod cli;
-mod command;
-mod completions;
+mod commands;
 mod config;
 mod config_command;
-mod detect;
-mod env;
-mod explain;
-mod input;
-mod interrupts;
-mod lasting;
-mod mcp;
-mod output;
+mod daemon;
 mod pools;
-mod prefix;
-mod printer;
 mod profiles;
-mod reasons;
-mod refusals;
 mod registry;
-mod run;
-mod secrets_in_arguments;
-mod streams;
-mod table;
-#[cfg(feature = "tck")]
-mod tck;
+mod report;
 mod terminal;
 mod toolchains;
 mod umask;
-mod usage;
-mod views;
-mod wasm;
 mod workspace;
 
 use clap::Parser;
@@ -47,8 +22,10 @@ use stockade_backends::native::Native;
 use stockade_core::{Error, ErrorCode, Result};
 use tokio::runtime::Runtime;
 
+use args::secrets_in_arguments;
 use cli::{Cli, Verb};
-use printer::Printer;
+use report::usage;
+use terminal::printer::Printer;
 
 fn main() {
     #[cfg(feature = "wasm")]
@@ -93,40 +70,40 @@ fn run_command_line(cli: Cli, native: Native) -> i32 {
 
 async fn run_verb(verb: Verb, native: Native, printer: &Printer) -> Result<i32> {
     match verb {
-        Verb::Run(args) => run::run(args, native, printer).await,
-        Verb::Create(args) => lasting::create::create(args, printer).await,
-        Verb::Exec(args) => lasting::exec::exec(args, printer).await,
-        Verb::Shell(args) => lasting::shell::shell(args, printer).await,
-        Verb::Cp(args) => lasting::cp::cp(&args, printer).await,
-        Verb::Ps(args) => lasting::ps::ps(&args, printer).await,
-        Verb::Logs(args) => lasting::logs::logs(&args, printer).await,
-        Verb::Kill(args) => lasting::kill::kill(&args, printer).await,
-        Verb::Rm(args) => lasting::rm::rm(&args, printer).await,
-        Verb::Snapshot(args) => lasting::snapshot::snapshot(args, printer).await,
-        Verb::Fork(args) => lasting::fork::fork(&args, printer).await,
-        Verb::Teleport(args) => lasting::teleport::teleport(&args, printer).await,
-        Verb::Arrive(args) => lasting::teleport::arrive(&args, printer).await,
-        Verb::Pause(args) => lasting::pause::pause(&args, printer).await,
-        Verb::Resume(args) => lasting::pause::resume(&args, printer).await,
-        Verb::Supervise => lasting::supervisor::supervise(printer).await,
-        Verb::Mcp(args) => mcp::mcp(args, printer).await,
-        Verb::Workspace(args) => views::workspace(args, printer).await,
+        Verb::Run(args) => commands::run::run(args, native, printer).await,
+        Verb::Create(args) => commands::create::create(args, printer).await,
+        Verb::Exec(args) => commands::exec::exec(args, printer).await,
+        Verb::Shell(args) => commands::shell::shell(args, printer).await,
+        Verb::Cp(args) => commands::cp::cp(&args, printer).await,
+        Verb::Ps(args) => commands::ps::ps(&args, printer).await,
+        Verb::Logs(args) => commands::logs::logs(&args, printer).await,
+        Verb::Kill(args) => commands::kill::kill(&args, printer).await,
+        Verb::Rm(args) => commands::rm::rm(&args, printer).await,
+        Verb::Snapshot(args) => commands::snapshot::snapshot(args, printer).await,
+        Verb::Fork(args) => commands::fork::fork(&args, printer).await,
+        Verb::Teleport(args) => commands::teleport::teleport(&args, printer).await,
+        Verb::Arrive(args) => commands::teleport::arrive(&args, printer).await,
+        Verb::Pause(args) => commands::pause::pause(&args, printer).await,
+        Verb::Resume(args) => commands::resume::resume(&args, printer).await,
+        Verb::Supervise => daemon::supervisor::supervise(printer).await,
+        Verb::Mcp(args) => commands::mcp::mcp(args, printer).await,
+        Verb::Workspace(args) => commands::workspace::workspace(args, printer).await,
         #[cfg(feature = "wasm")]
-        Verb::Wasm(args) => wasm::call::wasm(args, printer).await,
+        Verb::Wasm(args) => commands::wasm::wasm(args, printer).await,
         #[cfg(not(feature = "wasm"))]
         Verb::Wasm(_) => Err(absent::absent_error("wasm", "WebAssembly")),
-        Verb::Detect(args) => detect::detect(&args, printer).await,
-        Verb::Explain(args) => explain::explain(args, printer).await,
+        Verb::Detect(args) => commands::detect::detect(&args, printer).await,
+        Verb::Explain(args) => commands::explain::explain(args, printer).await,
         Verb::Config(args) => config_command::config(&args, printer),
-        Verb::Audit(args) => audit::audit(args, printer),
-        Verb::Events => audit::follow_events(printer),
+        Verb::Audit(args) => commands::audit::audit(args, printer),
+        Verb::Events => commands::events::events(printer),
         #[cfg(feature = "tck")]
-        Verb::Tck(args) => tck::tck(&args, printer),
+        Verb::Tck(args) => commands::tck::tck(&args, printer),
         #[cfg(not(feature = "tck"))]
         Verb::Tck(_) => Err(absent::absent_error("tck", "conformance kit")),
         #[cfg(feature = "tck")]
-        Verb::TckEngine(args) => tck::engine(&args, printer).await,
-        Verb::Completions(args) => completions::completions(&args, printer),
+        Verb::TckEngine(args) => commands::tck::engine(&args, printer).await,
+        Verb::Completions(args) => commands::completions::completions(&args, printer),
     }
 }
 

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use stockade_core::{Result, SandboxSpec, Span, Workspace};
 use stockade_engine::{Engine, PoolSpec};
 
-use crate::printer::Printer;
+use crate::terminal::printer::Printer;
 
 /// One pool. What is left out is the engine's own choice.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]

@@ -19,7 +19,7 @@ use stockade_engine::{Engine, EngineConfig};
 
 use crate::absent::absent_error;
 use crate::config::Settings;
-use crate::lasting;
+use crate::daemon;
 
 /// The argument by which this program knows that it is to be a worker of the wasm backend.
 #[cfg(feature = "wasm")]
@@ -179,7 +179,7 @@ async fn open_engine(
     let backends =
         complete_backends(real_with(native, isolation, Some(&state), settings, choice), choice)?;
     let engine = Engine::open(config, backends).await?;
-    lasting::sweep_sockets(&state);
+    daemon::sweep_sockets(&state);
     Ok(engine)
 }
 

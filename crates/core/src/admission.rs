@@ -216,12 +216,12 @@ fn refuse_fields(spec: &SandboxSpec) -> Vec<Refusal> {
         }
     }
     if let Some(problem) = spec.workspace_at.as_ref().and_then(WorkspaceAt::problem) {
-        refusals.push(wrong_field("workspaceAt", problem, "name another place"));
+        refusals.push(wrong_field("workspaceAt", problem, "name another path"));
     }
     if let Workspace::Overlay(layers) = &spec.workspace
         && let Some((field, reason)) = layers.problem()
     {
-        refusals.push(wrong_field(field, reason, "name two new directories in one place"));
+        refusals.push(wrong_field(field, reason, "name two new directories beside each other"));
     }
     if spec.env.values().any(|value| value.contains('\0')) {
         refusals.push(wrong_field("env", "holds a zero byte", "remove it"));

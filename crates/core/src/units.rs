@@ -70,8 +70,7 @@ const EXPECTED_SIZE: &str =
     "a size: a whole number with an optional unit b, k, m, g or t, such as `512m`";
 const EXPECTED_SPAN: &str =
     "a length of time: a whole number with a unit ms, s, m, h or d, such as `30s`";
-const EXPECTED_CPU: &str =
-    "a share of processor time: cores such as `1.5`, or millicores such as `500m`";
+const EXPECTED_CPU: &str = "a share of CPU time: cores such as `1.5`, or millicores such as `500m`";
 
 const SIZE_UNITS: [(&str, u64); 5] =
     [("t", 1 << 40), ("g", 1 << 30), ("m", 1 << 20), ("k", 1 << 10), ("b", 1)];

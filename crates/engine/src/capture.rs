@@ -17,10 +17,10 @@ use crate::sandboxes::{
 };
 use crate::snapshots::{Snapshot, Snapshots};
 
-/// More at once would only wait for each other.
-const AT_ONCE: usize = 8;
-/// More than anybody forks by intention.
-const MOST_CLONES: usize = 1000;
+/// Copies that a fork makes at the same time: more would only wait for each other.
+pub const FORK_CONCURRENCY: usize = 8;
+/// Copies of one fork: more than is ever intended.
+pub const MAX_FORK_COPIES: u16 = 1000;
 
 impl Engine {
     /// The stored snapshots of every engine that shares this state directory.
@@ -96,8 +96,9 @@ impl Engine {
     /// Makes this many copies of a live sandbox, memory and all where its backend can. Each has a
     /// workspace of its own with the same content; the one that is copied goes on. All or none.
     pub async fn fork(&self, id: &SandboxId, count: usize) -> Result<Vec<SandboxId>> {
-        if !(1..=MOST_CLONES).contains(&count) {
-            let message = format!("between 1 and {MOST_CLONES} copies can be made, not {count}");
+        if !(1..=usize::from(MAX_FORK_COPIES)).contains(&count) {
+            let message =
+                format!("between 1 and {MAX_FORK_COPIES} copies can be made, not {count}");
             return Err(Error::new(ErrorCode::Invalid, "fork", message));
         }
         let live = self.inner.live(id)?;
@@ -126,7 +127,7 @@ impl Engine {
         let mut making = tokio::task::JoinSet::new();
         let mut begun = 0;
         while failed.is_none() && made.len() < count {
-            while begun < count && making.len() < AT_ONCE {
+            while begun < count && making.len() < FORK_CONCURRENCY {
                 let (engine, origin) = (self.clone(), origin.clone());
                 let (snapshot, spec) = (snapshot.clone(), spec.clone());
                 making.spawn(async move {

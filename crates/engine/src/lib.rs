@@ -25,7 +25,7 @@ mod state;
 mod supervise;
 mod teardown;
 
-pub use capture::spec_of_a_copy;
+pub use capture::{FORK_CONCURRENCY, MAX_FORK_COPIES, spec_of_a_copy};
 pub use config::{EngineConfig, Quota};
 pub use engine::Engine;
 pub use execution::{Execution, Watcher};
@@ -42,6 +42,8 @@ pub use lease::{
 pub use output_log::{OutputLogBounds, OutputLogReader, OutputLogs};
 pub use pool::{Pool, PoolSpec, PoolStatus};
 pub use select::{Choice, Selection, select};
-pub use snapshots::{HostThings, Part, Passing, Snapshot, SnapshotListing, Snapshots};
+pub use snapshots::{
+    HostThings, Part, Passing, Snapshot, SnapshotListing, Snapshots, VerifiedParts,
+};
 pub use state::{Directory, LOCK_PATIENCE, Locked, Sharing, StateDir, draft_name};
 pub use stockade_network::ResolverSettings;

@@ -321,7 +321,7 @@ impl EngineInner {
                 created.unwrap_or_else(|_| Err(too_slow("create", order.backend.as_ref())))
             }
             _ = cancelled.wait_for(|cancelled| *cancelled) => {
-                Err(Error::new(ErrorCode::Gone, "create", "cancelled before the walls stood"))
+                Err(Error::new(ErrorCode::Gone, "create", "cancelled before the sandbox was ready"))
             }
         };
         match created {
@@ -500,7 +500,7 @@ pub(crate) fn build_created_event(sandbox: &SandboxId, order: &SandboxOrder) -> 
 pub(crate) fn too_slow(operation: &'static str, backend: &dyn Backend) -> Error {
     Error::new(ErrorCode::TooSlow, operation, "the backend did not answer in time")
         .backend(backend.name())
-        .remedy("see whether what it relies on is alive: `stockade detect`")
+        .remedy("see whether the programs behind it run: `stockade detect`")
 }
 
 /// Runs to the end even if the caller does not wait for it.

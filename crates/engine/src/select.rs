@@ -69,7 +69,7 @@ fn judge_backend(
             format!("cannot honour the spec: {}", Refusals(refusals.clone())),
             refusals,
         ),
-        (Ok(_), Some(taken)) => verdict(false, format!("{taken} comes first"), Vec::new()),
+        (Ok(_), Some(taken)) => verdict(false, format!("{taken} is preferred"), Vec::new()),
         (Ok(admitted), None) => {
             selection.chosen = Some(capabilities.backend.clone());
             selection.admitted = Some(admitted);
@@ -100,7 +100,7 @@ fn passed_over(spec: &SandboxSpec, capabilities: &Capabilities) -> Option<String
 fn explain_reserved(capabilities: &Capabilities) -> Option<String> {
     let boundary = capabilities.boundary;
     match &capabilities.only_by_name {
-        Some(reason) => Some(format!("it is taken only by its name: {reason}")),
+        Some(reason) => Some(format!("it is used only when named: {reason}")),
         None if boundary.makes_a_security_claim() => None,
         None => {
             Some(format!("the boundary {boundary} is never chosen automatically; name the backend"))

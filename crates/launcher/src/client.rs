@@ -251,7 +251,7 @@ fn wait_for(fd: impl AsFd, what: PollFlags, deadline: Instant) -> Result<(), Lau
 }
 
 fn too_long() -> LaunchError {
-    let detail = format!("the walls did not stand within {} s", LAUNCH_TIMEOUT.as_secs());
+    let detail = format!("the walls were not built within {} s", LAUNCH_TIMEOUT.as_secs());
     LaunchError::Failed(Failure::new(Wall::Request, Errno::TIMEDOUT, detail))
 }
 

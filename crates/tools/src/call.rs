@@ -106,7 +106,7 @@ impl Progress for Nobody {
 #[async_trait]
 impl Ask for Nobody {
     async fn ask(&self, _question: Question) -> Decision {
-        Decision::No { because: "there is nobody to ask".into() }
+        Decision::No { because: "there is no way to ask a person".into() }
     }
 }
 

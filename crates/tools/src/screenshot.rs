@@ -254,7 +254,7 @@ impl ScreenshotDir {
 /// The picture, if it is one and has the size that was asked for: the guest could have put anything there.
 fn picture_answer(url: &str, size: (u32, u32), bytes: Vec<u8>) -> Result<ToolAnswer, ToolError> {
     if page::png_size(&bytes) != Some(size) {
-        let message = "what the browser left is no picture of that size";
+        let message = "the browser's file is not a PNG of that size";
         return Err(ToolError::new(ErrorCode::Protocol, message));
     }
     let data = serde_json::json!({
@@ -275,10 +275,11 @@ fn no_picture_error(
     if error.code != ErrorCode::NotFound {
         return error;
     }
-    let failed = |why: String| ToolError::new(ErrorCode::Unavailable, format!("no picture: {why}"));
+    let failed =
+        |why: String| ToolError::new(ErrorCode::Unavailable, format!("no screenshot: {why}"));
     match (&outcome.ending, page) {
         (Ending::Exited(UNSERVED_EXIT_CODE), PageAddress::Served(url)) => failed(format!(
-            "nobody listens at {url}"
+            "nothing listens at {url}"
         ))
         .remedy("start the server with `bash` and the action `start`, and wait until it listens"),
         (Ending::LimitExceeded(limit), _) => {

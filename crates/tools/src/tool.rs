@@ -89,16 +89,16 @@ tools! {
     "Searches files line by line for a regular expression (ripgrep's). Leaves out binary files, what \
      `.gitignore` leaves out and hidden files.";
     ListDir "list_dir" "List a directory" ListDir, Effect::Reads,
-    "Lists a directory with kinds and sizes, down to `depth` levels. A long one comes in pages: go on \
+    "Lists a directory with kinds and sizes, down to `depth` levels. A long one comes in pages: continue \
      with `offset`.";
     Artifacts "artifacts" "Collect files" Artifacts, Effect::Reads,
     "Collects files out of the sandbox, each with its media type: text as text, everything else as \
      base64. Bounded in size.";
     Screenshot "screenshot" "Take a screenshot" Screenshot, Effect::Reads,
-    "Takes a picture of a web page that the sandbox itself serves.";
+    "Takes a screenshot of a web page that the sandbox itself serves.";
     SandboxCreate "sandbox_create" "Create a sandbox" SandboxCreate, Effect::Adds,
     "Builds another sandbox and answers its id, for use as `sandbox_id`. Asking for more network or \
-     higher limits than the user set out needs a person's consent.";
+     higher limits than the server was started with needs a person's consent.";
     SandboxList "sandbox_list" "List sandboxes" SandboxList, Effect::Reads,
     "Lists the sandboxes of this session.";
     SandboxDestroy "sandbox_destroy" "Destroy a sandbox" SandboxDestroy, Effect::Changes,

@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use stockade_core::{Error, ErrorCode, Result, SandboxSpec, Workspace, WorkspaceId};
 use stockade_workspaces::{
-    Application, ApplyOptions, Diff, Hold, Request, Workspace as Taken, WorkspaceProvider,
-    Workspaces,
+    Application, ApplyOptions, Diff, Hold, Request, Workspace as Taken, Workspaces,
 };
 
 /// Where each sandbox gets its view from. Clones are the same.

@@ -129,7 +129,7 @@ async fn approve_and_apply(
 
 fn require_view(place: &Arc<ToolPlace>) -> Result<&WorkspaceView, ToolError> {
     place.view.as_ref().ok_or_else(|| {
-        let message = "this workspace keeps no changes apart: they are in the user's files already";
+        let message = "this workspace is no overlay: its changes are in the user's files already";
         ToolError::new(ErrorCode::Unsupported, message)
             .remedy("have the server started with --overlay")
     })

@@ -23,7 +23,7 @@ pub(crate) enum WorkspaceFault {
     #[error("`{path}` is damaged: {problem}")]
     Damaged { path: String, problem: String },
     #[error(
-        "`{path}` was changed while the changes were being put back; what it was is kept in `{kept}`"
+        "`{path}` was changed while apply was being undone; its earlier content is kept in `{kept}`"
     )]
     Stuck { path: String, kept: String },
     #[error("{0}")]
@@ -37,8 +37,8 @@ impl WorkspaceFault {
     pub(crate) fn changed_meanwhile(path: impl ToString) -> Self {
         Self::Refused {
             path: path.to_string(),
-            problem: "was changed after its changes were looked at",
-            remedy: "end what still writes there, and look at them again",
+            problem: "was changed after its diff was read",
+            remedy: "end what still writes there, and read the diff again",
         }
     }
 

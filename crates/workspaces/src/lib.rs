@@ -40,6 +40,6 @@ pub use held::HeldReason;
 pub use live::Hold;
 pub use local::too_broad;
 pub use path::{TreePath, TreePathError};
-pub use request::{Hint, Kind, Mechanism, Request, Workspace, WorkspaceProvider};
+pub use request::{Hint, Kind, Mechanism, Request, Workspace};
 pub use tree::NodeKind;
 pub use workspaces::{Recovery, Workspaces};

@@ -34,9 +34,7 @@ pub(crate) fn resolve_current_directory() -> FaultResult<PathBuf> {
 }
 
 fn refuse_broad(dir: &Path) -> FaultResult<()> {
-    let home = std::env::var_os("HOME").map(PathBuf::from);
-    let home = home.and_then(|home| home.canonicalize().ok());
-    match too_broad(dir, home.as_deref()) {
+    match too_broad(dir) {
         Some(what) => refuse_path(dir, what, "go to a project's directory, or name it outright"),
         None => Ok(()),
     }
@@ -47,7 +45,13 @@ fn refuse_path<T>(path: &Path, problem: &'static str, remedy: &'static str) -> F
 }
 
 /// What is wrong with handing over a directory that was not named outright.
-pub fn too_broad(dir: &Path, home: Option<&Path>) -> Option<&'static str> {
+pub fn too_broad(dir: &Path) -> Option<&'static str> {
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let home = home.and_then(|home| home.canonicalize().ok());
+    too_broad_with_home(dir, home.as_deref())
+}
+
+fn too_broad_with_home(dir: &Path, home: Option<&Path>) -> Option<&'static str> {
     let inside_home = dir.parent() == Some(Path::new("/home"));
     match dir.to_str() {
         Some("/") => Some("is the whole file system"),
@@ -66,10 +70,10 @@ mod tests {
     fn the_root_and_whole_homes_are_too_broad() {
         let home = Some(Path::new("/srv/me"));
         for dir in ["/", "/home", "/root", "/home/x", "/srv/me"] {
-            assert!(too_broad(Path::new(dir), home).is_some(), "{dir}");
+            assert!(too_broad_with_home(Path::new(dir), home).is_some(), "{dir}");
         }
         for dir in ["/home/x/project", "/root/project", "/srv", "/srv/me/project", "/tmp"] {
-            assert!(too_broad(Path::new(dir), home).is_none(), "{dir}");
+            assert!(too_broad_with_home(Path::new(dir), home).is_none(), "{dir}");
         }
     }
 

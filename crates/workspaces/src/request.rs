@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
-use stockade_core::{Bytes, HostPath, Layers, Result, TenantName, WorkspaceId};
+use stockade_core::{Bytes, HostPath, Layers, TenantName, WorkspaceId};
 use stockade_engine::Timestamp;
 
 /// Which tree is meant.
@@ -146,18 +145,4 @@ impl Workspace {
             Kind::Local | Kind::Ephemeral => false,
         }
     }
-}
-
-/// Hands out workspaces and takes them back.
-#[async_trait]
-pub trait WorkspaceProvider: Send + Sync {
-    /// Hands out a workspace. Any number of calls may be under way at once.
-    async fn acquire(&self, request: Request) -> Result<Workspace>;
-
-    /// Takes one back. Again, or of one that is not there, is no error.
-    ///
-    /// - `local`: the directory is left alone.
-    /// - `overlay`, `git`: kept while it has changes, until they are applied or discarded.
-    /// - `ephemeral`: removed.
-    async fn release(&self, id: &WorkspaceId) -> Result<()>;
 }

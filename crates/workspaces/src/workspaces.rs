@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use stockade_core::{Bytes, Error, ErrorCode, Result, WorkspaceId};
 use stockade_engine::{Directory, Event, Journal, JournalOptions, Sharing, StateDir};
 use tokio::sync::oneshot;
@@ -19,7 +18,7 @@ use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
 use crate::layer::Layer;
 use crate::owned::Owned;
 use crate::path::TreePath;
-use crate::request::{Hint, Kind, Request, Workspace, WorkspaceProvider};
+use crate::request::{Hint, Kind, Request, Workspace};
 use crate::store::{StoreEntry, WorkspaceManifest, WorkspaceStore, open_tree};
 use crate::tree::OpenTree;
 use crate::walk::visit_tree;
@@ -30,7 +29,7 @@ const LONG_UNUSED: Duration = Duration::from_secs(30 * 86_400);
 
 /// The workspaces of one state directory. Clones are the same workspaces.
 ///
-/// Every call but those of [`WorkspaceProvider`] blocks while it works on the disk.
+/// Every call but [`Self::acquire`] and [`Self::release`] blocks while it works on the disk.
 #[derive(Debug, Clone)]
 pub struct Workspaces(Arc<WorkspacesInner>);
 
@@ -301,7 +300,7 @@ impl Workspaces {
             Kind::Local | Kind::Ephemeral => {
                 return Err(WorkspaceFault::Refused {
                     path: id.to_string(),
-                    problem: "keeps no changes apart",
+                    problem: "is neither an overlay nor a git workspace",
                     remedy: "use an overlay or a git workspace",
                 });
             }
@@ -405,9 +404,9 @@ fn is_unchanged(entry: &StoreEntry, manifest: &WorkspaceManifest) -> bool {
     look().is_ok_and(|diff| diff.is_empty())
 }
 
-#[async_trait]
-impl WorkspaceProvider for Workspaces {
-    async fn acquire(&self, request: Request) -> Result<Workspace> {
+impl Workspaces {
+    /// Hands out a workspace. Any number of calls may be under way at once.
+    pub async fn acquire(&self, request: Request) -> Result<Workspace> {
         let this = self.clone();
         let (hand, taken) = oneshot::channel();
         tokio::task::spawn_blocking(move || {
@@ -419,7 +418,12 @@ impl WorkspaceProvider for Workspaces {
         taken.await.unwrap_or_else(|gone| Err(cut_off(gone)))
     }
 
-    async fn release(&self, id: &WorkspaceId) -> Result<()> {
+    /// Takes one back. Again, or of one that is not there, is no error.
+    ///
+    /// - `local`: the directory is left alone.
+    /// - `overlay`, `git`: kept while it has changes, until they are applied or discarded.
+    /// - `ephemeral`: removed.
+    pub async fn release(&self, id: &WorkspaceId) -> Result<()> {
         let (this, id) = (self.clone(), id.clone());
         let done = tokio::task::spawn_blocking(move || this.release_now(&id)).await;
         done.unwrap_or_else(|gone| Err(cut_off(gone)))

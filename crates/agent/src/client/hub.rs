@@ -147,7 +147,7 @@ impl Hub {
             return Err(closed.to_error(operation));
         }
         if core.renewing {
-            let message = "the sandbox is being taken back just now";
+            let message = "the sandbox is being restored from a snapshot";
             return Err(Error::new(ErrorCode::Gone, operation, message));
         }
         let number = core.last.saturating_add(1);
@@ -244,7 +244,7 @@ impl Hub {
     pub fn note_hello(&self) -> Result<(), Closed> {
         let twice = std::mem::replace(&mut self.lock_core().greeted, true);
         self.changed.notify_waiters();
-        if twice { Err(Closed::broken("it said hello twice")) } else { Ok(()) }
+        if twice { Err(Closed::broken("it sent Hello twice")) } else { Ok(()) }
     }
 
     /// Whether the agent said hello.

@@ -164,7 +164,7 @@ impl Lane {
                 state.finish.get_or_insert(Finish::Exit(killed.into()));
             });
         }
-        let message = "the sandbox was taken back to before it was asked";
+        let message = "the sandbox was restored to a state from before this request";
         self.fail_lane(&Closed::new(ErrorCode::Gone, message));
     }
 

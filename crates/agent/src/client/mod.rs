@@ -125,7 +125,8 @@ impl AgentClient {
             Ok(Ok(())) => Ok(()),
             Ok(Err(closed)) => Err(closed.to_error("connect")),
             Err(_) => {
-                let message = format!("the agent said nothing for {} ms", deadline.as_millis());
+                let message =
+                    format!("the agent did not answer within {} ms", deadline.as_millis());
                 Err(Error::new(ErrorCode::TooSlow, "connect", message))
             }
         }

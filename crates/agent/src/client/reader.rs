@@ -72,7 +72,7 @@ fn take_frames(hub: &Hub, buffer: &mut BytesMut) -> Result<(), Closed> {
 
 fn handle_message(hub: &Hub, body: &Bytes, message: FromAgent<'_>) -> Result<(), Closed> {
     if !hub.is_greeted() && !matches!(message, FromAgent::Hello(_)) {
-        return Err(Closed::broken("it did not say hello"));
+        return Err(Closed::broken("its first frame was not Hello"));
     }
     match message {
         FromAgent::Hello(hello) => handle_hello(hub, hello),

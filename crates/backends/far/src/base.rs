@@ -56,7 +56,7 @@ impl FarBase {
             return Err(Error::new(
                 ErrorCode::Invalid,
                 "start",
-                "this program was not carried here",
+                "this program was not installed by stockade",
             ));
         };
         for dir in [&own, &far] {

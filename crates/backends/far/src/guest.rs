@@ -149,7 +149,7 @@ pub async fn run_second_process(native: Native) -> io::Result<()> {
         Some(port) => wait_at_port(port, ready, papers)?,
         None => wait_for_connection(&ready, papers)?,
     };
-    let gone = |_| io::Error::other("whoever waits for the port is gone");
+    let gone = |_| io::Error::other("the thread that waits for the port is gone");
     let (identity, papers) = copied.await.map_err(gone)??;
     native.call_machine(identity::sandbox_identity(&identity));
     serve::serve_connection(native, Ok(base), streams, PeerLiveness::InACopy(papers)).await
@@ -176,8 +176,8 @@ fn wait_at_port(
 
 /// The same by a socket. A connection does not survive the copying: the next one is the copy's own.
 fn wait_for_connection(ready: &[u8], papers: Papers) -> io::Result<(IdentityReceiver, StreamPair)> {
-    let listener =
-        Listener::open().map_err(|error| with_context("nobody can speak to it", error))?;
+    let listener = Listener::open()
+        .map_err(|error| with_context("it cannot listen for connections", error))?;
     let mut pipe = listener.accept()?;
     pipe.write_all(ready)?;
     let told = loop {

@@ -220,7 +220,7 @@ impl FarSession {
         }
         self.finish_receiving().await?;
         let (Ok(base), Some(place), Some(id)) = (&self.base, &self.place, &self.id) else {
-            return Err(protocol_error("there is no place for it yet"));
+            return Err(protocol_error("Create came before Open"));
         };
         self.writable = !spec.read_only && matches!(spec.workspace, Workspace::Local(_));
         let known = measure::load_or_measure(&self.native, base).await;
@@ -263,9 +263,9 @@ impl FarSession {
         let _ = self.ways.send(ResumeMode::Anew).await;
         let renamed = self.papers.as_ref().map_or(Ok(()), |papers| papers.apply_identity(identity));
         let renewed = carried.reconnect_agent(self.out.clone()).await;
-        let gone = |error: FrameError| protocol_error("nobody hears").source(error);
+        let gone = |error: FrameError| protocol_error("the connection is closed").source(error);
         self.out.mark_new_peer().await.map_err(gone)?;
-        renamed.map_err(|error| protocol_error("it cannot be called otherwise").source(error))?;
+        renamed.map_err(|error| protocol_error("its identity cannot be changed").source(error))?;
         self.start_agent(renewed)
     }
 
@@ -303,7 +303,9 @@ impl FarSession {
         };
         let packing = self.packing.insert(tokio::task::spawn_blocking(pack));
         while let Some(piece) = pieces.recv().await {
-            let gone = |error: FrameError| protocol_error("nobody takes the changes").source(error);
+            let gone = |error: FrameError| {
+                protocol_error("the connection closed while changes were sent").source(error)
+            };
             self.out.send_frame(Frame::Tree(piece)).await.map_err(gone)?;
         }
         let packed = packing.await;

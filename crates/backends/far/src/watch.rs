@@ -46,11 +46,12 @@ pub async fn send_tell(out: &Outbox, tell: &Tell) -> Result<(), FrameError> {
 impl ProcessControl for Killer {
     /// The caller is let go when the end is told: it returns only if that does not come.
     async fn kill(&self) -> Result<()> {
-        let gone =
-            |error: FrameError| Error::new(ErrorCode::Gone, "kill", "nobody hears").source(error);
+        let gone = |error: FrameError| {
+            Error::new(ErrorCode::Gone, "kill", "the connection is closed").source(error)
+        };
         send_tell(&self.out, &Tell::Kill { execution: self.execution }).await.map_err(gone)?;
         tokio::time::sleep(KILL_TIMEOUT).await;
-        Err(Error::new(ErrorCode::TooSlow, "kill", "the other side does not end it"))
+        Err(Error::new(ErrorCode::TooSlow, "kill", "the peer did not end it in time"))
     }
 }
 

@@ -4,11 +4,11 @@
 //! Each end takes what the other one sends for hostile: bounded, parsed strictly, and resolved beneath
 //! its root by the kernel.
 
-#[cfg(any(feature = "microvm", feature = "ssh"))]
+#[cfg(feature = "near")]
 pub(crate) mod far;
 pub mod frame;
 pub mod guest;
-#[cfg(any(feature = "microvm", feature = "ssh"))]
+#[cfg(feature = "near")]
 pub(crate) mod near;
 pub mod pour;
 pub mod tree;

@@ -20,7 +20,7 @@ const AGENT_FILE_MODE: u32 = 0o555;
 /// Where it lies on the host.
 pub(super) fn ensure_host_agent() -> Result<PathBuf> {
     private::ensure_base_dir().and_then(|base| ensure_agent_file(&base)).map_err(|error| {
-        Error::new(ErrorCode::System, "create", "the agent cannot be laid out for the engine")
+        Error::new(ErrorCode::System, "create", "the agent's file cannot be written for the engine")
             .backend(NAME)
             .remedy(private::PRIVATE_DIR_REMEDY)
             .source(error)

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use tokio_util::io::StreamReader;
 
 use super::socket::{is_missing, is_underway};
-use super::{NAME, engine_failed, plan};
+use super::{NAME, engine_failed, helpers, plan};
 use crate::linux::brake::Stopper;
 use crate::linux::cgroup::Group;
 use crate::linux::find;
@@ -142,7 +142,7 @@ impl Stopper for Container {
 }
 
 fn ended_at_once() -> Error {
-    Error::new(ErrorCode::WallMissing, "create", "the container ended before its agent spoke")
+    Error::new(ErrorCode::WallMissing, "create", "the container ended before its agent connected")
         .backend(NAME)
         .remedy("see the engine's own log; the agent needs a 64-bit x86 Linux kernel")
 }
@@ -280,7 +280,7 @@ pub(super) async fn attended_no_more(
     };
     let begun = tokio::time::Instant::now();
     loop {
-        let left = find::find_engine_helpers(engine, meant);
+        let left = helpers::find_engine_helpers(engine, meant);
         if left.is_empty() {
             return Ok(());
         }
@@ -288,7 +288,7 @@ pub(super) async fn attended_no_more(
             return Err(left_behind(&NAME, id, "the engine's helper for it does not end"));
         }
         if begun.elapsed() > HELPER_GRACE_PERIOD {
-            let still = |pid: i32| find::is_helper(pid, engine, meant);
+            let still = |pid: i32| helpers::is_helper(pid, engine, meant);
             left.iter().for_each(|pid| drop(find::kill_if(*pid, still)));
         }
         tokio::time::sleep(ENGINE_POLL_INTERVAL).await;

@@ -227,7 +227,7 @@ pub(super) async fn check_no_volume(container: &Container) -> Result<()> {
         None => Ok(()),
         Some(path) => {
             let path = stockade_core::clean_foreign(&path);
-            Err(image_refused(&format!("was given a volume at `{path}`, which nobody asked for")))
+            Err(image_refused(&format!("was given a volume at `{path}`, which was not requested")))
         }
     }
 }

@@ -7,6 +7,7 @@
 mod agent;
 mod archive;
 mod container;
+mod helpers;
 mod images;
 mod inert;
 mod list;
@@ -23,19 +24,20 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bollard::models::HostConfig;
 use stockade_core::{
-    Admitted, Backend, BackendName, Boundary, Capabilities, Error, ErrorCode, LimitKind, Result,
-    Sandbox, SandboxId,
+    Admitted, BackendName, Boundary, Capabilities, Error, ErrorCode, LimitKind, Result, Sandbox,
+    SandboxId,
 };
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
+use crate::agent_sandbox::{AgentSandbox, HostMonitor};
 use crate::linux::archives::Archives;
 use crate::linux::brake::Brake;
 use crate::linux::cgroup::throwaway;
 use crate::linux::running::Running;
-use crate::linux::sandbox::{Kernel, LinuxSandbox};
-use crate::linux::turns::{Turns, to_its_end};
+use crate::linux::watch::Kernel;
 use crate::linux::{self, hold, lock};
+use crate::managed::{Cancellation, Managed, WallBuilder};
 use container::{Container, RemovalCaller};
 use images::Image;
 use socket::EngineHandle;
@@ -61,14 +63,12 @@ const MAX_CHECKED: usize = 256;
 pub type Progress = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// The docker backend. Connects when it is first asked for something.
-pub struct Docker {
-    inner: Arc<DockerInner>,
-}
+pub type Docker = Managed<DockerWalls>;
 
-struct DockerInner {
+/// What has the docker backend's walls built.
+pub struct DockerWalls {
     options: Options,
     engine: OnceCell<EngineHandle>,
-    turns: Turns,
     running: Mutex<HashMap<SandboxId, Arc<Running>>>,
     /// The sandboxes that were asked for here, and what the engine calls the containers that it made.
     asked: Mutex<HashMap<SandboxId, Option<String>>>,
@@ -106,21 +106,19 @@ impl Docker {
     /// A backend that has not touched anything yet. `progress` is told how far the fetching of an
     /// image is.
     pub fn new(options: Options, progress: Progress) -> Self {
-        let inner = DockerInner {
+        Self::of(DockerWalls {
             options,
             engine: OnceCell::new(),
-            turns: Turns::default(),
             running: Mutex::default(),
             asked: Mutex::default(),
             reaping: Mutex::default(),
             checked: Mutex::default(),
             progress,
-        };
-        Self { inner: Arc::new(inner) }
+        })
     }
 }
 
-impl DockerInner {
+impl DockerWalls {
     /// The engine behind the socket. One that could not be reached is tried again the next time.
     async fn get_engine(&self) -> Result<&EngineHandle> {
         self.engine.get_or_try_init(|| self.connect()).await
@@ -143,7 +141,7 @@ impl DockerInner {
         admitted: &Admitted,
         image: &Image,
         purpose: Purpose,
-    ) -> Result<(LinuxSandbox, MeasuredWalls)> {
+    ) -> Result<(AgentSandbox, MeasuredWalls)> {
         let engine = self.get_engine().await?;
         let held = hold::hold_layers(&NAME, admitted.spec())?;
         let body = plan::build_create_body(id, admitted, engine, image)?;
@@ -168,12 +166,13 @@ impl DockerInner {
             walls::keep_the_promise(admitted, boundary, &loose)?;
         }
         let user = plan::choose_user(admitted.spec(), engine)?;
-        let archives = Archives::new(NAME, admitted);
         let shared = boundary == Boundary::SharedKernel;
         let kernel = if shared { Kernel::Shared } else { Kernel::Apart };
-        let brake = Brake::new(NAME, container);
-        let sandbox = LinuxSandbox { running, client, user, archives, brake, kernel };
-        let one_user = shared && walls::has_one_user(sandbox.running.pid);
+        let sandbox = AgentSandbox::new(id, client, user)
+            .with_monitor(HostMonitor::new(&running, kernel))
+            .with_archives(Archives::new(NAME, admitted))
+            .with_brake(Brake::new(NAME, container));
+        let one_user = shared && walls::has_one_user(running.pid);
         Ok((sandbox, MeasuredWalls { boundary, loose, one_user }))
     }
 
@@ -198,43 +197,21 @@ impl DockerInner {
         Ok(())
     }
 
-    /// Builds in a task of its own: an engine goes on with a request whose caller has given up, and a destroy
-    /// must not come before it is done (C-32).
-    async fn create(
-        self: &Arc<Self>,
+    async fn build_for(
+        &self,
+        purpose: Purpose,
         id: &SandboxId,
         admitted: &Admitted,
-        purpose: Purpose,
-    ) -> Result<(LinuxSandbox, MeasuredWalls)> {
+        cancellation: &Cancellation,
+    ) -> Result<(AgentSandbox, MeasuredWalls)> {
         lock(&self.asked).insert(id.clone(), None);
         let image =
             images::ensure_image(self.get_engine().await?, admitted, &self.progress).await?;
-        let turn = self.turns.take(id).await;
-        let (inner, id, admitted) = (Arc::clone(self), id.clone(), admitted.clone());
-        to_its_end(NAME, async move {
-            let _turn = turn;
-            let build = inner.build_sandbox(&id, &admitted, &image, purpose);
-            let built = tokio::time::timeout(BUILD_TIMEOUT, build).await;
-            let built = built.unwrap_or_else(|_| Err(too_slow()));
-            if built.is_err() {
-                // What is left is found by its label once the engine can be reached again.
-                let _ = inner.remove(&id, RemovalCaller::Here).await;
-            }
-            built
-        })
-        .await
-    }
-
-    async fn destroy(&self, id: &SandboxId) -> Result<()> {
-        let _turn = self.turns.take(id).await;
-        if lock(&self.asked).contains_key(id) {
-            self.remove(id, RemovalCaller::Here).await?;
-            lock(&self.asked).remove(id);
-            return Ok(());
-        }
-        let removed = self.remove(id, RemovalCaller::DeadSince(self.reaping_since())).await;
-        self.reaping_since();
-        removed
+        // An engine goes on with a request whose caller has given up.
+        cancellation.forbid();
+        let build = self.build_sandbox(id, admitted, &image, purpose);
+        let built = tokio::time::timeout(BUILD_TIMEOUT, build).await;
+        built.unwrap_or_else(|_| Err(too_slow()))
     }
 
     /// Start of the current series of reaps, so that the grace period passes once for all of them.
@@ -258,41 +235,56 @@ impl DockerInner {
         let hash = lock(&self.asked).get(id).cloned().flatten();
         container::attended_no_more(engine.uid, id, hash.as_deref()).await?;
         self.lock_running().remove(id);
-        self.turns.forget(id);
         Ok(())
     }
 }
 
 #[async_trait]
-impl Backend for Docker {
-    fn name(&self) -> BackendName {
-        NAME
-    }
+impl WallBuilder for DockerWalls {
+    const NAME: BackendName = NAME;
 
-    async fn probe(&self) -> Capabilities {
-        probe::measure_capabilities(self).await
+    async fn probe(self: Arc<Self>) -> Capabilities {
+        probe::measure_capabilities(&self).await
     }
 
     fn fingerprint(&self) -> Option<String> {
-        Some(format!("{}\n{}", linux::host_fingerprint()?, self.inner.options.fingerprint()?))
+        Some(format!("{}\n{}", linux::host_fingerprint()?, self.options.fingerprint()?))
     }
 
-    async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
-        let (sandbox, _) = self.inner.create(id, admitted, Purpose::Use).await?;
+    async fn build(
+        self: Arc<Self>,
+        id: &SandboxId,
+        admitted: &Admitted,
+        cancellation: &Cancellation,
+    ) -> Result<Arc<dyn Sandbox>> {
+        let (sandbox, _) = self.build_for(Purpose::Use, id, admitted, cancellation).await?;
         Ok(Arc::new(sandbox))
     }
 
+    async fn take_down(&self, id: &SandboxId) -> Result<()> {
+        if lock(&self.asked).contains_key(id) {
+            self.remove(id, RemovalCaller::Here).await?;
+            lock(&self.asked).remove(id);
+            return Ok(());
+        }
+        let removed = self.remove(id, RemovalCaller::DeadSince(self.reaping_since())).await;
+        self.reaping_since();
+        removed
+    }
+
+    async fn clear_unfinished(&self, id: &SandboxId, _: &Error) -> Result<()> {
+        // What is left is found by its label once the engine can be reached again.
+        let _ = self.remove(id, RemovalCaller::Here).await;
+        Ok(())
+    }
+
     async fn list(&self) -> Result<Vec<SandboxId>> {
-        match self.inner.get_engine().await {
+        match self.get_engine().await {
             Ok(engine) => list::list_sandboxes(&engine.socket).await,
             // Nothing can be there where there is no engine.
             Err(error) if error.code() == ErrorCode::Unavailable => Ok(Vec::new()),
             Err(error) => Err(error),
         }
-    }
-
-    async fn destroy(&self, id: &SandboxId) -> Result<()> {
-        self.inner.destroy(id).await
     }
 }
 

@@ -7,9 +7,9 @@ use stockade_core::{
     Boundary, Capabilities, Error, Feature, LimitKind, Millicores, SandboxSpec, Support,
 };
 
-use super::{Docker, DockerInner, MeasuredWalls, NAME, Purpose};
-use crate::linux::turns::to_its_end;
+use super::{DockerWalls, MeasuredWalls, NAME, Purpose};
 use crate::linux::{self, limits};
+use crate::managed::{Cancellation, try_out};
 
 /// Features that are there whenever the walls stand, each with what provides it.
 const WALL_FEATURES: [(Feature, &str); 25] = [
@@ -52,7 +52,7 @@ const MISSING_FEATURES: [(Feature, &str, &str); 5] = [
     (
         Feature::OverlayWorkspace,
         "engines mount no overlay for others",
-        "work on a copy, which is what is done where no overlay can be had",
+        "use a copy of the directory, which --overlay makes where it cannot mount an overlay",
     ),
     (
         Feature::UserPerCommand,
@@ -67,8 +67,8 @@ const MISSING_FEATURES: [(Feature, &str, &str); 5] = [
     (Feature::FullSnapshot, "it cannot capture memory", OTHER_BACKEND_REMEDY),
 ];
 
-pub(super) async fn measure_capabilities(docker: &Docker) -> Capabilities {
-    match inspect_container(&docker.inner).await {
+pub(super) async fn measure_capabilities(docker: &Arc<DockerWalls>) -> Capabilities {
+    match inspect_container(docker).await {
         Ok(seen) => describe_features(&seen),
         Err(error) => {
             let remedy = error.hint().unwrap_or("see docs/backends/docker.md").to_owned();
@@ -81,7 +81,7 @@ pub(super) async fn measure_capabilities(docker: &Docker) -> Capabilities {
 
 /// Looks at a container; and, where that has a kernel of its own, at one that is made for such a
 /// kernel.
-async fn inspect_container(docker: &Arc<DockerInner>) -> Result<MeasuredWalls, Error> {
+async fn inspect_container(docker: &Arc<DockerWalls>) -> Result<MeasuredWalls, Error> {
     let seen = try_sandbox(docker, Boundary::SharedKernel).await?;
     if seen.boundary == Boundary::SharedKernel {
         return Ok(seen);
@@ -92,19 +92,17 @@ async fn inspect_container(docker: &Arc<DockerInner>) -> Result<MeasuredWalls, E
 /// Builds a sandbox with every limit, reads its walls and limits back, and takes it down, even if the caller
 /// gives up.
 async fn try_sandbox(
-    docker: &Arc<DockerInner>,
+    docker: &Arc<DockerWalls>,
     boundary: Boundary,
 ) -> Result<MeasuredWalls, Error> {
-    let docker = Arc::clone(docker);
-    to_its_end(NAME, async move {
-        let id = linux::trial_id();
-        let mut spec = SandboxSpec::default();
-        spec.limits.cpu_rate = Some(Millicores(1000));
-        spec.limits.open_files = Some(256);
-        let admitted = linux::provisional_at(boundary, NAME, &spec)?;
-        let created = docker.create(&id, &admitted, Purpose::Trial).await;
-        docker.destroy(&id).await?;
-        created.map(|(_, seen)| seen)
+    let mut spec = SandboxSpec::default();
+    spec.limits.cpu_rate = Some(Millicores(1000));
+    spec.limits.open_files = Some(256);
+    let admitted = linux::provisional_at(boundary, NAME, &spec)?;
+    try_out(docker, |docker, id| async move {
+        let trial = Cancellation::default();
+        let (_, seen) = docker.build_for(Purpose::Trial, &id, &admitted, &trial).await?;
+        Ok(seen)
     })
     .await
 }
@@ -154,7 +152,7 @@ fn with_gaps(all: Capabilities) -> Capabilities {
     )
     .with_gap(
         "C-18",
-        "watches on files (inotify) are taken from those of the container's user on the host",
+        "inotify watches count against the container's user on the host",
         native,
     )
 }
@@ -172,7 +170,7 @@ fn with_own_kernel(all: Capabilities, seen: &MeasuredWalls) -> Capabilities {
             Feature::MemoryLimit,
             Support::partial(
                 "the container's control group",
-                "beyond it the whole sandbox ends, and its end is not told as that limit's",
+                "beyond it the whole sandbox ends, and the outcome does not name the limit",
                 "use the gvisor backend, or --without memory-limit",
             ),
         ),

@@ -112,7 +112,7 @@ pub(super) async fn read_back(
 }
 
 async fn read_inside(client: &AgentClient, path: &str) -> Result<String> {
-    let path = path.parse().map_err(|_| wall_missing("a kernel that can be asked"))?;
+    let path = path.parse().map_err(|_| wall_missing("a readable /proc"))?;
     let read = client.files().read(&path, 0, MAX_PROC_BYTES).await?;
     Ok(String::from_utf8_lossy(&read).into_owned())
 }

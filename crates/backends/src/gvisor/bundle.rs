@@ -12,7 +12,7 @@ use stockade_launcher::Made;
 
 use super::NAME;
 use super::plan::BundlePlan;
-use super::private::private_dir_unusable;
+use super::private::PRIVATE_DIRS;
 use crate::linux::embed;
 
 /// The agent's path inside.
@@ -74,7 +74,7 @@ fn list_mount_points(plan: &BundlePlan) -> Vec<(&Path, RootPart<'_>)> {
 /// Lays a new root.
 pub(super) fn lay_root(root: &Path, parts: &RootParts<'_>) -> Result<()> {
     create_directories(root)
-        .map_err(|error| private_dir_unusable("the root cannot be laid out", error))?;
+        .map_err(|error| PRIVATE_DIRS.unusable("the root cannot be created", error))?;
     for (target, part) in parts {
         let laid = lay_one(&host_path(root, target), part);
         laid.map_err(|error| match part {
@@ -82,7 +82,7 @@ pub(super) fn lay_root(root: &Path, parts: &RootParts<'_>) -> Result<()> {
                 target_behind_link(target)
             }
             RootPart::Directory | RootPart::Point | RootPart::File(..) | RootPart::Link(_) => {
-                private_dir_unusable("the root cannot be laid out", error)
+                PRIVATE_DIRS.unusable("the root cannot be created", error)
             }
         })?;
     }

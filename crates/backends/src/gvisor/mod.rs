@@ -17,7 +17,7 @@ mod stopper;
 mod views;
 mod words;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -28,27 +28,28 @@ use async_trait::async_trait;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use stockade_agent::client::AgentClient;
 use stockade_core::{
-    Admitted, Backend, BackendName, Capabilities, Error, ErrorCode, Result, Sandbox, SandboxId,
+    Admitted, BackendName, Capabilities, Error, ErrorCode, Result, Sandbox, SandboxId,
 };
 use stockade_launcher::Launcher;
 use tokio::net::unix::pipe;
 
-use private::GvisorPrivate;
+use private::{GvisorPrivate, PRIVATE_DIRS};
 use runsc::{Platform, Runsc};
 use spawner::Spawner;
 use stopper::Runtime;
 use words::RuntimeStderr;
 
+use crate::agent_sandbox::{AgentSandbox, HostMonitor};
 use crate::linux::archives::Archives;
 use crate::linux::brake::Brake;
-use crate::linux::cgroup::{Group, House, throwaway};
+use crate::linux::cgroup::{Group, House};
 use crate::linux::hold::Hold;
 use crate::linux::limits::{counted_inside, with_runtime};
 use crate::linux::running::{self, Built, Ending};
-use crate::linux::sandbox::{Kernel, LinuxSandbox};
 use crate::linux::site::{START_TIMEOUT, Site, TEARDOWN_TIMEOUT};
-use crate::linux::turns::{Turns, to_its_end};
+use crate::linux::watch::Kernel;
 use crate::linux::{self, find, lock};
+use crate::managed::{Cancellation, Managed, WallBuilder};
 
 /// The gvisor backend's name.
 pub const NAME: BackendName = BackendName::literal("gvisor");
@@ -57,36 +58,21 @@ pub const NAME: BackendName = BackendName::literal("gvisor");
 const CGROUP_HOUSE: House = House { parent: "stockade-gvisor", own_processes: 0 };
 
 /// The gvisor backend. Its sandboxes end with this value, and with what it still has under way.
-pub struct Gvisor(Arc<GvisorInner>);
+pub type Gvisor = Managed<GvisorWalls>;
 
-struct GvisorInner {
+/// What has the gvisor backend's walls built.
+pub struct GvisorWalls {
     site: Site,
     program: Option<PathBuf>,
     spawner: OnceLock<Spawner>,
     platform: tokio::sync::Mutex<Option<Platform>>,
     /// The runtimes that were started and not yet waited for.
     children: Mutex<HashMap<SandboxId, Child>>,
-    swept: tokio::sync::OnceCell<()>,
-    turns: Turns,
 }
 
 impl Default for Gvisor {
     fn default() -> Self {
-        Self(Arc::new(GvisorInner::of(None)))
-    }
-}
-
-impl GvisorInner {
-    fn of(program: Option<PathBuf>) -> Self {
-        Self {
-            site: Site::new(NAME, CGROUP_HOUSE, Launcher::start),
-            program,
-            spawner: OnceLock::new(),
-            platform: tokio::sync::Mutex::default(),
-            children: Mutex::default(),
-            swept: tokio::sync::OnceCell::new(),
-            turns: Turns::default(),
-        }
+        Self::of(GvisorWalls::new(None))
     }
 }
 
@@ -98,11 +84,21 @@ impl Gvisor {
 
     /// The same with this program as its runtime.
     pub fn with_program(program: &Path) -> Self {
-        Self(Arc::new(GvisorInner::of(Some(program.to_owned()))))
+        Self::of(GvisorWalls::new(Some(program.to_owned())))
     }
 }
 
-impl GvisorInner {
+impl GvisorWalls {
+    fn new(program: Option<PathBuf>) -> Self {
+        Self {
+            site: Site::new(NAME, CGROUP_HOUSE, Launcher::start),
+            program,
+            spawner: OnceLock::new(),
+            platform: tokio::sync::Mutex::default(),
+            children: Mutex::default(),
+        }
+    }
+
     fn find(&self) -> Option<Runsc> {
         Runsc::find(self.program.as_deref())
     }
@@ -141,12 +137,12 @@ impl GvisorInner {
         platform::forget_platform(runsc);
     }
 
-    async fn build(
+    async fn build_sandbox(
         &self,
         id: &SandboxId,
         admitted: &Admitted,
         platform: Platform,
-    ) -> Result<LinuxSandbox> {
+    ) -> Result<AgentSandbox> {
         let runsc = self.runsc()?;
         let mut plan = plan::build_plan(admitted, runsc.rootless)?;
         let private = GvisorPrivate::make(id)?;
@@ -162,14 +158,10 @@ impl GvisorInner {
         let streams = self.register_running(id, child, (group, held), admitted)?;
         let (running, client) = connect_agent(streams).await?;
         running.apply_cpu_rate()?;
-        Ok(LinuxSandbox {
-            running,
-            client,
-            user: plan.user,
-            archives: Archives::new(NAME, admitted),
-            brake: Brake::new(NAME, Runtime { runsc, private, id: id.clone() }),
-            kernel: Kernel::Apart,
-        })
+        Ok(AgentSandbox::new(id, client, plan.user)
+            .with_monitor(HostMonitor::new(&running, Kernel::Apart))
+            .with_archives(Archives::new(NAME, admitted))
+            .with_brake(Brake::new(NAME, Runtime { runsc, private, id: id.clone() })))
     }
 
     /// Notes a runtime that was started, and takes its streams.
@@ -207,57 +199,6 @@ impl GvisorInner {
         })
     }
 
-    /// Ends a sandbox and removes every trace, no matter which process made it.
-    async fn end(&self, id: &SandboxId) -> Result<()> {
-        if !self.site.end(id).await? {
-            self.site.remove_leftover_group(id).await?;
-        }
-        // A group that could be removed is proof that no process was left in it.
-        if self.site.hierarchy().find(id).is_none() {
-            self.end_processes(id).await?;
-        }
-        if let Some(mut child) = lock(&self.children).remove(id) {
-            // It has ended: this only buries it.
-            let _ = child.wait();
-        }
-        private::remove_private_dir(id)?;
-        self.site.forget(id);
-        self.turns.forget(id);
-        Ok(())
-    }
-
-    /// Builds in a task of its own: a destroy must not come before that is done, and what fails is taken down
-    /// even if the caller has given up (C-32).
-    async fn create(
-        self: &Arc<Self>,
-        id: &SandboxId,
-        admitted: &Admitted,
-    ) -> Result<Arc<dyn Sandbox>> {
-        self.remove_forsaken_sandboxes().await;
-        let runsc = self.runsc()?;
-        let platform = self.find_platform(&runsc).await?;
-        let turn = self.turns.take(id).await;
-        let (inner, id, admitted) = (Arc::clone(self), id.clone(), admitted.clone());
-        to_its_end(NAME, async move {
-            let _turn = turn;
-            let error = match inner.build(&id, &admitted, platform).await {
-                Ok(sandbox) => return Ok(Arc::new(sandbox) as Arc<dyn Sandbox>),
-                Err(error) => error,
-            };
-            inner.end(&id).await?;
-            if error.code() == ErrorCode::WallMissing {
-                inner.forget_platform(&runsc).await;
-            }
-            Err(error)
-        })
-        .await
-    }
-
-    async fn destroy(&self, id: &SandboxId) -> Result<()> {
-        let _turn = self.turns.take(id).await;
-        self.end(id).await
-    }
-
     /// Ends every process of a sandbox that is found by its arguments: all there are, where no control
     /// group holds them.
     async fn end_processes(&self, id: &SandboxId) -> Result<()> {
@@ -277,19 +218,6 @@ impl GvisorInner {
         }
         let closed = tokio::time::timeout(TEARDOWN_TIMEOUT, control_socket_closed(id)).await;
         closed.map_err(|_| running::left_behind(&NAME, id, "the runtime's socket stays open"))
-    }
-
-    /// Removes what trials of engines that are gone have left: no lease names them. Once is enough.
-    async fn remove_forsaken_sandboxes(&self) {
-        let sweep = async {
-            for id in
-                private::list_sandbox_ids().iter().filter(|id| throwaway::is_forsaken(id.as_str()))
-            {
-                // An error is ignored: the next engine tries again.
-                let _ = self.end(id).await;
-            }
-        };
-        self.swept.get_or_init(|| sweep).await;
     }
 }
 
@@ -338,32 +266,60 @@ async fn connect_agent(streams: RuntimeStreams) -> Result<(Arc<running::Running>
 }
 
 #[async_trait]
-impl Backend for Gvisor {
-    fn name(&self) -> BackendName {
-        NAME
-    }
+impl WallBuilder for GvisorWalls {
+    const NAME: BackendName = NAME;
 
-    async fn probe(&self) -> Capabilities {
-        probe::measure_capabilities(&self.0).await
+    async fn probe(self: Arc<Self>) -> Capabilities {
+        probe::measure_capabilities(&self).await
     }
 
     fn fingerprint(&self) -> Option<String> {
-        platform::platform_fingerprint(&self.0.find()?)
+        platform::platform_fingerprint(&self.find()?)
     }
 
-    async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
-        self.0.create(id, admitted).await
+    async fn build(
+        self: Arc<Self>,
+        id: &SandboxId,
+        admitted: &Admitted,
+        cancellation: &Cancellation,
+    ) -> Result<Arc<dyn Sandbox>> {
+        let platform = self.find_platform(&self.runsc()?).await?;
+        // The runtime goes on starting what it was given.
+        cancellation.forbid();
+        Ok(Arc::new(self.build_sandbox(id, admitted, platform).await?))
+    }
+
+    async fn take_down(&self, id: &SandboxId) -> Result<()> {
+        if !self.site.end(id).await? {
+            self.site.remove_leftover_group(id).await?;
+        }
+        // A group that could be removed is proof that no process was left in it.
+        if self.site.hierarchy().find(id).is_none() {
+            self.end_processes(id).await?;
+        }
+        if let Some(mut child) = lock(&self.children).remove(id) {
+            // It has ended: this only buries it.
+            let _ = child.wait();
+        }
+        PRIVATE_DIRS.remove(id)?;
+        self.site.forget(id);
+        Ok(())
+    }
+
+    async fn clear_unfinished(&self, id: &SandboxId, why: &Error) -> Result<()> {
+        self.take_down(id).await?;
+        if let (ErrorCode::WallMissing, Some(runsc)) = (why.code(), self.find()) {
+            self.forget_platform(&runsc).await;
+        }
+        Ok(())
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
-        self.0.remove_forsaken_sandboxes().await;
-        let ids: BTreeSet<_> =
-            private::list_sandbox_ids().into_iter().chain(self.0.site.hierarchy().ids()).collect();
-        Ok(ids.into_iter().collect())
+        Ok(PRIVATE_DIRS.list().into_iter().chain(self.site.hierarchy().ids()).collect())
     }
 
-    async fn destroy(&self, id: &SandboxId) -> Result<()> {
-        self.0.destroy(id).await
+    fn leftovers(&self) -> Vec<SandboxId> {
+        PRIVATE_DIRS.list()
     }
 }
 

@@ -9,11 +9,12 @@ use std::time::Duration;
 use sha2::{Digest as _, Sha256};
 use stockade_core::{Error, ErrorCode, Result, SandboxSpec};
 
+use super::private::PRIVATE_DIRS;
 use super::runsc::{Platform, Runsc};
-use super::{GvisorInner, NAME, private};
+use super::{GvisorWalls, NAME};
 use crate::linux;
 use crate::linux::site::TEARDOWN_TIMEOUT;
-use crate::linux::turns::to_its_end;
+use crate::managed::try_out;
 
 /// The file that caches the choice of a platform.
 const PLATFORM_CACHE_FILE: &str = "gvisor.platform";
@@ -38,15 +39,14 @@ fn hash_fingerprint(runsc: &Runsc) -> Option<String> {
 
 /// What was found to work before.
 pub(super) fn load_platform(runsc: &Runsc) -> Option<Platform> {
-    let text =
-        fs::read_to_string(private::ensure_base_dir().ok()?.join(PLATFORM_CACHE_FILE)).ok()?;
+    let text = fs::read_to_string(PRIVATE_DIRS.base().ok()?.join(PLATFORM_CACHE_FILE)).ok()?;
     let (told, name) = text.trim().split_once(' ')?;
     (told == hash_fingerprint(runsc)?).then(|| Platform::named(name)).flatten()
 }
 
 /// Keeps a choice, whole or not at all. Failing to is no harm: it is made again.
 fn save_platform(runsc: &Runsc, platform: Platform) {
-    let (Ok(base), Some(label)) = (private::ensure_base_dir(), hash_fingerprint(runsc)) else {
+    let (Ok(base), Some(label)) = (PRIVATE_DIRS.base(), hash_fingerprint(runsc)) else {
         return;
     };
     let draft = base.join(format!("{PLATFORM_CACHE_FILE}.{}", std::process::id()));
@@ -61,12 +61,12 @@ fn save_platform(runsc: &Runsc, platform: Platform) {
 /// Forgets: what worked does not any more.
 pub(super) fn forget_platform(runsc: &Runsc) {
     // What was found for another one is none of ours.
-    if let (Ok(base), Some(_)) = (private::ensure_base_dir(), load_platform(runsc)) {
+    if let (Ok(base), Some(_)) = (PRIVATE_DIRS.base(), load_platform(runsc)) {
         let _ = fs::remove_file(base.join(PLATFORM_CACHE_FILE));
     }
 }
 
-impl GvisorInner {
+impl GvisorWalls {
     /// The first platform that works.
     pub(super) async fn choose_platform(self: &Arc<Self>, runsc: &Runsc) -> Result<Platform> {
         let mut failed = Vec::new();
@@ -89,23 +89,18 @@ impl GvisorInner {
     /// Builds a throw-away sandbox, waits for its agent, and takes it down, also after a failure and even if
     /// the caller gives up.
     pub(super) async fn try_platform(self: &Arc<Self>, platform: Platform) -> Result<()> {
-        let inner = Arc::clone(self);
-        to_its_end(NAME, async move { inner.try_out(platform).await }).await
-    }
-
-    async fn try_out(&self, platform: Platform) -> Result<()> {
-        let id = linux::trial_id();
         let admitted = linux::admit_provisionally(NAME, &SandboxSpec::default())?;
-        let building = self.build(&id, &admitted, platform);
-        let built = tokio::time::timeout(trial_timeout(platform), building).await;
-        let built = built.unwrap_or_else(|_| Err(platform_hangs(platform))).map(drop);
-        let ended = self.end(&id).await;
-        built.and(ended)
+        try_out(self, |walls, id| async move {
+            let building = walls.build_sandbox(&id, &admitted, platform);
+            let built = tokio::time::timeout(trial_timeout(platform), building).await;
+            built.unwrap_or_else(|_| Err(platform_hangs(platform))).map(drop)
+        })
+        .await
     }
 }
 
 fn platform_hangs(platform: Platform) -> Error {
     let limit = trial_timeout(platform).as_secs();
-    let message = format!("it said nothing for {limit} s");
+    let message = format!("it did not answer within {limit} s");
     Error::new(ErrorCode::TooSlow, "create", message).backend(NAME)
 }

@@ -9,10 +9,10 @@ use stockade_core::{
 };
 
 use super::runsc::{Platform, Runsc};
-use super::{GvisorInner, NAME, platform};
+use super::{GvisorWalls, NAME, platform};
 use crate::linux::site::TEARDOWN_TIMEOUT;
-use crate::linux::turns::to_its_end;
 use crate::linux::{self, limits};
+use crate::managed::{Cancellation, WallBuilder, try_out};
 
 const GVISOR_BOUNDARY: Boundary = Boundary::UserspaceKernel;
 const INSTALL_REMEDY: &str =
@@ -74,7 +74,7 @@ const MISSING_FEATURES: [(Feature, &str, &str); 7] = [
     ),
 ];
 
-pub(super) async fn measure_capabilities(gvisor: &Arc<GvisorInner>) -> Capabilities {
+pub(super) async fn measure_capabilities(gvisor: &Arc<GvisorWalls>) -> Capabilities {
     let Some(runsc) = gvisor.find() else {
         return Capabilities::unavailable(
             NAME,
@@ -98,14 +98,10 @@ pub(super) async fn measure_capabilities(gvisor: &Arc<GvisorInner>) -> Capabilit
 
 /// Why an everyday program does not work in it, if so: older ones refuse system calls that today's C
 /// library makes. A host without that program says nothing about it.
-async fn check_everyday_program(gvisor: &Arc<GvisorInner>) -> Option<String> {
-    let gvisor = Arc::clone(gvisor);
-    let works = to_its_end(NAME, async move {
-        let id = linux::trial_id();
-        let status = tokio::time::timeout(TEARDOWN_TIMEOUT, list_root(&gvisor, &id)).await;
-        gvisor.destroy(&id).await?;
-        let fine = matches!(status, Ok(Ok(ExitStatus::Exited(0) | ExitStatus::StartFailed(_))));
-        Ok(fine)
+async fn check_everyday_program(gvisor: &Arc<GvisorWalls>) -> Option<String> {
+    let works = try_out(gvisor, |gvisor, id| async move {
+        let status = tokio::time::timeout(TEARDOWN_TIMEOUT, list_root(gvisor, &id)).await;
+        Ok(matches!(status, Ok(Ok(ExitStatus::Exited(0) | ExitStatus::StartFailed(_)))))
     });
     match works.await {
         Ok(true) => None,
@@ -113,26 +109,25 @@ async fn check_everyday_program(gvisor: &Arc<GvisorInner>) -> Option<String> {
     }
 }
 
-async fn list_root(gvisor: &Arc<GvisorInner>, id: &SandboxId) -> stockade_core::Result<ExitStatus> {
+async fn list_root(gvisor: Arc<GvisorWalls>, id: &SandboxId) -> stockade_core::Result<ExitStatus> {
     let admitted = linux::admit_provisionally(NAME, &SandboxSpec::default())?;
-    let sandbox = gvisor.create(id, &admitted).await?;
+    let sandbox = gvisor.build(id, &admitted, &Cancellation::default()).await?;
     let mut process =
         sandbox.spawn(&Command::program(["ls", "-l", "/"]), admitted.limits()).await?;
     loop {
         match process.events.next().await {
             Some(ProcessEvent::Exit(exit)) => return Ok(exit.status),
             Some(ProcessEvent::Output(..)) => {}
-            None => return Ok(ExitStatus::Lost("it said nothing".into())),
+            None => return Ok(ExitStatus::Lost("it ended without an exit status".into())),
         }
     }
 }
 
 /// The platform that was found before, if it still works, or the first that does.
 async fn find_working_platform(
-    gvisor: &Arc<GvisorInner>,
+    gvisor: &Arc<GvisorWalls>,
     runsc: &Runsc,
 ) -> stockade_core::Result<Platform> {
-    gvisor.remove_forsaken_sandboxes().await;
     if let Some(platform) = platform::load_platform(runsc)
         && gvisor.try_platform(platform).await.is_ok()
     {
@@ -143,7 +138,7 @@ async fn find_working_platform(
 }
 
 /// The walls stand: what else is there depends on the user and on the control groups.
-fn describe_features(gvisor: &GvisorInner, runsc: &Runsc, platform: Platform) -> Capabilities {
+fn describe_features(gvisor: &GvisorWalls, runsc: &Runsc, platform: Platform) -> Capabilities {
     let mut all = Capabilities::none(NAME, GVISOR_BOUNDARY)
         .with(Feature::ChosenUser, chosen_user(runsc))
         .with(Feature::FilesSnapshot, Support::full("archives made and unpacked by the agent"));

@@ -18,7 +18,7 @@ use stockade_launcher::clear;
 
 use super::bundle::{self, RootPart, RootParts};
 use super::plan::BundlePlan;
-use super::private::{self, GvisorPrivate};
+use super::private::{GvisorPrivate, PRIVATE_DIRS};
 use crate::linux::embed;
 use crate::linux::hold::Hold;
 
@@ -38,7 +38,7 @@ pub(super) struct BundleRoot {
 /// goes with the sandbox.
 pub(super) fn prepare_root(private: &GvisorPrivate, plan: &BundlePlan) -> Result<BundleRoot> {
     find_or_lay(
-        &private::ensure_base_dir()?,
+        &PRIVATE_DIRS.base()?,
         private.path(),
         &private.root(),
         &bundle::list_root_parts(plan),

@@ -33,7 +33,7 @@ impl Stopper for Runtime {
         };
         let answer = asked.kill_on_drop(true).status();
         match tokio::time::timeout(REPLY_TIMEOUT, answer).await {
-            Err(_) => Err(failed(format!("said nothing for {} s", REPLY_TIMEOUT.as_secs()))),
+            Err(_) => Err(failed(format!("did not finish within {} s", REPLY_TIMEOUT.as_secs()))),
             Ok(Err(error)) => Err(failed("cannot be started".into()).source(error)),
             Ok(Ok(status)) if status.success() => Ok(()),
             Ok(Ok(status)) => Err(failed(format!("failed: {status}"))),

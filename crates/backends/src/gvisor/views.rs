@@ -10,7 +10,7 @@ use stockade_core::Result;
 use stockade_launcher::{Made, ReadOnlyView};
 
 use super::plan::BundlePlan;
-use super::private::{GvisorPrivate, private_dir_unusable};
+use super::private::{GvisorPrivate, PRIVATE_DIRS};
 use crate::linux::private::create_file;
 
 /// Lets the plan name places of the sandbox's own instead of what the guest may only read, and returns what is
@@ -42,19 +42,19 @@ pub(super) fn stage_views(
 fn make_target(target: &Path, source: &Path) -> Result<PathBuf> {
     let found = fs::metadata(source);
     match found
-        .map_err(|error| private_dir_unusable("what is shown read-only cannot be found", error))?
+        .map_err(|error| PRIVATE_DIRS.unusable("what is shown read-only cannot be found", error))?
     {
         found if found.is_dir() => make_directory(target)?,
         _ => create_file(target)
             .map(drop)
-            .map_err(|error| private_dir_unusable(VIEWS_ERROR, error))?,
+            .map_err(|error| PRIVATE_DIRS.unusable(VIEWS_ERROR, error))?,
     }
     Ok(target.to_owned())
 }
 
 fn make_directory(directory: &Path) -> Result<()> {
     let made = DirBuilder::new().mode(0o700).create(directory);
-    made.map_err(|error| private_dir_unusable(VIEWS_ERROR, error))
+    made.map_err(|error| PRIVATE_DIRS.unusable(VIEWS_ERROR, error))
 }
 
-const VIEWS_ERROR: &str = "the places of what is shown read-only cannot be made";
+const VIEWS_ERROR: &str = "mount points for read-only mounts cannot be created";

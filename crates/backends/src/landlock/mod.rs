@@ -3,26 +3,26 @@
 //!
 //! This module decides nothing about walls: the launcher builds them and reads them back.
 
-mod files;
+mod commands;
 mod plan;
 mod private;
 mod probe;
-mod sandbox;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use rustix::process::Signal;
-use stockade_core::{Admitted, Backend, BackendName, Capabilities, Result, Sandbox, SandboxId};
+use stockade_core::{Admitted, BackendName, Capabilities, Result, Sandbox, SandboxId};
 use stockade_launcher::{BARE_AGENT, Launcher};
 
+use crate::agent_sandbox::{AgentSandbox, HostMonitor, MappedFiles};
 use crate::linux::cgroup::{Group, House};
 use crate::linux::running::{self, Built, Ending};
 use crate::linux::site::{Site, TEARDOWN_TIMEOUT};
-use crate::linux::{self, find, private as private_dirs};
-use private::{DIRECTORY_PREFIX, LandlockPrivate};
-use sandbox::LandlockSandbox;
+use crate::linux::watch::Kernel;
+use crate::linux::{self, find};
+use crate::managed::{Cancellation, Managed, WallBuilder};
+use private::{LandlockPrivate, PRIVATE_DIRS};
 
 /// The landlock backend's name.
 pub const NAME: BackendName = BackendName::literal("landlock");
@@ -33,13 +33,16 @@ const CGROUP_HOUSE: House = House { parent: "stockade-landlock", own_processes: 
 
 /// The landlock backend. Its launcher is started with the first sandbox and ends with this value, and
 /// with it every sandbox it has launched.
-pub struct Landlock {
+pub type Landlock = Managed<LandlockWalls>;
+
+/// What builds the landlock backend's walls.
+pub struct LandlockWalls {
     site: Site,
 }
 
 impl Default for Landlock {
     fn default() -> Self {
-        Self { site: Site::new(NAME, CGROUP_HOUSE, Launcher::start_bare) }
+        Self::of(LandlockWalls { site: Site::new(NAME, CGROUP_HOUSE, Launcher::start_bare) })
     }
 }
 
@@ -48,8 +51,10 @@ impl Landlock {
     pub fn new() -> Self {
         Self::default()
     }
+}
 
-    async fn build_sandbox(&self, id: &SandboxId, admitted: &Admitted) -> Result<LandlockSandbox> {
+impl LandlockWalls {
+    async fn build_sandbox(&self, id: &SandboxId, admitted: &Admitted) -> Result<AgentSandbox> {
         let workspace = plan::resolve_workspace(admitted.spec())?;
         let private = LandlockPrivate::make(id)?;
         let group = self.site.create_group(id, admitted)?;
@@ -70,7 +75,11 @@ impl Landlock {
             held: None,
         };
         let (running, client) = self.site.open(id, built, admitted, ours).await?;
-        Ok(LandlockSandbox::new(running, client, private))
+        let (client, user) = (Arc::new(client), linux::DEFAULT_USER);
+        Ok(AgentSandbox::new(id, Arc::clone(&client), user)
+            .with_command_rule(move |command| Ok(commands::settle_command(command, &private)))
+            .with_files(MappedFiles::new(&client, |path| Ok(commands::from_workspace(path))))
+            .with_monitor(HostMonitor::new(&running, Kernel::Shared)))
     }
 
     /// Ends what is there of a sandbox that this value did not make.
@@ -91,45 +100,42 @@ impl Landlock {
 }
 
 #[async_trait]
-impl Backend for Landlock {
-    fn name(&self) -> BackendName {
-        NAME
-    }
+impl WallBuilder for LandlockWalls {
+    const NAME: BackendName = NAME;
 
-    async fn probe(&self) -> Capabilities {
-        probe::measure_capabilities(self).await
+    async fn probe(self: Arc<Self>) -> Capabilities {
+        probe::measure_capabilities(&self).await
     }
 
     fn fingerprint(&self) -> Option<String> {
         linux::host_fingerprint()
     }
 
-    async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
-        match self.build_sandbox(id, admitted).await {
-            Ok(sandbox) => Ok(Arc::new(sandbox)),
-            Err(error) => {
-                self.destroy(id).await?;
-                Err(error)
-            }
-        }
+    async fn build(
+        self: Arc<Self>,
+        id: &SandboxId,
+        admitted: &Admitted,
+        _: &Cancellation,
+    ) -> Result<Arc<dyn Sandbox>> {
+        Ok(Arc::new(self.build_sandbox(id, admitted).await?))
     }
 
-    async fn list(&self) -> Result<Vec<SandboxId>> {
-        let agents = find::find_agents(BARE_AGENT).into_iter().map(|(_, id)| id);
-        let ids: BTreeSet<_> = agents
-            .chain(self.site.hierarchy().ids())
-            .chain(private_dirs::list_sandbox_ids(DIRECTORY_PREFIX))
-            .collect();
-        Ok(ids.into_iter().collect())
-    }
-
-    async fn destroy(&self, id: &SandboxId) -> Result<()> {
+    async fn take_down(&self, id: &SandboxId) -> Result<()> {
         if !self.site.end(id).await? {
             self.end_foreign(id).await?;
         }
         // The warden has done it, unless it was itself killed.
-        private_dirs::remove_private_dir(&NAME, DIRECTORY_PREFIX, id)?;
+        PRIVATE_DIRS.remove(id)?;
         self.site.forget(id);
         Ok(())
+    }
+
+    async fn list(&self) -> Result<Vec<SandboxId>> {
+        let agents = find::find_agents(BARE_AGENT).into_iter().map(|(_, id)| id);
+        Ok(agents.chain(self.site.hierarchy().ids()).chain(PRIVATE_DIRS.list()).collect())
+    }
+
+    fn leftovers(&self) -> Vec<SandboxId> {
+        PRIVATE_DIRS.list()
     }
 }

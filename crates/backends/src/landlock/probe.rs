@@ -1,12 +1,13 @@
 //! What this host lets the landlock backend enforce: measured by building a sandbox and reading every
 //! wall back, which is what the launcher does each time.
 
-use stockade_core::{
-    Backend, Boundary, Capabilities, Error, Feature, LimitKind, SandboxSpec, Support,
-};
+use std::sync::Arc;
 
-use super::{Landlock, NAME};
+use stockade_core::{Boundary, Capabilities, Error, Feature, LimitKind, SandboxSpec, Support};
+
+use super::{LandlockWalls, NAME};
 use crate::linux::{self, limits};
+use crate::managed::try_out;
 
 const LANDLOCK_BOUNDARY: Boundary = Boundary::SharedKernel;
 
@@ -15,12 +16,12 @@ const WALL_FEATURES: [(Feature, &str); 15] = [
     (Feature::FilesystemIsolation, "Landlock, and a warden for what it does not decide about"),
     (
         Feature::ProcessIsolation,
-        "Landlock's scope of signals and no /proc; which process numbers are taken can be found out",
+        "Landlock's scope of signals and no /proc; which process ids are in use can be found out",
     ),
     (Feature::NetworkIsolation, "a system call filter: no socket can be made"),
     (
         Feature::CompleteKill,
-        "one signal to everybody in its Landlock scope, and a warden who waits",
+        "one signal to every process in its Landlock scope, and a warden process that waits",
     ),
     (Feature::HostImage, "rules that let the host's system directories be read"),
     (Feature::LocalWorkspace, "a rule for the directory, which keeps its own path"),
@@ -41,7 +42,7 @@ const OTHER_BACKEND_REMEDY: &str = "choose a backend that has it";
 /// Features that are not offered, each with the reason and the remedy.
 const MISSING_FEATURES: [(Feature, &str, &str); 16] = [
     (Feature::LoopbackNetwork, "the only loopback is the host's", NATIVE_BACKEND_REMEDY),
-    (Feature::EgressAllowlist, "it makes no socket, to whatever host", OTHER_BACKEND_REMEDY),
+    (Feature::EgressAllowlist, "no socket can be created", OTHER_BACKEND_REMEDY),
     (Feature::DirectoryImage, "another root needs a mount namespace", NATIVE_BACKEND_REMEDY),
     (Feature::OciImage, "another root needs a mount namespace", OTHER_BACKEND_REMEDY),
     (Feature::NamedImage, "another root needs a mount namespace", OTHER_BACKEND_REMEDY),
@@ -66,7 +67,7 @@ const MISSING_FEATURES: [(Feature, &str, &str); 16] = [
     (Feature::FullSnapshot, "it cannot capture memory", OTHER_BACKEND_REMEDY),
 ];
 
-pub(super) async fn measure_capabilities(landlock: &Landlock) -> Capabilities {
+pub(super) async fn measure_capabilities(landlock: &Arc<LandlockWalls>) -> Capabilities {
     match try_sandbox(landlock).await {
         Ok(()) => describe_features(landlock),
         Err(error) => {
@@ -82,16 +83,16 @@ pub(super) async fn measure_capabilities(landlock: &Landlock) -> Capabilities {
 }
 
 /// Builds a sandbox, has every wall read back, and takes it down.
-async fn try_sandbox(landlock: &Landlock) -> Result<(), Error> {
-    let id = linux::trial_id();
+async fn try_sandbox(landlock: &Arc<LandlockWalls>) -> Result<(), Error> {
     let admitted = linux::admit_provisionally(NAME, &SandboxSpec::default())?;
-    let created = landlock.create(&id, &admitted).await.map(drop);
-    let destroyed = landlock.destroy(&id).await;
-    created.and(destroyed)
+    try_out(landlock, |landlock, id| async move {
+        landlock.build_sandbox(&id, &admitted).await.map(drop)
+    })
+    .await
 }
 
 /// The walls stand: what else is there depends on the control groups.
-fn describe_features(landlock: &Landlock) -> Capabilities {
+fn describe_features(landlock: &LandlockWalls) -> Capabilities {
     let mut all = Capabilities::none(NAME, LANDLOCK_BOUNDARY);
     for (feature, by) in WALL_FEATURES {
         all = all.with(feature, Support::full(by));
@@ -110,7 +111,7 @@ fn describe_features(landlock: &Landlock) -> Capabilities {
         true => all,
         false => all.with_gap(
             "C-18",
-            "buffers of socket pairs count as nobody's memory",
+            "buffers of socket pairs are not counted as memory",
             limits::delegation_remedy(LimitKind::Memory),
         ),
     }
@@ -119,7 +120,7 @@ fn describe_features(landlock: &Landlock) -> Capabilities {
 fn disk_support() -> Support {
     Support::partial(
         "RLIMIT_FSIZE, and adding up the files of its directories every 250 ms",
-        "a file that was deleted while it is open does not count, nor what is written between two looks",
+        "a file that was deleted while it is open does not count, nor what is written between two checks",
         "choose native, which holds it exactly where nothing of the host is written",
     )
 }

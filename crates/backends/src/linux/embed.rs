@@ -1,7 +1,6 @@
 //! The launcher and the agent, carried inside this program: one file installs.
 
 use std::io;
-#[cfg(feature = "local")]
 use std::os::fd::OwnedFd;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -23,13 +22,11 @@ pub(crate) fn start_launcher(
 }
 
 /// The agent alone, in a sealed copy, for those who start it themselves.
-#[cfg(feature = "local")]
 pub(crate) fn seal_agent() -> io::Result<OwnedFd> {
     seal("stockade-agent", &mut &*AGENT_BYTES)
 }
 
 /// The agent's bytes, for those whose engine wants it as a file.
-#[cfg(any(feature = "docker", feature = "gvisor"))]
 pub(crate) fn agent_bytes() -> &'static [u8] {
     AGENT_BYTES
 }

@@ -24,19 +24,16 @@ impl Drop for Hold {
 impl Hold {
     /// Shared lock on a directory, for readers; fails at once where another holder has the exclusive one, or
     /// where the directory was removed meanwhile.
-    #[cfg(feature = "gvisor")]
     pub(crate) fn lock_shared(directory: &Path) -> rustix::io::Result<Self> {
         Self::lock_by_name(directory, FlockOperation::NonBlockingLockShared)
     }
 
     /// Exclusive lock on a directory; fails at once where there is another holder.
-    #[cfg(feature = "gvisor")]
     pub(crate) fn lock_exclusive(directory: &Path) -> rustix::io::Result<Self> {
         Self::lock_by_name(directory, FlockOperation::NonBlockingLockExclusive)
     }
 
     /// What has the name after it was locked is what was locked.
-    #[cfg(feature = "gvisor")]
     fn lock_by_name(directory: &Path, how: FlockOperation) -> rustix::io::Result<Self> {
         let held = lock_directory(directory, how)?;
         let (named, locked) = (rustix::fs::lstat(directory)?, rustix::fs::fstat(&held.0)?);

@@ -33,12 +33,10 @@ pub(crate) fn per_process_raisable(admitted: &Admitted, memory_is_held: bool) ->
 }
 
 /// Threads of the host that a kernel in user space needs for itself.
-#[cfg(any(feature = "docker", feature = "gvisor"))]
 const HOST_THREADS: u32 = 512;
 
 /// Room in its groups for the host's threads of a kernel in user space, which may need one for each
 /// pair of the guest's: only a backstop, since that kernel counts the guest's own. Memory is one for both.
-#[cfg(any(feature = "docker", feature = "gvisor"))]
 pub(crate) fn with_runtime(limits: &EffectiveLimits) -> EffectiveLimits {
     let pairs = |most: u32| most.saturating_add(16).saturating_pow(2).saturating_add(HOST_THREADS);
     EffectiveLimits { processes: limits.processes.map(pairs), ..*limits }
@@ -46,7 +44,6 @@ pub(crate) fn with_runtime(limits: &EffectiveLimits) -> EffectiveLimits {
 
 /// What each process is held to by a kernel in user space, which counts processes for its sandbox
 /// alone.
-#[cfg(any(feature = "docker", feature = "gvisor"))]
 pub(crate) fn counted_inside(limits: &EffectiveLimits) -> Rlimits {
     Rlimits {
         nproc: limits.processes.map(|most| u64::from(most) + super::OWN_PROCESSES),
@@ -83,7 +80,7 @@ pub(crate) fn disk_by_counting() -> Support {
     Support::partial(
         "sized file systems for private places; for a workspace on disk RLIMIT_FSIZE and adding up \
          its files every 250 ms",
-        "a file that was deleted while it is open does not count, nor what is written between two looks",
+        "a file that was deleted while it is open does not count, nor what is written between two checks",
         "choose native, which holds it exactly where nothing of the host is written",
     )
 }
@@ -114,7 +111,7 @@ fn cpu_time(hierarchy: &Hierarchy) -> Support {
         true => Support::full(format!("{} counter, read every 50 ms", hierarchy.name())),
         false => Support::partial(
             "RLIMIT_CPU for each process, and adding up their times every 10 ms",
-            "a process that nobody waits for takes its time with it",
+            "the CPU time of a process that is never waited for is not counted",
             delegation_remedy(LimitKind::CpuTime),
         ),
     }

@@ -10,11 +10,9 @@ mod counters;
 mod disk;
 mod disk_watch;
 pub(crate) mod embed;
-#[cfg(any(feature = "docker", feature = "gvisor", feature = "native"))]
-mod ended;
+pub(crate) mod ended;
 pub(crate) mod executions;
 pub(crate) mod find;
-#[cfg(any(feature = "docker", feature = "microvm"))]
 pub(crate) mod fingerprint;
 pub(crate) mod hold;
 pub(crate) mod limits;
@@ -22,12 +20,8 @@ pub(crate) mod paths;
 pub(crate) mod private;
 pub(crate) mod ready;
 pub(crate) mod running;
-#[cfg(any(feature = "docker", feature = "gvisor", feature = "native"))]
-pub(crate) mod sandbox;
 pub(crate) mod site;
 mod tally;
-#[cfg(any(feature = "docker", feature = "gvisor", feature = "microvm"))]
-pub(crate) mod turns;
 pub(crate) mod watch;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -45,7 +39,6 @@ pub(crate) const MAX_SCRATCH_BYTES: u64 = 1 << 30;
 /// The agent and the keeper of an execution: not the guest's.
 pub(crate) const OWN_PROCESSES: u64 = 2;
 /// Directories that an image's own root must not decide about: these are the sandbox's.
-#[cfg(any(feature = "docker", feature = "gvisor", feature = "microvm"))]
 pub(crate) const RESERVED_DIRECTORIES: [&str; 6] = ["dev", "proc", "sys", "tmp", "run", "home"];
 
 /// Locks a mutex, poisoned or not: a thread that panicked while holding it left nothing half-done.

@@ -18,7 +18,7 @@ pub(crate) fn resolve_path(
     match found == path {
         true => Ok(found),
         false => Err(unusable_path(backend, field, path, "leads elsewhere by a symbolic link")
-            .remedy("name the directory itself, and let nobody else change what leads to it")),
+            .remedy("name the directory itself, and let no other user change the path to it")),
     }
 }
 

@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use stockade_core::{BackendName, Result, SandboxId};
+use stockade_core::{BackendName, Error, ErrorCode, Result, SandboxId};
 use stockade_launcher::clear;
 
 use super::running::left_behind;
@@ -121,39 +121,67 @@ fn random_suffix() -> io::Result<String> {
 
 /// Creates a file that no other user can open, with any umask and even if others can pass through its
 /// directory (C-07). It must be new.
-#[cfg(any(feature = "gvisor", feature = "microvm"))]
 pub(crate) fn create_file(path: &Path) -> io::Result<fs::File> {
     use std::os::unix::fs::OpenOptionsExt;
     fs::OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// The directory of one sandbox. `prefix` is the backend's own.
-pub(crate) fn private_dir_path(base: &Path, prefix: &str, id: &SandboxId) -> PathBuf {
-    base.join(format!("{prefix}{id}"))
+/// The private directories of one backend's sandboxes, told from those of others by their prefix.
+pub(crate) struct PrivateDirs {
+    pub backend: BackendName,
+    pub prefix: &'static str,
 }
 
-/// The sandboxes of this user that have one.
-pub(crate) fn list_sandbox_ids(prefix: &str) -> Vec<SandboxId> {
-    let entries =
-        list_base_dirs().into_iter().flat_map(|base| fs::read_dir(base).into_iter().flatten());
-    let directories =
-        entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    directories
-        .filter_map(|entry| entry.file_name().to_str()?.strip_prefix(prefix)?.parse().ok())
-        .collect()
-}
+impl PrivateDirs {
+    /// Where all of them lie.
+    pub(crate) fn base(&self) -> Result<PathBuf> {
+        ensure_base_dir()
+            .map_err(|error| self.unusable("the directory for private files cannot be used", error))
+    }
 
-/// Removes what is there of one.
-pub(crate) fn remove_private_dir(
-    backend: &BackendName,
-    prefix: &str,
-    id: &SandboxId,
-) -> Result<()> {
-    let removed =
-        list_base_dirs().iter().try_for_each(|base| clear(&private_dir_path(base, prefix, id)));
-    removed.map_err(|error| {
-        left_behind(backend, id, "its private directory cannot be removed").source(error)
-    })
+    /// Makes the directory of one sandbox, with parts that are its user's alone. It must be new.
+    pub(crate) fn make(&self, id: &SandboxId, mode: u32, parts: &[&str]) -> Result<PathBuf> {
+        let path = self.path(&self.base()?, id);
+        let parts = parts.iter().map(|part| (path.join(part), 0o700));
+        for (directory, mode) in [(path.clone(), mode)].into_iter().chain(parts) {
+            let made = DirBuilder::new().mode(mode).create(&directory);
+            // Set once more, independent of the umask.
+            made.and_then(|()| fs::set_permissions(&directory, Permissions::from_mode(mode)))
+                .map_err(|error| self.unusable("the private directory cannot be made", error))?;
+        }
+        Ok(path)
+    }
+
+    /// The sandboxes of this user that have one.
+    pub(crate) fn list(&self) -> Vec<SandboxId> {
+        let entries =
+            list_base_dirs().into_iter().flat_map(|base| fs::read_dir(base).into_iter().flatten());
+        let directories =
+            entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        directories
+            .filter_map(|entry| entry.file_name().to_str()?.strip_prefix(self.prefix)?.parse().ok())
+            .collect()
+    }
+
+    /// Removes what is there of one.
+    pub(crate) fn remove(&self, id: &SandboxId) -> Result<()> {
+        let removed = list_base_dirs().iter().try_for_each(|base| clear(&self.path(base, id)));
+        removed.map_err(|error| {
+            left_behind(&self.backend, id, "its private directory cannot be removed").source(error)
+        })
+    }
+
+    /// Something in it failed, as on a full disk.
+    pub(crate) fn unusable(&self, what: &str, error: io::Error) -> Error {
+        Error::new(ErrorCode::System, "create", what)
+            .backend(self.backend.clone())
+            .remedy(PRIVATE_DIR_REMEDY)
+            .source(error)
+    }
+
+    fn path(&self, base: &Path, id: &SandboxId) -> PathBuf {
+        base.join(format!("{}{id}", self.prefix))
+    }
 }
 
 #[cfg(test)]
@@ -173,7 +201,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg(any(feature = "gvisor", feature = "microvm"))]
     fn a_private_file_takes_no_right_from_the_umask() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");

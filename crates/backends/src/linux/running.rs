@@ -61,10 +61,8 @@ pub(crate) enum Ending {
     /// By this signal to its last process.
     Signal(Kill),
     /// By this signal to its last process, and by killing everything else in its group.
-    #[cfg(feature = "gvisor")]
     All(Kill),
     /// By a request to the container engine that runs it.
-    #[cfg(feature = "docker")]
     Asked(Box<dyn Fn() + Send + Sync>),
 }
 
@@ -162,12 +160,10 @@ impl Running {
                 // It may have ended already.
                 let _ = pidfd_send_signal(&self.pidfd, *signal);
             }
-            #[cfg(feature = "gvisor")]
             Ending::All(signal) => {
                 let _ = pidfd_send_signal(&self.pidfd, *signal);
                 self.group.iter().for_each(|group| drop(kill_all(group)));
             }
-            #[cfg(feature = "docker")]
             Ending::Asked(ask) => {
                 // The signal works at once where this user may send it; the container engine may be slow.
                 let _ = pidfd_send_signal(&self.pidfd, Kill::KILL);

@@ -132,7 +132,6 @@ impl Site {
     }
 
     /// The first process of a sandbox that was built here, as the host numbers it.
-    #[cfg(feature = "microvm")]
     pub(crate) fn first_process(&self, id: &SandboxId) -> Option<i32> {
         lock(&self.running).get(id).map(|running| running.pid)
     }

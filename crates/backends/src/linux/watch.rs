@@ -19,7 +19,15 @@ use super::counters::{Counters, has_room_for_at_most, is_exceeded_now};
 use super::executions::Program;
 use super::lock;
 use super::running::Running;
-use super::sandbox::Kernel;
+
+/// Whose clock tells what a command has used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    /// The host's own.
+    Shared,
+    /// One between the guest and the host.
+    Apart,
+}
 
 const SIGXCPU: Signal = Signal(24);
 const SIGXFSZ: Signal = Signal(25);

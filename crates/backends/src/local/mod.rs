@@ -8,28 +8,31 @@ mod files;
 mod running;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use stockade_core::{
-    Admitted, Backend, BackendName, Boundary, Capabilities, Command, EffectiveLimits, Error,
-    ErrorCode, Feature, Files, HostPath, Process, Result, Sandbox, SandboxId, SandboxSpec, Support,
-    Workspace,
+    Admitted, BackendName, Boundary, Capabilities, Command, Error, ErrorCode, Feature, HostPath,
+    Result, Sandbox, SandboxId, SandboxSpec, Support, Workspace,
 };
 
 pub use files::inside;
 
-use files::LocalFiles;
 use running::LocalAgent;
 
-use crate::linux::watch::process_limits;
+use crate::agent_sandbox::{AgentSandbox, MappedFiles};
+use crate::linux::{DEFAULT_USER, lock};
+use crate::managed::{Cancellation, Managed, WallBuilder};
 
 /// The name under which local execution is recorded.
 pub const NAME: BackendName = BackendName::literal("local");
 
-/// Execution without walls.
+/// Execution without walls. Its agents end with this value.
+pub type Local = Managed<NoWalls>;
+
+/// What starts an agent where others build walls.
 #[derive(Default)]
-pub struct Local {
+pub struct NoWalls {
     running: Mutex<HashMap<SandboxId, Arc<LocalAgent>>>,
 }
 
@@ -63,77 +66,58 @@ const OFFERED_FEATURES: [(Feature, &str); 8] = [
     (Feature::FileTransfer, "the agent"),
 ];
 
-impl Local {
-    fn running(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<LocalAgent>>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+impl Default for Local {
+    fn default() -> Self {
+        Self::of(NoWalls::default())
     }
 }
 
-#[async_trait]
-impl Backend for Local {
-    fn name(&self) -> BackendName {
-        NAME
-    }
+/// The workspace is its only directory, and its user the only one.
+fn settle_command(command: &Command, workspace: &HostPath) -> Result<Command> {
+    let dir = command.dir.as_ref().map(|dir| inside(workspace, dir)).transpose()?;
+    Ok(Command { dir, user: None, ..command.clone() })
+}
 
-    async fn probe(&self) -> Capabilities {
+#[async_trait]
+impl WallBuilder for NoWalls {
+    const NAME: BackendName = NAME;
+
+    async fn probe(self: Arc<Self>) -> Capabilities {
         let nothing = Capabilities::none(NAME, Boundary::None);
         let offered = OFFERED_FEATURES.into_iter();
         offered.fold(nothing, |all, (feature, by)| all.with(feature, Support::full(by)))
     }
 
-    async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
+    async fn build(
+        self: Arc<Self>,
+        id: &SandboxId,
+        admitted: &Admitted,
+        _: &Cancellation,
+    ) -> Result<Arc<dyn Sandbox>> {
         let Workspace::Local(workspace) = &admitted.spec().workspace else {
             let message = "local execution needs a local workspace";
             return Err(Error::new(ErrorCode::Invalid, "create", message).backend(NAME));
         };
         let (running, client) = LocalAgent::start(id, workspace.as_path()).await?;
-        let running = Arc::new(running);
-        self.running().insert(id.clone(), Arc::clone(&running));
-        let files = LocalFiles::new(client, workspace);
-        Ok(Arc::new(LocalSandbox { id: id.clone(), files, _running: running }))
+        lock(&self.running).insert(id.clone(), Arc::new(running));
+        let (client, root, own) = (Arc::new(client), workspace.clone(), workspace.clone());
+        let sandbox = AgentSandbox::new(id, Arc::clone(&client), DEFAULT_USER)
+            .with_command_rule(move |command| settle_command(command, &own))
+            .with_files(MappedFiles::new(&client, move |path| inside(&root, path)));
+        Ok(Arc::new(sandbox))
     }
 
-    async fn list(&self) -> Result<Vec<SandboxId>> {
-        Ok(running::find_agents().into_iter().map(|(_, id)| id).collect())
-    }
-
-    async fn destroy(&self, id: &SandboxId) -> Result<()> {
-        let running = self.running().get(id).cloned();
+    async fn take_down(&self, id: &SandboxId) -> Result<()> {
+        let running = lock(&self.running).get(id).cloned();
         match running {
             Some(running) => running.end_agent().await?,
             None => running::end_foreign(id).await,
         }
-        self.running().remove(id);
+        lock(&self.running).remove(id);
         Ok(())
     }
-}
 
-struct LocalSandbox {
-    id: SandboxId,
-    files: LocalFiles,
-    _running: Arc<LocalAgent>,
-}
-
-#[async_trait]
-impl Sandbox for LocalSandbox {
-    fn id(&self) -> &SandboxId {
-        &self.id
-    }
-
-    fn alive(&self) -> bool {
-        self.files.client.is_open()
-    }
-
-    async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
-        let mut command = command.clone();
-        if let Some(dir) = &command.dir {
-            command.dir = Some(self.files.resolve_inside(dir)?);
-        }
-        command.user = None;
-        self.files.client.spawn(&command, &process_limits(limits)).await
-    }
-
-    fn files(&self) -> Result<&dyn Files> {
-        Ok(&self.files)
+    async fn list(&self) -> Result<Vec<SandboxId>> {
+        Ok(running::find_agents().into_iter().map(|(_, id)| id).collect())
     }
 }

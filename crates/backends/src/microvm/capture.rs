@@ -187,7 +187,7 @@ fn read_description(path: &Path) -> Result<CapturedMachine> {
         Ok(serde_json::from_slice(&text)?)
     };
     read().map_err(|error: io::Error| {
-        Error::new(ErrorCode::Invalid, "restore", "what it says about its machine makes no sense")
+        Error::new(ErrorCode::Invalid, "restore", "its machine description is invalid")
             .backend(NAME)
             .remedy("take another one with this version of the backend")
             .source(error)

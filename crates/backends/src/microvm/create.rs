@@ -20,7 +20,7 @@ use super::image::RootSource;
 use super::private::PrivateDir;
 use super::sandbox::MicrovmSandbox;
 use super::template::WantedMachine;
-use super::{MicrovmInner, NAME, identity, sparse, system_error};
+use super::{MicrovmWalls, NAME, identity, sparse, system_error};
 use crate::across::near::{self, Bridge, FarSandbox, Peer, PeerConnection};
 use crate::across::words::HELLO_LINE;
 use crate::linux::brake::{Brake, Stopper};
@@ -38,6 +38,8 @@ pub(super) struct LiveSandbox {
     pub brake: Arc<Brake>,
     /// Taken by who destroys it.
     pub bridge: tokio::sync::Mutex<Option<Arc<Bridge>>>,
+    /// Held while its machine is ended, or replaced by another one.
+    pub changing: tokio::sync::Mutex<()>,
 }
 
 /// The machine of a sandbox, which another one takes the place of when it is taken back.
@@ -74,7 +76,7 @@ impl Stopper for Arc<Now> {
     }
 }
 
-impl MicrovmInner {
+impl MicrovmWalls {
     /// The root that a spec asks for.
     fn resolve_root(&self, image: &Image) -> Result<RootSource> {
         match image {
@@ -85,7 +87,7 @@ impl MicrovmInner {
             Image::Oci(path) => paths::resolve_path(&NAME, "image", path).map(RootSource::Archive),
             // Not admitted on this backend.
             Image::Named(_) | Image::Wasm(_) => {
-                Err(system_error("create", "images of that kind are not made into machines"))
+                Err(system_error("create", "this kind of image cannot be the root of a machine"))
             }
         }
     }
@@ -105,8 +107,8 @@ impl MicrovmInner {
         let live = self.start_machine(id, admitted, &template.machine_source()).await?;
         let now = live.now.get();
         let connection = handshake_with_guest(id, now.vm.connect().await?, &*now.vm).await?;
-        let (inside, bridge) = near::build_sandbox(build_peer(), connection, id, admitted).await?;
-        Ok(self.finish_sandbox(live, inside, bridge, admitted).await)
+        let inside = near::build_sandbox(build_peer(), connection, id, admitted).await?;
+        Ok(self.finish_sandbox(live, inside, admitted).await)
     }
 
     /// Builds one from a machine that was captured with its memory.
@@ -122,19 +124,18 @@ impl MicrovmInner {
         let live = self.start_machine(id, admitted, &source).await?;
         let connection = connection_from_stream(live.now.get().vm.connect().await?);
         let identity = identity::generate_identity(id)?;
-        let (inside, bridge) =
+        let inside =
             near::take_over(build_peer(), connection, (id, admitted), identity, used).await?;
-        Ok(self.finish_sandbox(live, inside, bridge, admitted).await)
+        Ok(self.finish_sandbox(live, inside, admitted).await)
     }
 
     async fn finish_sandbox(
         self: &Arc<Self>,
         live: Arc<LiveSandbox>,
         inside: FarSandbox,
-        bridge: Arc<Bridge>,
         admitted: &Admitted,
     ) -> Arc<dyn Sandbox> {
-        *live.bridge.lock().await = Some(bridge);
+        *live.bridge.lock().await = Some(Arc::clone(&inside.bridge));
         Arc::new(MicrovmSandbox::new(self, live, inside, admitted.clone()))
     }
 
@@ -149,7 +150,8 @@ impl MicrovmInner {
         let now = self.resume_machine(&private, admitted, source).await?;
         let now = Arc::new(Now(Mutex::new(Arc::new(now))));
         let brake = Brake::new(NAME, Arc::clone(&now));
-        let live = Arc::new(LiveSandbox { now, brake, bridge: tokio::sync::Mutex::default() });
+        let (bridge, changing) = (tokio::sync::Mutex::default(), tokio::sync::Mutex::default());
+        let live = Arc::new(LiveSandbox { now, brake, bridge, changing });
         lock(&self.live).insert(id.clone(), Arc::clone(&live));
         Ok(live)
     }
@@ -168,8 +170,9 @@ impl MicrovmInner {
         // its own kernel from building the walls in time.
         machine.cpu_rate = admitted.limits().cpu_rate.map(|rate| rate.max(MIN_CPU_RATE));
         let driver = &self.workshop().await?.driver;
-        let unusable =
-            |error| system_error("create", "what it is made of cannot be used").source(error);
+        let unusable = |error| {
+            system_error("create", "the files it is made from cannot be opened").source(error)
+        };
         let held = |path: &Path| File::open(path).map_err(unusable);
         let incarnation = Incarnation {
             disk: held(&disk)?,
@@ -230,11 +233,12 @@ pub(super) async fn handshake_with_guest(
     match timeout(HELLO_TIMEOUT, greeting).await {
         Ok(Ok(())) => Ok(connection_from_stream(pipe)),
         Ok(Err(error)) => {
-            let message = format!("its machine ended before it said a word{}", wrote());
+            let message = format!("its machine ended before it connected{}", wrote());
             Err(Error::new(ErrorCode::WallMissing, "create", message).backend(NAME).source(error))
         }
         Err(_) => {
-            let message = format!("its machine said nothing for {HELLO_TIMEOUT:?}{}", wrote());
+            let message =
+                format!("its machine did not connect within {HELLO_TIMEOUT:?}{}", wrote());
             Err(Error::new(ErrorCode::TooSlow, "create", message).backend(NAME))
         }
     }

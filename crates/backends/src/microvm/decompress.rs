@@ -70,7 +70,7 @@ fn read_limited(from: impl Read, most: usize) -> io::Result<Vec<u8>> {
     let mut whole = Vec::new();
     from.take(most as u64 + 1).read_to_end(&mut whole)?;
     if whole.len() > most {
-        Err(invalid_data("it is larger than it says or may be"))
+        Err(invalid_data("it is larger than its header says or than is allowed"))
     } else {
         Ok(whole)
     }

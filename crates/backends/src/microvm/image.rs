@@ -220,7 +220,8 @@ async fn list_unreadable(
 ) -> Result<Vec<String>> {
     run_to_success(sandbox, limits, &["/bin/sh", "-c", FIND_UNREADABLE]).await?;
     let found = fs::read(draft.join(UNREADABLE_LIST_FILE)).map_err(|error| {
-        system_error("create", "what cannot be read of this host is not known").source(error)
+        system_error("create", "files of this host that cannot be read could not be listed")
+            .source(error)
     })?;
     let names = found.split(|byte| *byte == 0).filter(|name| !name.is_empty());
     let left_out = |name: &[u8]| format!("--exclude-path={}", String::from_utf8_lossy(name));
@@ -254,5 +255,5 @@ async fn wait_for_success(mut process: Process) -> Result<()> {
             }
         }
     }
-    Err(system_error("create", "whoever packs the root is gone"))
+    Err(system_error("create", "the process that packs the root ended without a result"))
 }

@@ -36,21 +36,21 @@ use std::time::Duration;
 use async_trait::async_trait;
 use stockade_core::{
     Admitted, Backend, BackendName, Boundary, Capabilities, Error, ErrorCode, Parts, Result,
-    Sandbox, SandboxId, SandboxSpec, SnapshotKind, create_and_restore,
+    Sandbox, SandboxId, SandboxSpec,
 };
 use tokio::time::timeout;
 
 use crate::across::far::FAR_DIGEST;
 use crate::across::words::Ask;
-use crate::linux::cgroup::throwaway;
-use crate::linux::turns::{Turns, to_its_end};
 use crate::linux::{fingerprint, lock};
+use crate::managed::{Cancellation, Managed, WallBuilder};
 use crate::native::Native;
 use create::LiveSandbox;
 use driver::Driver;
 use firecracker::Firecracker;
 use image::RootSource;
 use kvm::Kvm;
+use private::PRIVATE_DIRS;
 use qemu::{Power, Qemu};
 use store::MachineStore;
 use template::{MachineTemplate, TemplateWorkshop, WantedMachine};
@@ -85,17 +85,16 @@ pub struct Options {
 }
 
 /// The microvm backend. Its sandboxes end with this value.
-pub struct Microvm(Arc<MicrovmInner>);
+pub type Microvm = Managed<MicrovmWalls>;
 
-struct MicrovmInner {
+/// What has the microvm backend's walls built: machines.
+pub struct MicrovmWalls {
     options: Options,
     progress: Progress,
     /// Builds the walls around what runs machines and what packs their roots.
     native: Arc<Native>,
     workshop: tokio::sync::OnceCell<TemplateWorkshop>,
     live: Mutex<HashMap<SandboxId, Arc<LiveSandbox>>>,
-    swept: tokio::sync::OnceCell<()>,
-    turns: Turns,
     kvm: OnceLock<Kvm>,
 }
 
@@ -111,26 +110,25 @@ impl Microvm {
 
     /// The same, which says what it prepares.
     pub fn with_progress(options: Options, progress: Progress) -> Self {
-        Self(Arc::new(MicrovmInner {
+        Self::of(MicrovmWalls {
             options,
             progress,
             native: Arc::new(Native::new()),
             workshop: tokio::sync::OnceCell::new(),
             live: Mutex::default(),
-            swept: tokio::sync::OnceCell::new(),
-            turns: Turns::default(),
             kvm: OnceLock::new(),
-        }))
+        })
     }
 }
 
-impl MicrovmInner {
+impl MicrovmWalls {
     async fn workshop(&self) -> Result<&TemplateWorkshop> {
         self.workshop.get_or_try_init(|| self.open_workshop()).await
     }
 
     async fn open_workshop(&self) -> Result<TemplateWorkshop> {
         let store = MachineStore::open(self.options.cache.clone())?;
+        store.remove_stale_drafts();
         let driver: Arc<dyn Driver> = match &self.options.firecracker {
             Some(settings) => Arc::new(self.open_firecracker(settings).await?),
             None => Arc::new(self.open_qemu(&store)?),
@@ -231,29 +229,6 @@ impl MicrovmInner {
         Ok(measured)
     }
 
-    /// What was built, or nothing of it.
-    async fn or_end_sandbox<T>(&self, id: &SandboxId, built: Result<T>) -> Result<T> {
-        if built.is_err() {
-            self.end_sandbox(id).await?;
-        }
-        built
-    }
-
-    /// Ends a sandbox and removes every trace, also of another engine's.
-    async fn end_sandbox(&self, id: &SandboxId) -> Result<()> {
-        let live = lock(&self.live).get(id).cloned();
-        // Told when nothing is left, unless something is.
-        let told = match live {
-            Some(live) => live.shut_down().await,
-            None => Ok(()),
-        };
-        self.end_machine(id).await?;
-        private::remove_dir(id)?;
-        lock(&self.live).remove(id);
-        self.turns.forget(id);
-        told
-    }
-
     /// Ends the machine of this name, also of another engine's.
     async fn end_machine(&self, id: &SandboxId) -> Result<()> {
         self.native.destroy(id).await?;
@@ -261,20 +236,6 @@ impl MicrovmInner {
             Some(_) => firecracker::end_jailed_machine(id).await,
             None => Ok(()),
         }
-    }
-
-    /// Removes what trials of engines that are gone have left: no lease names them. Once is enough.
-    async fn sweep_leftovers(&self) {
-        let sweep = async {
-            for id in private::list_ids().iter().filter(|id| throwaway::is_forsaken(id.as_str())) {
-                // The next sweep tries again.
-                let _ = self.end_sandbox(id).await;
-            }
-            if let Ok(workshop) = self.workshop().await {
-                workshop.store.remove_stale_drafts();
-            }
-        };
-        self.swept.get_or_init(|| sweep).await;
     }
 }
 
@@ -302,8 +263,7 @@ impl LiveSandbox {
             };
             bridge.link().close();
             bridge.wait_until_still().await;
-            let slow =
-                || Err(system_error("destroy", "its machine takes too long to take it down"));
+            let slow = || Err(system_error("destroy", "its machine did not remove it in time"));
             if let Err(error) = asked.unwrap_or_else(|_| slow()) {
                 bridge.mark_parted(error);
             }
@@ -314,70 +274,71 @@ impl LiveSandbox {
 }
 
 #[async_trait]
-impl Backend for Microvm {
-    fn name(&self) -> BackendName {
-        NAME
-    }
+impl WallBuilder for MicrovmWalls {
+    const NAME: BackendName = NAME;
 
-    async fn probe(&self) -> Capabilities {
-        self.0.sweep_leftovers().await;
-        match self.0.measure_capabilities().await {
+    async fn probe(self: Arc<Self>) -> Capabilities {
+        match self.measure_capabilities().await {
             Ok(measured) => measured,
-            Err(error) => probe::unavailable_capabilities(self.0.boundary(), &error),
+            Err(error) => probe::unavailable_capabilities(self.boundary(), &error),
         }
     }
 
     fn only_by_name(&self) -> Option<String> {
-        (self.0.boundary() == Boundary::Emulated).then(|| EMULATED_REASON.into())
+        (self.boundary() == Boundary::Emulated).then(|| EMULATED_REASON.into())
     }
 
     fn fingerprint(&self) -> Option<String> {
-        let template = self.0.default_wanted().fingerprint(&self.0.runner_fingerprint()).ok()?;
-        let prepare = self.0.options.prepare;
+        let template = self.default_wanted().fingerprint(&self.runner_fingerprint()).ok()?;
+        let prepare = self.options.prepare;
         Some(format!("{FAR_DIGEST} {template} {prepare}"))
     }
 
-    async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
-        self.0.sweep_leftovers().await;
-        let turn = self.0.turns.take(id).await;
-        let (inner, id, admitted) = (Arc::clone(&self.0), id.clone(), admitted.clone());
-        to_its_end(NAME, async move {
-            let _turn = turn;
-            let built = inner.build_sandbox(&id, &admitted).await;
-            inner.or_end_sandbox(&id, built).await
-        })
-        .await
+    async fn build(
+        self: Arc<Self>,
+        id: &SandboxId,
+        admitted: &Admitted,
+        cancellation: &Cancellation,
+    ) -> Result<Arc<dyn Sandbox>> {
+        // A machine that is being prepared is of use to the next caller, and one that starts is not half one.
+        cancellation.forbid();
+        self.build_sandbox(id, admitted).await
     }
 
-    async fn create_from(
-        &self,
+    async fn build_from(
+        self: Arc<Self>,
         id: &SandboxId,
         admitted: &Admitted,
         from: &Parts,
+        cancellation: &Cancellation,
     ) -> Result<Arc<dyn Sandbox>> {
-        if from.kind == SnapshotKind::Files {
-            return create_and_restore(self, id, admitted, from).await;
-        }
-        self.0.sweep_leftovers().await;
-        let turn = self.0.turns.take(id).await;
-        let (inner, id, admitted) = (Arc::clone(&self.0), id.clone(), admitted.clone());
-        let from = from.clone();
-        to_its_end(NAME, async move {
-            let _turn = turn;
-            let built = inner.build_from_snapshot(&id, &admitted, &from).await;
-            inner.or_end_sandbox(&id, built).await
-        })
-        .await
+        cancellation.forbid();
+        self.build_from_snapshot(id, admitted, from).await
+    }
+
+    async fn take_down(&self, id: &SandboxId) -> Result<()> {
+        let live = lock(&self.live).get(id).cloned();
+        let _alone = match &live {
+            Some(live) => Some(live.changing.lock().await),
+            None => None,
+        };
+        // Told when nothing is left, unless something is.
+        let told = match &live {
+            Some(live) => live.shut_down().await,
+            None => Ok(()),
+        };
+        self.end_machine(id).await?;
+        PRIVATE_DIRS.remove(id)?;
+        lock(&self.live).remove(id);
+        told
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
-        self.0.sweep_leftovers().await;
-        Ok(private::list_ids())
+        Ok(PRIVATE_DIRS.list())
     }
 
-    async fn destroy(&self, id: &SandboxId) -> Result<()> {
-        let _turn = self.0.turns.take(id).await;
-        self.0.end_sandbox(id).await
+    fn leftovers(&self) -> Vec<SandboxId> {
+        PRIVATE_DIRS.list()
     }
 }
 

@@ -1,16 +1,16 @@
 //! The private directory of a sandbox: where its disk lies until it is open, and what its driver needs. No
 //! other user passes through it (C-07).
 
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use stockade_core::{Result, SandboxId};
 
-use super::{NAME, system_error};
-use crate::linux::{self, private};
+use super::NAME;
+use crate::linux;
+use crate::linux::private::PrivateDirs;
 
-const DIR_PREFIX: &str = "microvm-";
+/// The private directories of this backend.
+pub(super) const PRIVATE_DIRS: PrivateDirs = PrivateDirs { backend: NAME, prefix: "microvm-" };
 
 /// One of them.
 #[derive(Debug)]
@@ -22,15 +22,7 @@ pub(super) struct PrivateDir {
 impl PrivateDir {
     /// Makes it. It must be new.
     pub(super) fn make(id: &SandboxId) -> Result<Self> {
-        let made = private::ensure_base_dir().and_then(|base| {
-            let path = private::private_dir_path(&base, DIR_PREFIX, id);
-            DirBuilder::new().mode(0o700).create(&path).map(|()| path)
-        });
-        let path = made.map_err(|error| {
-            system_error("create", "its private directory cannot be made")
-                .remedy(private::PRIVATE_DIR_REMEDY)
-                .source(error)
-        })?;
+        let path = PRIVATE_DIRS.make(id, 0o700, &[])?;
         Ok(Self { id: id.clone(), path })
     }
 
@@ -44,7 +36,7 @@ impl PrivateDir {
 
     /// Removes it.
     pub(super) fn remove(&self) -> Result<()> {
-        remove_dir(&self.id)
+        PRIVATE_DIRS.remove(&self.id)
     }
 }
 
@@ -66,16 +58,6 @@ impl Drop for Trial {
         // What stays is swept by the next engine.
         let _ = self.0.remove();
     }
-}
-
-/// Removes what is there of one.
-pub(super) fn remove_dir(id: &SandboxId) -> Result<()> {
-    private::remove_private_dir(&NAME, DIR_PREFIX, id)
-}
-
-/// The sandboxes of this user that have one.
-pub(super) fn list_ids() -> Vec<SandboxId> {
-    private::list_sandbox_ids(DIR_PREFIX)
 }
 
 #[cfg(test)]

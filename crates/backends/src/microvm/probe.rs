@@ -33,7 +33,7 @@ const UNSUPPORTED_FEATURES: [(Feature, &str, &str); 4] = [
 const REPLACED_FEATURES: [(Feature, &str); 7] = [
     (
         Feature::LocalWorkspace,
-        "copied into the machine; changes are brought back after each command",
+        "copied into the machine; changes are copied back after each command",
     ),
     (Feature::HostImage, "a read-only image of the host's system directories"),
     (Feature::DirectoryImage, "a read-only image made of the directory"),
@@ -48,7 +48,7 @@ pub(super) fn add_snapshot_support(inside: Capabilities, captured: bool) -> Capa
     let support = match captured {
         true => Support::full("the machine's memory, devices and disk"),
         false => Support::missing(
-            "the memory of what runs the machine cannot be read here",
+            "the memory of the process that runs the machine cannot be read here",
             "take a snapshot of the files",
         ),
     };

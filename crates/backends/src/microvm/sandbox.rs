@@ -12,11 +12,11 @@ use stockade_core::{
 
 use super::create::{Incarnation, LiveSandbox, connection_from_stream};
 use super::private::PrivateDir;
-use super::{MicrovmInner, NAME, capture, identity, system_error};
+use super::{MicrovmWalls, NAME, capture, identity, system_error};
 use crate::across::near::{FarSandbox, UsedNumbers};
 use crate::linux;
 use crate::linux::brake::Braked;
-use crate::linux::turns::to_its_end;
+use crate::managed::to_its_end;
 
 /// A sandbox in a machine of its own.
 pub(super) struct MicrovmSandbox(Arc<Parted>);
@@ -24,7 +24,7 @@ pub(super) struct MicrovmSandbox(Arc<Parted>);
 /// What it is made of.
 struct Parted {
     /// Not to keep it from ending.
-    backend: Weak<MicrovmInner>,
+    backend: Weak<MicrovmWalls>,
     live: Arc<LiveSandbox>,
     inside: FarSandbox,
     admitted: Admitted,
@@ -32,7 +32,7 @@ struct Parted {
 
 impl MicrovmSandbox {
     pub(super) fn new(
-        backend: &Arc<MicrovmInner>,
+        backend: &Arc<MicrovmWalls>,
         live: Arc<LiveSandbox>,
         inside: FarSandbox,
         admitted: Admitted,
@@ -50,17 +50,17 @@ impl Parted {
         Process { events, control }
     }
 
-    fn upgrade_backend(&self, operation: &'static str) -> Result<Arc<MicrovmInner>> {
+    fn upgrade_backend(&self, operation: &'static str) -> Result<Arc<MicrovmWalls>> {
         self.backend.upgrade().ok_or_else(|| system_error(operation, "its backend is gone"))
     }
 
     /// Captures the machine as a whole. It stands still meanwhile, and goes on also if the capture fails.
     async fn capture_machine(&self, into: &Path) -> Result<()> {
-        self.inside.push_changes().await?;
+        self.inside.bridge.push_changes().await?;
         let _goes_on = self.live.brake.goes_on("snapshot").await?;
-        let link = self.inside.link();
+        let link = self.inside.bridge.link();
         let _standing = link.stand_still("snapshot").await?;
-        let (now, used) = (self.live.now.get(), self.inside.numbers());
+        let (now, used) = (self.live.now.get(), self.inside.executions.numbers());
         let backend = self.upgrade_backend("snapshot")?;
         let driver = &backend.workshop().await?.driver;
         let captured =
@@ -72,7 +72,7 @@ impl Parted {
     /// Goes on with a machine that was captured, in the place of the one there is.
     async fn restore_machine(&self, from: &Parts) -> Result<()> {
         let backend = self.upgrade_backend("restore")?;
-        let _turn = backend.turns.take(self.inside.id()).await;
+        let _alone = self.live.changing.lock().await;
         let _goes_on = self.live.brake.goes_on("restore").await?;
         let driver = &backend.workshop().await?.driver;
         let (source, used) = capture::resolve_source(from, &**driver, &self.admitted).await?;
@@ -92,8 +92,8 @@ impl Parted {
 
     async fn replace_machine(&self, next: Incarnation, used: UsedNumbers) -> Result<()> {
         let connection = connection_from_stream(next.vm.connect().await?);
-        let identity = identity::generate_identity(self.inside.id())?;
-        self.inside.go_back(connection, identity, used).await?;
+        let identity = identity::generate_identity(self.inside.sandbox.id())?;
+        self.inside.executions.go_back(connection, identity, used).await?;
         let before = self.live.now.replace(Arc::new(next));
         before.vm.end().await
     }
@@ -102,20 +102,20 @@ impl Parted {
 #[async_trait]
 impl Sandbox for MicrovmSandbox {
     fn id(&self) -> &SandboxId {
-        self.0.inside.id()
+        self.0.inside.sandbox.id()
     }
 
     fn alive(&self) -> bool {
-        self.0.inside.alive()
+        self.0.inside.sandbox.alive()
     }
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
-        let process = self.0.inside.spawn(command, limits).await?;
+        let process = self.0.inside.sandbox.spawn(command, limits).await?;
         Ok(self.0.with_brake(process))
     }
 
     fn take_carried(&self) -> Vec<CarriedProgram> {
-        let carried = self.0.inside.take_carried().into_iter();
+        let carried = self.0.inside.sandbox.take_carried().into_iter();
         carried
             .map(|CarriedProgram { command, process }| CarriedProgram {
                 command,
@@ -125,18 +125,18 @@ impl Sandbox for MicrovmSandbox {
     }
 
     fn files(&self) -> Result<&dyn Files> {
-        self.0.inside.files()
+        self.0.inside.sandbox.files()
     }
 
     async fn open_network(&self) -> Result<Process> {
-        self.0.inside.open_network().await
+        self.0.inside.sandbox.open_network().await
     }
 
     async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
         match kind {
             SnapshotKind::Files => {
                 drop(self.0.live.brake.goes_on("snapshot").await?);
-                self.0.inside.snapshot(kind, into).await
+                self.0.inside.sandbox.snapshot(kind, into).await
             }
             SnapshotKind::Full => {
                 let (parted, into) = (Arc::clone(&self.0), into.to_owned());
@@ -149,7 +149,7 @@ impl Sandbox for MicrovmSandbox {
         match from.kind {
             SnapshotKind::Files => {
                 drop(self.0.live.brake.goes_on("restore").await?);
-                self.0.inside.restore(from).await
+                self.0.inside.sandbox.restore(from).await
             }
             SnapshotKind::Full => {
                 let (parted, from) = (Arc::clone(&self.0), from.clone());

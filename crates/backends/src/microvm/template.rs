@@ -133,7 +133,7 @@ impl TemplateWorkshop {
         let measured = self.make_template(&maker, wanted, &kernel, &key, &image).await?;
         let name = wanted.cache_key(&self.runner, &kernel, &key);
         let dir = self.store.find_entry(StoreKind::Template, &name);
-        let dir = dir.ok_or_else(|| system_error("create", "what was prepared is gone"))?;
+        let dir = dir.ok_or_else(|| system_error("create", "the prepared machine is gone"))?;
         Ok(MachineTemplate { dir, image, wanted: wanted.clone(), measured })
     }
 
@@ -207,7 +207,7 @@ impl TemplateWorkshop {
 }
 
 fn unusable_error(error: io::Error) -> stockade_core::Error {
-    system_error("create", "what was prepared cannot be used")
+    system_error("create", "the prepared machine cannot be used")
         .remedy("remove ~/.cache/stockade/microvm and try again")
         .source(error)
 }
@@ -435,7 +435,7 @@ mod tests {
                 () = driver.asked.notified() => {}
             }
             let id = driver.id.lock().unwrap().clone().unwrap();
-            assert!(!private::list_ids().contains(&id), "its private directory is left");
+            assert!(!private::PRIVATE_DIRS.list().contains(&id), "its private directory is left");
             let entries = fs::read_dir(place.path().join("store")).unwrap();
             let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
             let drafts: Vec<_> = names.filter(|name| name.starts_with("new-")).collect();

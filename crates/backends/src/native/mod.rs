@@ -8,7 +8,6 @@ mod probe;
 #[cfg(feature = "across")]
 mod walls;
 
-use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -16,21 +15,21 @@ use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use rustix::process::Signal;
-use stockade_core::{
-    Admitted, Backend, BackendName, Capabilities, Error, Result, Sandbox, SandboxId,
-};
+use stockade_core::{Admitted, BackendName, Capabilities, Error, Result, Sandbox, SandboxId};
 use stockade_launcher::{LaunchError, LaunchPlan, Launched, Launcher};
 
 #[cfg(feature = "across")]
 pub use walls::{Execution, Walls};
 
+use crate::agent_sandbox::{AgentSandbox, HostMonitor};
 use crate::linux::archives::Archives;
 use crate::linux::brake::Brake;
 use crate::linux::cgroup::{Group, House};
 use crate::linux::running::{self, Built, Ending};
-use crate::linux::sandbox::{Kernel, LinuxSandbox};
 use crate::linux::site::{Site, TEARDOWN_TIMEOUT};
+use crate::linux::watch::Kernel;
 use crate::linux::{self, OWN_PROCESSES, embed, find, hold};
+use crate::managed::{Cancellation, Managed, WallBuilder};
 
 /// The native backend's name.
 pub const NAME: BackendName = BackendName::literal("native");
@@ -43,7 +42,10 @@ const CGROUP_HOUSE: House = House { parent: "stockade", own_processes: OWN_PROCE
 
 /// The native backend. Its launcher is started with the first sandbox and ends with this value, and
 /// with it every sandbox it has launched.
-pub struct Native {
+pub type Native = Managed<NativeWalls>;
+
+/// What builds the native backend's walls.
+pub struct NativeWalls {
     site: Site,
     own: OnceLock<Own>,
     /// What of the host's devices its sandboxes are trusted with beyond those that all have.
@@ -64,11 +66,7 @@ pub struct Own {
 
 impl Default for Native {
     fn default() -> Self {
-        Self {
-            site: Site::new(NAME, CGROUP_HOUSE, Launcher::start),
-            own: OnceLock::new(),
-            devices: &[],
-        }
+        Self::of(NativeWalls::trusted_with(&[]))
     }
 }
 
@@ -79,21 +77,18 @@ impl Native {
     }
 
     /// A backend for programs that are trusted with these devices of the host's, by their names in `/dev`.
-    #[cfg(feature = "microvm")]
     pub(crate) fn trusted_with(devices: &'static [&'static str]) -> Self {
-        Self { devices, ..Self::default() }
+        Self::of(NativeWalls::trusted_with(devices))
     }
 
     /// Whether the kernel holds its sandboxes to a rate of the processor here.
-    #[cfg(feature = "microvm")]
     pub(crate) fn holds_cpu_rate(&self) -> bool {
-        self.site.hierarchy().controllers().cpu
+        self.builder().site.hierarchy().controllers().cpu
     }
 
     /// The first process of one of its sandboxes, as the host numbers it.
-    #[cfg(feature = "microvm")]
     pub(crate) fn first_process(&self, id: &SandboxId) -> Option<i32> {
-        self.site.first_process(id)
+        self.builder().site.first_process(id)
     }
 
     /// A backend for one sandbox, whose launcher gets ready from now on, while this process does
@@ -101,14 +96,21 @@ impl Native {
     pub fn ahead() -> Self {
         let native = Self::new();
         if let Ok(launcher) = embed::copy_as_launcher() {
-            native.site.adopt_launcher(launcher);
+            native.builder().site.adopt_launcher(launcher);
         }
         native
     }
 
     /// Has every sandbox from now on be told this of its machine.
     pub fn call_machine(&self, own: Own) {
-        let _ = self.own.set(own);
+        let _ = self.builder().own.set(own);
+    }
+}
+
+impl NativeWalls {
+    fn trusted_with(devices: &'static [&'static str]) -> Self {
+        let site = Site::new(NAME, CGROUP_HOUSE, Launcher::start);
+        Self { site, own: OnceLock::new(), devices }
     }
 
     /// Has the walls built and waits for the proof.
@@ -154,14 +156,13 @@ impl Native {
         Ok((built, ours))
     }
 
-    async fn build_sandbox(&self, id: &SandboxId, admitted: &Admitted) -> Result<LinuxSandbox> {
+    async fn build_sandbox(&self, id: &SandboxId, admitted: &Admitted) -> Result<AgentSandbox> {
         let (built, ours) = self.build_walls(id, admitted).await?;
         let (running, client) = self.site.open(id, built, admitted, ours).await?;
-        let user = plan::sandbox_user(admitted.spec());
-        let archives = Archives::new(NAME, admitted);
-        let brake = Brake::new(NAME, Arc::clone(&running));
-        let kernel = Kernel::Shared;
-        Ok(LinuxSandbox { running, client, user, archives, brake, kernel })
+        Ok(AgentSandbox::new(id, client, plan::sandbox_user(admitted.spec()))
+            .with_monitor(HostMonitor::new(&running, Kernel::Shared))
+            .with_archives(Archives::new(NAME, admitted))
+            .with_brake(Brake::new(NAME, running)))
     }
 
     /// Ends what is there of a sandbox that this value did not make.
@@ -181,41 +182,37 @@ impl Native {
 }
 
 #[async_trait]
-impl Backend for Native {
-    fn name(&self) -> BackendName {
-        NAME
-    }
+impl WallBuilder for NativeWalls {
+    const NAME: BackendName = NAME;
 
-    async fn probe(&self) -> Capabilities {
-        probe::measure_capabilities(self).await
+    async fn probe(self: Arc<Self>) -> Capabilities {
+        probe::measure_capabilities(&self).await
     }
 
     fn fingerprint(&self) -> Option<String> {
         linux::host_fingerprint()
     }
 
-    async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
-        match self.build_sandbox(id, admitted).await {
-            Ok(sandbox) => Ok(Arc::new(sandbox)),
-            Err(error) => {
-                self.destroy(id).await?;
-                Err(error)
-            }
-        }
+    async fn build(
+        self: Arc<Self>,
+        id: &SandboxId,
+        admitted: &Admitted,
+        _: &Cancellation,
+    ) -> Result<Arc<dyn Sandbox>> {
+        Ok(Arc::new(self.build_sandbox(id, admitted).await?))
     }
 
-    async fn list(&self) -> Result<Vec<SandboxId>> {
-        let agents = find::find_agents(AGENT_NAME).into_iter().map(|(_, id)| id);
-        let ids: BTreeSet<_> = agents.chain(self.site.hierarchy().ids()).collect();
-        Ok(ids.into_iter().collect())
-    }
-
-    async fn destroy(&self, id: &SandboxId) -> Result<()> {
+    async fn take_down(&self, id: &SandboxId) -> Result<()> {
         if !self.site.end(id).await? {
             self.end_foreign(id).await?;
         }
         self.site.forget(id);
         Ok(())
+    }
+
+    async fn list(&self) -> Result<Vec<SandboxId>> {
+        let agents = find::find_agents(AGENT_NAME).into_iter().map(|(_, id)| id);
+        Ok(agents.chain(self.site.hierarchy().ids()).collect())
     }
 }
 

@@ -1,15 +1,18 @@
 //! What this host lets the native backend enforce: measured by building a sandbox and reading every
 //! wall back, which is what the launcher does each time.
 
+use std::sync::Arc;
+
 use rustix::process::{Signal, pidfd_send_signal};
 use stockade_core::{
-    Backend, Boundary, Capabilities, Error, Feature, Network, RootMode, SandboxSpec, Support,
+    Boundary, Capabilities, Error, Feature, Network, RootMode, SandboxSpec, Support,
 };
 use stockade_launcher::{LaunchPlan, Workspace};
 
-use super::{NAME, Native, plan};
+use super::{NAME, NativeWalls, plan};
 use crate::linux::cgroup::Hierarchy;
 use crate::linux::{self, limits, running};
+use crate::managed::try_out;
 
 const NATIVE_BOUNDARY: Boundary = Boundary::SharedKernel;
 
@@ -60,7 +63,7 @@ const MISSING_FEATURES: [(Feature, &str, &str); 5] = [
     (Feature::FullSnapshot, "it cannot capture memory", "choose a backend that has it"),
 ];
 
-pub(super) async fn measure_capabilities(native: &Native) -> Capabilities {
+pub(super) async fn measure_capabilities(native: &Arc<NativeWalls>) -> Capabilities {
     let root = try_root(native, RootMode::CopyOnWrite).await;
     if root.is_err()
         && let Err(error) = try_root(native, RootMode::ReadOnly).await
@@ -80,27 +83,29 @@ pub(super) async fn measure_capabilities(native: &Native) -> Capabilities {
 }
 
 /// Builds a sandbox, has every wall read back, and takes it down.
-async fn try_root(native: &Native, root: RootMode) -> Result<(), Error> {
+async fn try_root(native: &Arc<NativeWalls>, root: RootMode) -> Result<(), Error> {
     try_spec(native, SandboxSpec { root, ..SandboxSpec::default() }).await
 }
 
 /// Likewise with a network in which the helper can listen.
-async fn try_egress(native: &Native) -> Result<(), Error> {
+async fn try_egress(native: &Arc<NativeWalls>) -> Result<(), Error> {
     // A name that never leads anywhere; nothing asks for it.
     let network = Network::Egress("stockade.invalid".parse().into_iter().collect());
     try_spec(native, SandboxSpec { network, ..SandboxSpec::default() }).await
 }
 
-async fn try_spec(native: &Native, spec: SandboxSpec) -> Result<(), Error> {
-    let id = linux::trial_id();
-    let created = native.create(&id, &linux::admit_provisionally(NAME, &spec)?).await.map(drop);
-    let destroyed = native.destroy(&id).await;
-    created.and(destroyed)
+async fn try_spec(native: &Arc<NativeWalls>, spec: SandboxSpec) -> Result<(), Error> {
+    let admitted = linux::admit_provisionally(NAME, &spec)?;
+    try_out(
+        native,
+        |native, id| async move { native.build_sandbox(&id, &admitted).await.map(drop) },
+    )
+    .await
 }
 
 /// Likewise with a copy-on-write workspace. Its layers are in memory, so that a trial that is killed
 /// leaves no file; whether a given directory can be a layer is seen when it is mounted.
-async fn try_overlay(native: &Native) -> Result<(), Error> {
+async fn try_overlay(native: &NativeWalls) -> Result<(), Error> {
     let id = linux::trial_id();
     let admitted = linux::admit_provisionally(NAME, &SandboxSpec::default())?;
     let plan =
@@ -113,7 +118,7 @@ async fn try_overlay(native: &Native) -> Result<(), Error> {
 }
 
 /// The walls stand: what else is there depends on the control groups.
-fn measured_features(native: &Native, root: Support, workspace: Support) -> Capabilities {
+fn measured_features(native: &NativeWalls, root: Support, workspace: Support) -> Capabilities {
     let mut all = Capabilities::none(NAME, NATIVE_BOUNDARY)
         .with(Feature::CopyOnWriteRoot, root)
         .with(Feature::OverlayWorkspace, workspace)

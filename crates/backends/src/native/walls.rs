@@ -4,8 +4,7 @@
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use stockade_core::{Admitted, Backend, Exit, ProcessControl, Result, SandboxId, Span};
-#[cfg(any(feature = "microvm", feature = "ssh"))]
+use stockade_core::{Admitted, Exit, ProcessControl, Result, SandboxId, Span};
 use stockade_core::{SandboxSpec, User};
 
 use super::Native;
@@ -22,21 +21,17 @@ pub struct Execution(Watching);
 
 impl Native {
     /// Builds the walls and hands back the pipe to the agent, which has not said hello yet. As with
-    /// `create`, nothing is left if it fails.
+    /// `create`, nothing is left if it fails or is given up.
     pub async fn walls(&self, id: &SandboxId, admitted: &Admitted) -> Result<(Walls, UnixStream)> {
-        match self.build_walls(id, admitted).await {
-            Ok((built, pipe)) => {
-                Ok((Walls { running: self.site.register_running(id, built, admitted) }, pipe))
-            }
-            Err(error) => {
-                self.destroy(id).await?;
-                Err(error)
-            }
-        }
+        let admitted = admitted.clone();
+        self.build_locked(id, |native, id, _| async move {
+            let (built, pipe) = native.build_walls(&id, &admitted).await?;
+            Ok((Walls { running: native.site.register_running(&id, built, &admitted) }, pipe))
+        })
+        .await
     }
 
     /// Whom everything in a sandbox of this spec runs as.
-    #[cfg(any(feature = "microvm", feature = "ssh"))]
     pub(crate) fn sandbox_user(spec: &SandboxSpec) -> User {
         super::plan::sandbox_user(spec)
     }

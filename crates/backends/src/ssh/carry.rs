@@ -54,7 +54,7 @@ impl Cargo<'_> {
         let Self { place, name, sum } = self;
         format!(
             "set -eu; umask 077; b=\"${{XDG_CACHE_HOME:-$HOME/.cache}}/stockade/{place}\"; \
-             mkdir -p \"$b\"; [ -O \"$b\" ] || {{ echo \"$b belongs to somebody else\" >&2; exit 77; }}; \
+             mkdir -p \"$b\"; [ -O \"$b\" ] || {{ echo \"$b belongs to another user\" >&2; exit 77; }}; \
              t=$(mktemp -d \"$b/new-XXXXXXXX\"); trap \"rm -rf \\\"$t\\\"\" EXIT; \
              trap \"exit 1\" HUP INT TERM PIPE; cat >\"$t/{name}\"; s=$(sha256sum \"$t/{name}\"); \
              [ \"${{s%% *}}\" = {sum} ] || {{ echo \"what arrived is not what was sent\" >&2; exit 65; }}; \
@@ -87,16 +87,16 @@ pub(super) async fn upload_program(
 ) -> Result<()> {
     let carried =
         timeout(patience, run_ssh(host, host.ssh_command(&cargo.carry_script())?, program)).await;
-    let (status, _, said) = carried.map_err(|_| too_slow(host, "carrying the program there"))??;
+    let (status, _, said) = carried.map_err(|_| too_slow(host, "sending the program there"))??;
     if status.success() {
         return Ok(());
     }
     if status.code() == Some(255) {
         return Err(no_connection(host, "connect", Some(status), &said));
     }
-    let last = clean_foreign(said.lines().last().unwrap_or("it did not say why"));
+    let last = clean_foreign(said.lines().last().unwrap_or("no reason given"));
     let error =
-        host.unavailable_error("connect", format!("the program cannot be put there: {last}"));
+        host.unavailable_error("connect", format!("the program cannot be installed there: {last}"));
     Err(error.remedy("see that `~/.cache/stockade` there is yours alone, and that there is room"))
 }
 

@@ -8,14 +8,16 @@ use std::sync::{Arc, Mutex};
 use stockade_core::{Admitted, Error, ErrorCode, Result, SandboxId};
 
 use super::start::start_far;
-use super::{HostedSandbox, NAME, Ssh, lock};
-use crate::across::near::{FarSandbox, build_sandbox, check_workspace};
+use super::{HostedSandbox, NAME, SshWalls};
+use crate::across::near::{build_sandbox, check_workspace};
+use crate::agent_sandbox::AgentSandbox;
+use crate::linux::lock;
 
 pub(super) async fn create_sandbox(
-    ssh: &Ssh,
+    ssh: &SshWalls,
     id: &SandboxId,
     admitted: &Admitted,
-) -> Result<FarSandbox> {
+) -> Result<AgentSandbox> {
     check_workspace(&NAME, admitted)?;
     let live =
         Arc::new(HostedSandbox { host: Mutex::default(), bridge: tokio::sync::Mutex::new(None) });
@@ -32,9 +34,9 @@ pub(super) async fn create_sandbox(
         };
         *lock(&live.host) = Some(at);
         match build_sandbox(host.peer(), started, id, admitted).await {
-            Ok((sandbox, bridge)) => {
-                *live.bridge.lock().await = Some(bridge);
-                return Ok(sandbox);
+            Ok(built) => {
+                *live.bridge.lock().await = Some(built.bridge);
+                return Ok(built.sandbox);
             }
             // It is full: nothing was built there.
             Err(error) if error.code() == ErrorCode::QuotaExceeded => reasons.push(error),
@@ -46,7 +48,7 @@ pub(super) async fn create_sandbox(
 
 /// All hosts, the one with the most room for its capacity first; those that are alike in an order that
 /// differs from sandbox to sandbox.
-fn rank_hosts(ssh: &Ssh, id: &SandboxId) -> Vec<usize> {
+fn rank_hosts(ssh: &SshWalls, id: &SandboxId) -> Vec<usize> {
     let live = lock(&ssh.live);
     let on = |at: usize| live.values().filter(|one| *lock(&one.host) == Some(at)).count() as u64;
     let key = |at: &usize| {

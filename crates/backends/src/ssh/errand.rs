@@ -146,7 +146,7 @@ async fn send_pieces(
         waiting = Instant::now();
     }
     let ended =
-        |join| Error::new(ErrorCode::System, "connect", "nobody writes any more").source(join);
+        |join| Error::new(ErrorCode::System, "connect", "the writer thread failed").source(join);
     writing.await.map_err(ended)??;
     Ok(deadline.within(input.flush()).await.map(|flushed| flushed.is_ok()))
 }
@@ -210,7 +210,7 @@ async fn try_begin(host: &Host, script: &str, hello: &[u8]) -> Result<Began> {
     };
     let mut output = BufReader::new(output);
     match timeout(FIRST_WORD, read_greeting(&mut output, hello)).await {
-        Err(_) => Err(too_slow(host, "its first word")),
+        Err(_) => Err(too_slow(host, "its first answer")),
         Ok(true) => {
             let host = host.clone();
             Ok(Began::Errand(Box::new(Errand { host, child, input, output, stderr })))
@@ -238,7 +238,7 @@ async fn wait_for_end(
 
 fn cannot_run(host: &Host, said: &str) -> Error {
     let last = said.lines().rev().find(|line| !line.trim().is_empty());
-    let last = clean_foreign(last.unwrap_or("it did not say why"));
+    let last = clean_foreign(last.unwrap_or("no reason given"));
     host.unavailable_error("connect", format!("this program cannot be run there: {last}"))
         .remedy("install `stockade` of the same version there")
 }

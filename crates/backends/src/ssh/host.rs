@@ -102,8 +102,11 @@ impl Host {
             command.args(["-o", option]);
         }
         let socket = self.control_socket_path().map_err(|error| {
-            self.unavailable_error("connect", "there is no private place for its connection")
-                .source(error)
+            self.unavailable_error(
+                "connect",
+                "there is no private directory for its control socket",
+            )
+            .source(error)
         })?;
         command.arg("-o").arg(format!("ControlPath={}", socket.display()));
         command.args(["-o", &format!("ControlPersist={CONTROL_PERSIST_SECS}")]);

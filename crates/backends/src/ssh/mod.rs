@@ -13,12 +13,12 @@ mod start;
 mod trouble;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use stockade_core::{
-    Admitted, Backend, BackendName, Capabilities, Error, ErrorCode, Result, Sandbox, SandboxId,
+    Admitted, BackendName, Capabilities, Error, ErrorCode, Result, Sandbox, SandboxId,
 };
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -26,6 +26,8 @@ use tokio::time::timeout;
 use crate::across::far::FAR_DIGEST;
 use crate::across::near::Bridge;
 use crate::across::words::{Ask, Said};
+use crate::linux::lock;
+use crate::managed::{Cancellation, Managed, WallBuilder};
 pub use errand::{Errand, Party};
 pub use host::Host;
 
@@ -36,7 +38,10 @@ pub const NAME: BackendName = BackendName::literal("ssh");
 const TAKING_DOWN: Duration = Duration::from_secs(15);
 
 /// The ssh backend: a pool of hosts.
-pub struct Ssh {
+pub type Ssh = Managed<SshWalls>;
+
+/// What has other hosts build walls.
+pub struct SshWalls {
     hosts: Vec<Host>,
     live: Mutex<HashMap<SandboxId, Arc<HostedSandbox>>>,
 }
@@ -49,16 +54,14 @@ struct HostedSandbox {
     bridge: tokio::sync::Mutex<Option<Arc<Bridge>>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Ssh {
     /// A backend that has not connected to anything yet.
     pub fn new(hosts: Vec<Host>) -> Self {
-        Self { hosts, live: Mutex::default() }
+        Self::of(SshWalls { hosts, live: Mutex::default() })
     }
+}
 
+impl SshWalls {
     /// Has every host answer one question at once.
     async fn ask_all(&self, verb: &'static str, input: &str) -> Vec<(Host, Result<Said>)> {
         let mut asking = JoinSet::new();
@@ -121,22 +124,20 @@ impl Ssh {
 }
 
 fn too_slow(host: &Host) -> Error {
-    let message = format!("host `{}` takes too long to take it down", host.name);
+    let message = format!("host `{}` did not remove it in time", host.name);
     Error::new(ErrorCode::TooSlow, "destroy", message).backend(NAME)
 }
 
 fn unexpected_answer(host: &Host, operation: &'static str) -> Error {
-    let message = format!("host `{}` gave another answer than was asked for", host.name);
+    let message = format!("host `{}` sent an unexpected answer", host.name);
     Error::new(ErrorCode::Protocol, operation, message).backend(NAME)
 }
 
 #[async_trait]
-impl Backend for Ssh {
-    fn name(&self) -> BackendName {
-        NAME
-    }
+impl WallBuilder for SshWalls {
+    const NAME: BackendName = NAME;
 
-    async fn probe(&self) -> Capabilities {
+    async fn probe(self: Arc<Self>) -> Capabilities {
         if self.hosts.is_empty() {
             return probe::nothing_configured();
         }
@@ -161,9 +162,34 @@ impl Backend for Ssh {
         (!self.hosts.is_empty()).then(|| format!("{}\n{:?}", FAR_DIGEST, self.hosts))
     }
 
-    async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
-        let sandbox = create::create_sandbox(self, id, admitted).await?;
-        Ok(Arc::new(sandbox))
+    async fn build(
+        self: Arc<Self>,
+        id: &SandboxId,
+        admitted: &Admitted,
+        _: &Cancellation,
+    ) -> Result<Arc<dyn Sandbox>> {
+        Ok(Arc::new(create::create_sandbox(&self, id, admitted).await?))
+    }
+
+    async fn take_down(&self, id: &SandboxId) -> Result<()> {
+        let live = lock(&self.live).get(id).cloned();
+        match live {
+            None => self.destroy_anywhere(id).await,
+            Some(live) => {
+                self.destroy_live(id, &live).await?;
+                lock(&self.live).remove(id);
+                Ok(())
+            }
+        }
+    }
+
+    /// The other side takes down what it has begun when its connection is dropped; the `destroy` that follows
+    /// asks it. Where that is stays known until then: no other host has to answer.
+    async fn clear_unfinished(&self, id: &SandboxId, _: &Error) -> Result<()> {
+        let live = lock(&self.live).get(id).cloned();
+        let Some(live) = live else { return Ok(()) };
+        let stands = live.bridge.lock().await.is_some();
+        if stands { self.destroy_live(id, &live).await } else { Ok(()) }
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
@@ -177,17 +203,5 @@ impl Backend for Ssh {
             }
         }
         Ok(ids)
-    }
-
-    async fn destroy(&self, id: &SandboxId) -> Result<()> {
-        let live = lock(&self.live).get(id).cloned();
-        match live {
-            None => self.destroy_anywhere(id).await,
-            Some(live) => {
-                self.destroy_live(id, &live).await?;
-                lock(&self.live).remove(id);
-                Ok(())
-            }
-        }
     }
 }

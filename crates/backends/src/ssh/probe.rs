@@ -45,7 +45,7 @@ const MISSING_FEATURES: [(Feature, &str, &str); 6] = [
     ),
     (
         Feature::Pause,
-        "the other side ends what nobody speaks to, and does not freeze it",
+        "the peer ends a sandbox whose connection is idle, and cannot freeze it",
         "choose a backend that has it",
     ),
 ];
@@ -101,7 +101,7 @@ fn check_usable(
 /// What is different because it is another host.
 fn adapt_capabilities(all: Capabilities, hosts: &str, skipped: &str) -> Capabilities {
     let skipped = if skipped.is_empty() { String::new() } else { format!(" (skipped: {skipped})") };
-    let copied = "copied there; changes are brought back after each command";
+    let copied = "copied there; changes are copied back after each command";
     let image = format!("read-only mounts of the system directories of {hosts}{skipped}");
     let mut all = all;
     for (feature, by) in [(Feature::LocalWorkspace, copied.to_owned()), (Feature::HostImage, image)]

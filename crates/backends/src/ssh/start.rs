@@ -34,7 +34,7 @@ impl Drop for SshCarrier {
     }
 }
 
-/// Connects, carrying the program there first if it has to be.
+/// Connects, sending the program there first if it has to be.
 pub(super) async fn start_far(host: &Host) -> Result<PeerConnection> {
     if let Some(started) = try_start(host).await? {
         return Ok(started);
@@ -62,7 +62,7 @@ async fn try_start(host: &Host) -> Result<Option<PeerConnection>> {
     let stderr = child.stderr.take();
     match timeout(FIRST_WORD, read_greeting(&mut output, HELLO_LINE)).await {
         Err(_) => {
-            let message = format!("host `{}` said nothing for {FIRST_WORD:?}", host.name);
+            let message = format!("host `{}` did not answer within {FIRST_WORD:?}", host.name);
             Err(Error::new(ErrorCode::TooSlow, "connect", message).backend(NAME))
         }
         Ok(true) => {

@@ -39,7 +39,11 @@ const KNOWN_FAILURES: [(&str, &str, &str); 12] = [
         "there is no host of that name",
         "correct its name, here or in ssh's configuration",
     ),
-    ("Connection refused", "nobody listens there", "start its ssh server, or correct the port"),
+    (
+        "Connection refused",
+        "nothing listens on that port",
+        "start its ssh server, or correct the port",
+    ),
     ("timed out", "it does not answer", "see whether it is up and can be reached from here"),
     (
         "No route to host",

@@ -67,7 +67,7 @@ impl IsolatedSandbox {
         let private = &body.tree.private;
         prepare_private_dir(private, &body.tree.workspace().host, admitted.limits()).map_err(
             |error| {
-                Error::new(ErrorCode::System, "create", "its private directory cannot be furnished")
+                Error::new(ErrorCode::System, "create", "its private directory cannot be filled")
                     .backend(NAME)
                     .source(error)
             },
@@ -156,7 +156,9 @@ fn place_name(number: usize) -> String {
 impl Floor {
     fn cache(&self) -> Result<&Cache, StartFailure> {
         let cache = self.body.shared.library.cache().or(self.own_cache.as_ref());
-        cache.ok_or_else(|| StartFailure::NoResources("there is no place for its code".into()))
+        cache.ok_or_else(|| {
+            StartFailure::NoResources("there is no cache directory for its code".into())
+        })
     }
 
     fn controls(&self) -> MutexGuard<'_, Vec<Weak<dyn ProcessControl>>> {

@@ -116,7 +116,7 @@ fn process_limit_support() -> Support {
 fn cpu_rate() -> Support {
     Support::missing(
         "a program has its thread to itself",
-        "bound its processor time, or choose another backend",
+        "limit its CPU time, or choose another backend",
     )
 }
 

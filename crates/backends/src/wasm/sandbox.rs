@@ -286,7 +286,7 @@ async fn wait_until_removed(private: &Path) -> ExitStatus {
     loop {
         tokio::time::sleep(SANDBOX_POLL_INTERVAL).await;
         if !private.exists() {
-            return ExitStatus::Lost("its sandbox was taken away".into());
+            return ExitStatus::Lost("its sandbox was removed".into());
         }
     }
 }

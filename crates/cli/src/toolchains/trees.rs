@@ -131,7 +131,7 @@ impl SecretScan<'_> {
         let found = list_children(dir).map_err(|error| format!("cannot be read: {error}"))?;
         self.entries += found.len();
         match self.entries > MAX_ENTRIES {
-            true => Err("holds too many files to look through".into()),
+            true => Err("holds too many files to scan".into()),
             false => Ok(found),
         }
     }

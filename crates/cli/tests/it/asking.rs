@@ -163,7 +163,7 @@ fn a_person_at_the_terminal_is_asked_and_only_a_yes_is_a_yes() {
         desk.screen.until(APPROVAL_PROMPT);
         desk.screen.keys(keys);
         let why = said_no(asked);
-        assert!(why.contains("the person at the server's terminal said no"), "{keys:?}: {why}");
+        assert!(why.contains("denied at the server's terminal"), "{keys:?}: {why}");
     }
     assert!(!desk.made("never"));
     assert_eq!(desk.decisions()[0], (true, true));

@@ -45,6 +45,16 @@ fn a_tree_survives_the_way_in_and_out() {
 }
 
 #[test]
+fn an_execute_bit_is_set_without_running_a_program() {
+    let (place, id) = apart();
+    place.write("run", "#!/bin/sh\necho ran\n");
+    fs::set_permissions(place.workspace().join("run"), fs::Permissions::from_mode(0o755)).unwrap();
+    place.stockade(&["cp", "run", &at(&id, "run")]).is(0, "", "");
+    assert_eq!(place.listed(&id).unwrap()["jobs"], serde_json::json!([]));
+    place.stockade(&["exec", &id, "./run"]).is(0, "ran\n", "");
+}
+
+#[test]
 fn a_file_goes_into_a_directory_or_takes_the_name() {
     let (place, id) = apart();
     place.write("f", "one");

@@ -26,6 +26,7 @@ mod machines;
 mod mcp_ends;
 mod mcp_http;
 mod private;
+mod readme_picture;
 mod review;
 mod run;
 mod shell;

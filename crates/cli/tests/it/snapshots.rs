@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 
 use crate::common;
 use crate::common::lasting::{Lasting, eventually};
+use rustix::process::Signal;
 use serde_json::json;
 
 fn sha256(bytes: &[u8]) -> String {
@@ -313,5 +314,34 @@ fn a_copy_of_one_that_ends_with_its_program_does_not_live_for_ever() {
     assert!(place.listed(&id).unwrap()["idle"].is_null());
     assert!(!place.listed(&copy).unwrap()["idle"].is_null());
     place.stockade(&["kill", &id, &copy]).code_is(0);
+    place.assert_all_is_gone();
+}
+
+#[test]
+fn a_fork_that_cannot_be_finished_leaves_no_copy() {
+    let place = Lasting::new();
+    let config = place.path("home/.config/stockade");
+    fs::create_dir_all(&config).unwrap();
+    fs::write(config.join("config.toml"), "[defaultQuota]\nsandboxes = 4\n").unwrap();
+    let id = place.create(&["--no-workspace"]);
+    place.stockade(&["fork", &id, "-n", "20"]).is_refused(&["of at most 4"]);
+    place.stockade(&["ps", "-q"]).is(0, &format!("{id}\n"), "");
+    place.stockade(&["snapshot", "ls", "-q"]).is(0, "", "");
+    place.stockade(&["fork", &id, "-n", "3"]).code_is(0);
+}
+
+#[test]
+fn a_fork_that_is_interrupted_leaves_no_copy() {
+    let place = Lasting::new();
+    let id = place.create(&["--no-workspace"]);
+    let mut fork = place.command(&["fork", &id, "-n", "400"]);
+    let fork = fork.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let count = || place.stockade(&["ps", "-q"]).stdout.lines().count();
+    eventually("a copy is there", || count() > 1);
+    common::signal(&fork, Signal::INT);
+    common::wait(fork).is(130, "", "");
+    place.stockade(&["ps", "-q"]).is(0, &format!("{id}\n"), "");
+    place.stockade(&["snapshot", "ls", "-q"]).is(0, "", "");
+    place.stockade(&["kill", &id]).code_is(0);
     place.assert_all_is_gone();
 }

@@ -46,7 +46,7 @@ fn a_command_that_changes_nothing_leaves_no_workspace() {
     place
         .stockade(&["run", "--overlay", "--shell", "touch a; chmod 600 a; chmod 644 a; exit 3"])
         .is(3, "", told);
-    let empty = "stockade: no changes are kept apart; `stockade run --overlay` keeps them so\n";
+    let empty = "stockade: no workspaces with changes; `stockade run --overlay` makes one\n";
     place.stockade(&["workspace", "ls"]).is(0, "", empty);
 }
 

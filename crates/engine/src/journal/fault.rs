@@ -19,7 +19,7 @@ pub(super) enum JournalFault {
     Missing(PathBuf),
     #[error("{0}")]
     Broken(Break),
-    #[error("`{file}` was {what} by somebody else")]
+    #[error("`{file}` was {what} by another process")]
     Damaged { file: PathBuf, what: Damage },
     #[error("the event takes more than the {MAX_LINE} bytes that a record may have")]
     TooLong,

@@ -55,7 +55,7 @@ impl EngineInner {
             return Ok(live);
         }
         self.dismiss_sandbox(live).await?;
-        Err(Error::new(ErrorCode::Gone, "create", "it ended as soon as it stood")
+        Err(Error::new(ErrorCode::Gone, "create", "it ended right after it was created")
             .backend(order.backend.name()))
     }
 

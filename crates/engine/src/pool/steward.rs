@@ -309,7 +309,7 @@ impl Steward {
             (Why::Closed, _) => build_closed_error(),
             (Why::Failed, Some(error)) => error.clone(),
             (Why::Failed, None) => {
-                Error::new(ErrorCode::System, CLAIM_OPERATION, "making it ended before its time")
+                Error::new(ErrorCode::System, CLAIM_OPERATION, "its creation was aborted")
                     .backend(self.template.admitted.backend().clone())
                     .remedy("try again")
             }

@@ -147,7 +147,7 @@ impl Snapshot {
         sealed.extend(json);
         match sealed.len() <= MAX_MANIFEST {
             true => Ok(sealed),
-            false => Err(build_damaged_error("it says more than it may")),
+            false => Err(build_damaged_error("it has fields that are not allowed")),
         }
     }
 
@@ -194,7 +194,7 @@ impl Snapshot {
         match self.spec.caller_only()[..] {
             [] => Ok(()),
             ref fields => Err(build_damaged_error(format!(
-                "it says what only a caller may say: {}",
+                "it sets what only the caller may set: {}",
                 fields.join(", ")
             ))),
         }
@@ -204,7 +204,7 @@ impl Snapshot {
     pub fn fits_this_host(&self) -> Result<()> {
         let unfit = |message: String| {
             Error::new(ErrorCode::Unsupported, "restore", message)
-                .remedy("bring it back on a host like the one it was taken on")
+                .remedy("restore it on a host like the one it was taken on")
         };
         let here = std::env::consts::ARCH;
         if self.architecture != here {
@@ -216,7 +216,7 @@ impl Snapshot {
             self.processor.iter().filter(|feature| !have.contains(feature)).cloned().collect();
         match missing.is_empty() {
             true => Ok(()),
-            false => Err(unfit(format!("this processor lacks {}", missing.join(", ")))),
+            false => Err(unfit(format!("this CPU lacks {}", missing.join(", ")))),
         }
     }
 }

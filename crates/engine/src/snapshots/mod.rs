@@ -13,6 +13,7 @@ mod blocks;
 mod manifest;
 mod parcel;
 mod passing;
+mod verified;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -23,6 +24,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use rustix::fs::OFlags;
+use serde::{Deserialize, Serialize};
 use stockade_core::{
     BackendName, Boundary, Bytes, Error, ErrorCode, Parts, Result, SandboxSpec, SnapshotId,
     SnapshotKind,
@@ -30,6 +32,7 @@ use stockade_core::{
 
 pub use manifest::{HostThings, Part, Snapshot};
 pub use passing::Passing;
+pub use verified::VerifiedParts;
 
 use crate::engine::lock_mutex;
 use crate::id;
@@ -59,7 +62,7 @@ pub struct Snapshots {
 
 /// What changes whenever the content of a file does. Further names do not change it: what backends
 /// hand over again and again is linked, not copied, and read once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct PartFileStamp {
     device: u64,
     inode: u64,
@@ -193,13 +196,17 @@ impl Snapshots {
         }
         let digest = blocks::digest_file(file, stamp.size)?;
         if file.metadata()?.modified()?.elapsed().is_ok_and(|age| age > MTIME_SETTLE_TIME) {
-            let mut read = lock_mutex(&self.read);
-            if read.len() >= MAX_CACHED_DIGESTS {
-                read.clear();
-            }
-            read.insert(stamp, digest);
+            self.remember_digest(stamp, digest);
         }
         Ok(digest)
+    }
+
+    fn remember_digest(&self, stamp: PartFileStamp, digest: Digest) {
+        let mut read = lock_mutex(&self.read);
+        if read.len() >= MAX_CACHED_DIGESTS {
+            read.clear();
+        }
+        read.insert(stamp, digest);
     }
 
     /// A place to put a snapshot together.

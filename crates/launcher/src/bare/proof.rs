@@ -134,7 +134,10 @@ fn prove_landlock(plan: &BarePlan, warden: Pid) -> Result<String, Failure> {
         }
     }
     if can_make_in(private) != Err(Errno::ACCESS) {
-        return refuse_missing_wall(Wall::Landlock, "a file could be made beside its places");
+        return refuse_missing_wall(
+            Wall::Landlock,
+            "a file could be created outside its writable directories",
+        );
     }
     let signals = scope::read_back(warden)?;
     Ok(format!("/ cannot be listed, {signals}"))

@@ -26,7 +26,10 @@ async fn bytes_pass_both_ways_and_each_direction_ends_by_itself() {
     helper.hear_until(&Said::End(1)).await;
     let record = helper.wait_for_records(1).await.remove(0);
     assert_eq!((record.sent, record.received, record.address), (9, 6, Some(address.ip())));
-    assert_eq!(record.verdict, ConnectionVerdict::Allowed { rule: format!("127.0.0.1/32:{}", address.port()) });
+    assert_eq!(
+        record.verdict,
+        ConnectionVerdict::Allowed { rule: format!("127.0.0.1/32:{}", address.port()) }
+    );
 }
 
 #[tokio::test]

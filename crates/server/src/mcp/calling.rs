@@ -89,7 +89,7 @@ fn postpone_question(
     question: Question,
 ) -> Result<CallToolResponse, ErrorData> {
     let unasked =
-        |why: &str| ErrorData::internal_error(format!("nobody can be asked: {why}"), None);
+        |why: &str| ErrorData::internal_error(format!("no question can be asked: {why}"), None);
     let form = person::form(&question).ok_or_else(|| unasked("the question cannot be written"))?;
     let opened = desk.pending.open(request, question);
     let handle = opened.map_err(|error| unasked(&error.to_string()))?;

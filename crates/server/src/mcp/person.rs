@@ -45,7 +45,7 @@ pub fn decision(answer: &ElicitResult) -> Decision {
     if answer.action == ElicitationAction::Cancel {
         return no("the person did not answer");
     }
-    no("the person said no")
+    no("denied by the user")
 }
 
 /// A no with a way out.
@@ -59,7 +59,7 @@ pub struct Unreachable;
 #[async_trait]
 impl Ask for Unreachable {
     async fn ask(&self, _question: Question) -> Decision {
-        no("a person would have to be asked, and this client declares no way to (elicitation)")
+        no("a person has to be asked, and this client does not support that (elicitation)")
     }
 }
 
@@ -72,7 +72,7 @@ impl Ask for Elicit {
         let Some(request) = form(&question) else { return no("the question cannot be written") };
         match self.0.send_request(ServerRequest::ElicitRequest(request)).await {
             Ok(ClientResult::ElicitResult(answer)) => decision(&answer),
-            Ok(_) => no("the client's answer was none to the question"),
+            Ok(_) => no("the client's answer does not fit the question"),
             Err(error) => no(&format!("the client could not ask: {error}")),
         }
     }
@@ -108,7 +108,7 @@ impl Ask for Postpone {
         if self.raised.send(question).await.is_ok() {
             std::future::pending::<()>().await;
         }
-        no("the call was given up")
+        no("the call was cancelled")
     }
 }
 

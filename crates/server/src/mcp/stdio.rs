@@ -22,10 +22,10 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// It did not begin as the protocol wants it.
-    #[error("the client did not begin as the protocol wants it: {0}")]
+    #[error("the client's handshake does not follow the protocol: {0}")]
     Opening(String),
     /// The loop that serves it broke.
-    #[error("serving the client broke off")]
+    #[error("the connection to the client was lost")]
     Broken(#[source] tokio::task::JoinError),
 }
 

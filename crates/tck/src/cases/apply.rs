@@ -6,9 +6,7 @@ use std::fs;
 use serde_json::json;
 use stockade_core::Feature;
 use stockade_engine::JournalOptions;
-use stockade_workspaces::{
-    Application, ApplyOptions, Hint, Request, Workspace, WorkspaceProvider, Workspaces,
-};
+use stockade_workspaces::{Application, ApplyOptions, Hint, Request, Workspace, Workspaces};
 
 use crate::case::{case, check, same};
 use crate::kit::Room;

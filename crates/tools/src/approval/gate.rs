@@ -67,7 +67,7 @@ async fn ask_user(
     match decision {
         Ok(Decision::Yes) => None,
         Ok(Decision::No { because }) => Some(because),
-        Err(_) => Some(format!("nobody answered within {} s", patience.as_secs())),
+        Err(_) => Some(format!("no answer within {} s", patience.as_secs())),
     }
 }
 
@@ -155,7 +155,7 @@ fn describe_action(facts: &Facts) -> String {
         }
         Programs::Opaque(line) => line.escape_debug().to_string(),
     };
-    let wider = if facts.widens { " (more than was set out)" } else { "" };
+    let wider = if facts.widens { " (more than the server was started with)" } else { "" };
     format!("{}{wider}", cut_middle(&text, MOST_SHOWN))
 }
 

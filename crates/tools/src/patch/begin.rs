@@ -111,7 +111,7 @@ impl<'a> BeginReader<'a> {
             hunks.push(self.parse_hunk()?);
         }
         if hunks.is_empty() && to.is_none() {
-            return Err(self.syntax_error(format!("nothing is said about `{path}`")));
+            return Err(self.syntax_error(format!("there are no changes for `{path}`")));
         }
         Ok(PatchAction::Update { hunks, to, mode: None })
     }

@@ -318,8 +318,10 @@ impl std::fmt::Display for Misfit {
             Self::NoHeading(heading) => {
                 write!(f, "no line reads `{}`", heading.escape_debug())
             }
-            Self::LastLine => f.write_str("what it says of the last line's end is not so"),
-            Self::TooMuch => f.write_str("looking for its place takes too long"),
+            Self::LastLine => {
+                f.write_str("its mark for a missing newline at the end does not fit the file")
+            }
+            Self::TooMuch => f.write_str("searching for its position takes too long"),
         }
     }
 }

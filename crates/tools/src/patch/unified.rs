@@ -266,7 +266,7 @@ fn build_change(header: Header, hunks: Vec<Hunk>) -> Result<PatchChange, String>
                 return Err(format!("`{old}` and `{new}` are different files"));
             }
             if hunks.is_empty() && old == new && mode.is_none() {
-                return Err(format!("nothing is said about `{old}`"));
+                return Err(format!("there are no changes for `{old}`"));
             }
             let to = (old != new).then_some(new);
             Ok(PatchChange { path: old, action: PatchAction::Update { hunks, to, mode } })

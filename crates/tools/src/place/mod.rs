@@ -147,7 +147,7 @@ impl ToolPlace {
                 id = view.id
             ),
             (Workspace::Local(_), None) => {
-                "its workspace is the user's directory and is there, but for what was being written"
+                "its workspace is the user's directory and still exists, except for what was being written"
                     .to_owned()
             }
             (Workspace::Ephemeral | Workspace::Overlay(_), None) => {

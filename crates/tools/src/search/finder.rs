@@ -51,7 +51,7 @@ pub(super) async fn run_finder(
 /// Strictly: whole lines, each an answer, the last one the end.
 fn parse_answers(stdout: &[u8]) -> Result<Vec<Answer>, ToolError> {
     let broken =
-        || ToolError::new(ErrorCode::Protocol, "the search program said something strange");
+        || ToolError::new(ErrorCode::Protocol, "the search program sent an invalid answer");
     let lines = stdout.strip_suffix(b"\n").ok_or_else(broken)?.split(|byte| *byte == b'\n');
     let answers: Result<Vec<Answer>, _> = lines.map(serde_json::from_slice).collect();
     let mut answers = answers.map_err(|_| broken())?;
@@ -102,7 +102,7 @@ async fn carried_in(place: &ToolPlace, call: &Call) -> Result<String, ToolError>
     let path = String::from_utf8(ran.stdout).ok().filter(|path| path.starts_with('/'));
     match (ran.outcome.success(), path) {
         (true, Some(path)) => Ok(path),
-        _ => Err(ToolError::new(ErrorCode::Unavailable, "no search program can be put in place")
+        _ => Err(ToolError::new(ErrorCode::Unavailable, "the search program cannot be installed")
             .remedy("the sandbox needs a shell and a temporary directory it can write to")),
     }
 }

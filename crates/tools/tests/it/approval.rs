@@ -51,7 +51,7 @@ fn a_no_and_no_answer_in_time_stop_it_before_anything_happens() {
         let bench = ToolBench::with(Where::Local, rules(json!({ "askTimeout": "50ms" }))).await;
         for answer in [Some(Decision::No { because: "rather not".into() }), None] {
             *bench.whose.answer.lock().unwrap() = answer.clone();
-            let names = if answer.is_some() { "rather not" } else { "nobody answered" };
+            let names = if answer.is_some() { "rather not" } else { "no answer" };
             for (tool, args) in [
                 ("bash", json!({ "command": "touch made" })),
                 ("bash", json!({ "action": "start", "command": "touch made" })),

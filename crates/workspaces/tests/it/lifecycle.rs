@@ -7,7 +7,7 @@ use crate::common::furniture::{change_copy, change_upper, expected, furnish};
 use crate::common::{Place, conflicts, open, ordinary, picture, wait, write};
 use stockade_core::{Bytes, ErrorCode, TenantName};
 use stockade_engine::{Event, Filter, Journal, JournalOptions, StateDir};
-use stockade_workspaces::{Hint, Kind, Mechanism, Request, WorkspaceProvider};
+use stockade_workspaces::{Hint, Kind, Mechanism, Request};
 
 #[test]
 fn the_same_directory_is_the_same_workspace_and_outlives_it() {
@@ -134,7 +134,7 @@ fn a_workspace_that_nobody_waits_for_any_more_is_given_back() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let request = Request::new(Hint::Overlay(place.source()));
-        let mut acquiring = place.workspaces.acquire(request);
+        let mut acquiring = Box::pin(place.workspaces.acquire(request));
         let nothing = std::future::poll_fn(|context| {
             std::task::Poll::Ready(acquiring.as_mut().poll(context).is_pending())
         });

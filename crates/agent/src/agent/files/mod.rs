@@ -70,7 +70,7 @@ pub fn answer_request(roots: &Roots, number: u32, request: &FileRequest<'_>, lin
         | FileRequest::TarOut(path)
         | FileRequest::TarIn(path)
         | FileRequest::Watch(path) => {
-            Err(OperationFailure::unsuitable(path, "is not asked for this way"))
+            Err(OperationFailure::unsuitable(path, "is not supported by this request"))
         }
     };
     if let Err(failure) = done {
@@ -93,7 +93,7 @@ pub fn run_request(roots: &Roots, request: &FileRequest<'_>, streams: WorkerStre
         | FileRequest::SetMode(path, _)
         | FileRequest::Rename(path, _)
         | FileRequest::Watch(path) => {
-            Err(OperationFailure::unsuitable(path, "is not asked for this way"))
+            Err(OperationFailure::unsuitable(path, "is not supported by this request"))
         }
     }
 }

@@ -97,7 +97,7 @@ impl Bridge {
         let Untold { conflicts, parted, told } = std::mem::take(&mut *lock(&self.untold));
         match parted.filter(|_| !told) {
             Some(error) => {
-                let message = format!("not everything was brought back: {}", error.message());
+                let message = format!("not all changes were copied back: {}", error.message());
                 Err(self.link().peer().error(error.code(), "destroy", message).source(error))
             }
             None => self.check_no_conflicts(&conflicts),

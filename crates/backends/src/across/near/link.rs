@@ -344,7 +344,7 @@ impl Turn {
     }
 
     fn unexpected_error(&self, operation: &'static str) -> Error {
-        let message = format!("{} sends what nobody asked for", self.link.peer);
+        let message = format!("{} sends an unexpected frame", self.link.peer);
         self.link.peer.error(ErrorCode::Protocol, operation, message)
     }
 
@@ -356,7 +356,7 @@ impl Turn {
     }
 
     fn tree_place_error(&self, error: TreeError) -> Error {
-        let message = format!("changes could not be taken over: {error}");
+        let message = format!("changes could not be copied back: {error}");
         self.link.peer.error(ErrorCode::Denied, "copy the workspace", message)
     }
 }

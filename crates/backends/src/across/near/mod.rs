@@ -2,9 +2,9 @@
 //! there, over which the agent's pipe, a few requests and the workspace's changes go.
 
 mod bridge;
+mod executions;
 mod files;
 mod link;
-mod sandbox;
 #[cfg(test)]
 mod tests;
 
@@ -22,11 +22,13 @@ use tokio::io::{AsyncBufRead, AsyncWrite};
 use super::guest::Identity;
 use super::tree::{Side, Tree};
 use super::words::{Ask, Failure};
+use crate::agent_sandbox::AgentSandbox;
 use crate::linux::archives::Archives;
 use crate::native::Native;
 pub(crate) use bridge::Bridge;
+pub(crate) use executions::{FarExecutions, UsedNumbers};
+use files::Synced;
 use link::{AgentPipe, PeerLink, WorkspaceTree};
-pub(crate) use sandbox::{FarSandbox, UsedNumbers};
 
 /// Timeout of the handshake with the agent there.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -73,6 +75,35 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A sandbox that another host or machine builds: the agent's client over the connection, and the counts of the
+/// other side behind it.
+pub(crate) struct FarSandbox {
+    pub sandbox: AgentSandbox,
+    pub executions: Arc<FarExecutions>,
+    pub bridge: Arc<Bridge>,
+}
+
+impl FarSandbox {
+    fn new(
+        (id, admitted): (&SandboxId, &Admitted),
+        bridge: Arc<Bridge>,
+        client: AgentClient,
+        used: u32,
+    ) -> Self {
+        let client = Arc::new(client);
+        let executions = FarExecutions::new(id, &bridge, &client, used);
+        let backend = bridge.link().peer().backend.clone();
+        // Archives come by the agent's pipe, as on every other backend: the other side is asked for nothing, names
+        // no part, and sends no more than the disk limit allows.
+        let user = Native::sandbox_user(admitted.spec());
+        let sandbox = AgentSandbox::new(id, Arc::clone(&client), user)
+            .with_files(Synced::new(client, Arc::clone(&bridge)))
+            .with_archives(Archives::new(backend, admitted))
+            .with_monitor(Arc::clone(&executions) as _);
+        Self { sandbox, executions, bridge }
+    }
+}
+
 /// Whether the workspace can be carried there, before anything is asked of the other side.
 pub(crate) fn check_workspace(backend: &BackendName, admitted: &Admitted) -> Result<()> {
     open_workspace(backend, admitted).map(drop)
@@ -107,17 +138,14 @@ pub(crate) async fn build_sandbox(
     connection: PeerConnection,
     id: &SandboxId,
     admitted: &Admitted,
-) -> Result<(FarSandbox, Arc<Bridge>)> {
+) -> Result<FarSandbox> {
     let tree = open_workspace(&peer.backend, admitted)?;
-    let archives = Archives::new(peer.backend.clone(), admitted);
     let (link, pipe) = PeerLink::new(peer, connection);
     request_creation(&link, id, admitted, tree.as_ref()).await?;
     let writable = !admitted.spec().read_only;
     let bridge = Arc::new(Bridge::new(link, tree, writable));
     let client = connect_agent(pipe).await?;
-    let user = Native::sandbox_user(admitted.spec());
-    let sandbox = FarSandbox::new(id.clone(), user, Arc::clone(&bridge), client, archives, 0);
-    Ok((sandbox, bridge))
+    Ok(FarSandbox::new((id, admitted), bridge, client, 0))
 }
 
 /// Takes a copy of a machine into use, with the sandbox that is in it.
@@ -127,9 +155,8 @@ pub(crate) async fn take_over(
     (id, admitted): (&SandboxId, &Admitted),
     identity: Identity,
     used: UsedNumbers,
-) -> Result<(FarSandbox, Arc<Bridge>)> {
+) -> Result<FarSandbox> {
     let tree = open_workspace(&peer.backend, admitted)?;
-    let archives = Archives::new(peer.backend.clone(), admitted);
     let (link, pipe) = PeerLink::new(peer, connection);
     let asked = Ask::Become { identity: Box::new(identity), shared: tree.is_some() };
     link.take_turn().await.ask("create", &asked, None).await.map(drop)?;
@@ -139,11 +166,10 @@ pub(crate) async fn take_over(
     let channels: Vec<u32> = carried.iter().map(|program| program.channel).collect();
     let (client, processes) =
         AgentClient::take_over(reader, writer, HANDSHAKE_TIMEOUT, used.channels, &channels).await?;
-    let (user, used) = (Native::sandbox_user(admitted.spec()), used.executions);
-    let sandbox = FarSandbox::new(id.clone(), user, Arc::clone(&bridge), client, archives, used);
-    sandbox.carry_programs(carried.into_iter().zip(processes).collect());
-    bridge.meet_again(bridge.take_turn().await).await?;
-    Ok((sandbox, bridge))
+    let sandbox = FarSandbox::new((id, admitted), bridge, client, used.executions);
+    sandbox.executions.carry_programs(carried.into_iter().zip(processes).collect());
+    sandbox.bridge.meet_again(sandbox.bridge.take_turn().await).await?;
+    Ok(sandbox)
 }
 
 /// A place, the workspace, and walls, in one go.

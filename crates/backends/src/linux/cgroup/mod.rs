@@ -42,7 +42,6 @@ pub(crate) enum Group {
 }
 
 /// What a group is held to. Absent: to nothing.
-#[cfg(feature = "docker")]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct HeldLimits {
     pub memory: Option<u64>,
@@ -159,7 +158,6 @@ fn list_sandbox_groups(parent: &Path) -> Vec<SandboxId> {
 }
 
 impl Group {
-    #[cfg(feature = "docker")]
     /// The group a process is in. It is limited and removed by the container engine that made it.
     pub(crate) fn of(pid: i32) -> Option<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
@@ -169,7 +167,6 @@ impl Group {
         first.or_else(|| v2::find_group(&mounts, &theirs, &own).map(Self::V2))
     }
 
-    #[cfg(feature = "docker")]
     /// What the kernel holds it to, by itself or by what it lies in.
     pub(crate) fn read_limits(&self) -> HeldLimits {
         match self {
@@ -320,14 +317,12 @@ fn read_number(file: &Path) -> Option<u64> {
 }
 
 /// The lowest of what a group and those above it say, without the topmost.
-#[cfg(feature = "docker")]
 fn find_lowest(group: &Path, value: impl Fn(&Path) -> Option<u64>) -> Option<u64> {
     let root = Path::new("/sys/fs/cgroup");
     group.ancestors().take_while(|above| *above != root).filter_map(value).min()
 }
 
 /// A share of processor time, in thousandths of a processor.
-#[cfg(feature = "docker")]
 fn to_millicores(quota: Option<u64>, period: Option<u64>) -> Option<u64> {
     Some(quota? * 1000 / period.filter(|period| *period > 0)?)
 }

@@ -12,7 +12,6 @@ use super::{
     Controllers, House, enforced_memory, ensure_dir, make_below, mount_point, read_number,
     share_of, swap,
 };
-#[cfg(feature = "docker")]
 use super::{HeldLimits, find_lowest, to_millicores};
 
 /// The file with the limit of memory and swap together.
@@ -104,7 +103,6 @@ impl V1Base {
 }
 
 impl Directories {
-    #[cfg(feature = "docker")]
     /// Those that a process is in, by what the kernel tells of it.
     /// Not those that are the topmost or that this process is in itself: they are not its alone.
     pub(super) fn of(mounts: &str, theirs: &str, own: &str) -> Option<Self> {
@@ -145,7 +143,6 @@ impl Directories {
         read_number(&self.cpuacct.as_ref()?.join("cpuacct.usage")).map(Duration::from_nanos)
     }
 
-    #[cfg(feature = "docker")]
     pub(super) fn read_limits(&self) -> HeldLimits {
         let read = |directory: &Option<PathBuf>, file: &'static str| {
             find_lowest(directory.as_ref()?, |group| read_number(&group.join(file)))

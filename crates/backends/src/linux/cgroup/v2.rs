@@ -16,7 +16,6 @@ use super::{
     Controllers, House, duration_from_micros, enforced_memory, ensure_dir, make_below, mount_point,
     read_keyed_value, share_of, swap,
 };
-#[cfg(feature = "docker")]
 use super::{HeldLimits, find_lowest, read_number, to_millicores};
 
 /// Where sandboxes' groups are made.
@@ -115,7 +114,6 @@ pub(super) fn set_cpu_rate(directory: &Path, rate: Millicores) -> io::Result<()>
     fs::write(directory.join("cpu.max"), format!("{quota} {period}"))
 }
 
-#[cfg(feature = "docker")]
 /// The group a process is in, by what the kernel tells of it.
 pub(super) fn find_group(mounts: &str, theirs: &str, own: &str) -> Option<PathBuf> {
     let top = mount_point(mounts, |kind, _| kind == "cgroup2")?;
@@ -126,7 +124,6 @@ pub(super) fn find_group(mounts: &str, theirs: &str, own: &str) -> Option<PathBu
     (alone && directory.join("cpu.stat").exists()).then_some(directory)
 }
 
-#[cfg(feature = "docker")]
 pub(super) fn read_limits(directory: &Path) -> HeldLimits {
     let read = |file: &'static str| find_lowest(directory, |group| read_number(&group.join(file)));
     let cpu = |group: &Path| {

@@ -38,7 +38,7 @@ pub(super) enum RequestFault {
     Broken(#[source] hyper::Error),
     #[error("answered more than {MAX_BODY_BYTES} bytes")]
     TooLarge,
-    #[error("cannot be asked that")]
+    #[error("cannot be sent that request")]
     Unaskable(#[source] hyper::http::Error),
 }
 

@@ -48,8 +48,12 @@ impl Threaded {
         };
         let started = thread::Builder::new().name("stockade-firecracker".into()).spawn(serve);
         started.map_err(|error| {
-            microvm_error(ErrorCode::System, "create", "a thread for its machines cannot be had")
-                .source(error)
+            microvm_error(
+                ErrorCode::System,
+                "create",
+                "a thread for its machines cannot be started",
+            )
+            .source(error)
         })?;
         Ok(Self(jobs))
     }
@@ -111,7 +115,7 @@ impl Jailed {
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
         let gone = tokio::time::timeout(soon, self.wait_for_exit()).await;
         gone.map_err(|_| {
-            let what = format!("Firecracker was killed and lived on for {soon:?}");
+            let what = format!("Firecracker was killed and still runs after {soon:?}");
             microvm_error(ErrorCode::LeftBehind, "destroy", what)
                 .remedy("see what the kernel keeps it for, and destroy the sandbox again")
         })?;

@@ -91,7 +91,7 @@ pub(super) async fn query_version(
     };
     let status = tokio::time::timeout(limit, hear)
         .await
-        .map_err(|_| told(&format!("said nothing for {limit:?}")))?
+        .map_err(|_| told(&format!("did not answer within {limit:?}")))?
         .map_err(|error| told("cannot be heard").source(error))?;
     if !status.success() {
         return Err(told(&format!("failed: {status}")));

@@ -245,7 +245,7 @@ impl Missed {
         match self {
             Self::Refused(_) => "see that the binary is Firecracker, unchanged",
             Self::Ended => {
-                "its last words are the guest's console or Firecracker's own: see whether the kernel \
+                "its last output is the guest's console or Firecracker's own: see whether the kernel \
                  starts, finds its initramfs and disks, and has memory enough"
             }
             Self::Silent(_) => {
@@ -310,7 +310,7 @@ impl Vm for Machinery {
         let place = self.place.clone();
         let taken_back = run_blocking(move || place.reclaim_disks()).await;
         taken_back.map_err(|error| {
-            microvm_error(ErrorCode::System, "destroy", "its disk cannot be taken back")
+            microvm_error(ErrorCode::System, "destroy", "the owner of its disk cannot be restored")
                 .source(error)
         })
     }

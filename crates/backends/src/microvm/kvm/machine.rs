@@ -51,7 +51,7 @@ pub(super) fn run_steps(device: &Device, steps: &'static [ProbeStep]) -> ProbeRe
     let memory = ProbeMemory::from_image(layout.build_image());
     let vm = device.create_vm().map_err(|error| format!("no machine can be made: {error}"))?;
     let mut cpu = prepare_vcpu(device, &vm, &memory, &layout)
-        .map_err(|error| format!("no processor can be made: {error}"))?;
+        .map_err(|error| format!("no virtual CPU can be created: {error}"))?;
     let ended = run_vcpu(&mut cpu);
     // Before the memory: it is theirs until then.
     drop((cpu, vm));

@@ -97,8 +97,8 @@ impl Caged {
     pub(super) fn describe_failure(&self, operation: &'static str, error: io::Error) -> Error {
         let said = self.output_so_far();
         let message = match said.is_empty() {
-            true => "QEMU does not do as it is told".to_owned(),
-            false => format!("QEMU does not do as it is told: {said}"),
+            true => "QEMU did not carry out a command".to_owned(),
+            false => format!("QEMU did not carry out a command: {said}"),
         };
         Error::new(ErrorCode::WallMissing, operation, message).backend(NAME).source(error)
     }

@@ -143,7 +143,7 @@ fn into_async_stream(socket: Socket) -> io::Result<UnixStream> {
 }
 
 fn memory_error(error: io::Error) -> Error {
-    system_error("create", "the machine's memory cannot be had").source(error)
+    system_error("create", "the machine's memory cannot be allocated").source(error)
 }
 
 #[async_trait]
@@ -168,7 +168,7 @@ impl Driver for Qemu {
         };
         let version = self.version.get_or_try_init(ask).await;
         version.cloned().map_err(|error: io::Error| {
-            system_error("create", "QEMU does not say which version it is").source(error)
+            system_error("create", "QEMU's version cannot be read").source(error)
         })
     }
 

@@ -314,7 +314,7 @@ async def picture(server):
     flags = ("--net", "loopback", "--mem", "2g", "--pids", "512")
     async with server.client(*flags) as client:
         text = await refused(client, "screenshot", url="http://127.0.0.1:8000/")
-        assert "nobody listens at http://127.0.0.1:8000/" in text, text
+        assert "nothing listens at http://127.0.0.1:8000/" in text, text
         line = "python3 -m http.server 8000 --bind 127.0.0.1"
         await call(client, "bash", action="start", command=line)
         up = "exec 3<>/dev/tcp/127.0.0.1/8000"

@@ -312,7 +312,7 @@ fn a_lost_last_answer_leaves_both_and_a_second_try_replaces_the_one_there() {
                   *) printf '%s\\n' \"$line\" ;; esac; done";
     let losing = way.program("losing", losing);
     let lost = way.teleport(&id, &losing, &[]);
-    lost.is_refused(&["the last answer was lost", "the one here lives on", "try again"]);
+    lost.is_refused(&["the last answer was lost", "the sandbox here is kept", "try again"]);
     let [first] = &way.arrived()[..] else { panic!("{:?}", way.arrived()) };
     assert!(lost.stderr.contains(first.as_str()), "{}", lost.stderr);
     way.here.shell(&id, "cat file; echo newer > file").is(0, "kept\n", "");

@@ -129,7 +129,7 @@ async fn what_could_not_be_brought_back_at_the_end_is_an_error() {
     let (running, _follower) = start_command(&bench, &id, DEEP_TREE_SCRIPT).await;
     // Its end cannot be told without its changes, so that it takes the sandbox along.
     let error = running.close().await.expect_err("the tree is lost");
-    assert!(error.to_string().contains("not everything was brought back"), "{error}");
+    assert!(error.to_string().contains("not all changes were copied back"), "{error}");
     assert!(error.to_string().contains("256 directories"), "{error}");
     nothing_left(&sshd, &sshd.cache()).await;
     bench.engine.destroy(&id).await.unwrap();
@@ -177,7 +177,7 @@ async fn nobody_is_connected_to_unless_it_was_asked_for() {
     let bench = SshBench::new(vec![host]).await;
     let spec = SandboxSpec { backend: BackendChoice::Auto, ..bench.spec() };
     let why = bench.engine.explain(&spec).await.choices.remove(0).why;
-    assert!(why.contains("only by its name") && why.contains("another host"), "{why}");
+    assert!(why.contains("only when named") && why.contains("another host"), "{why}");
     bench.engine.create(spec).await.expect_err("it was not named");
     let connected = listener.accept().expect_err("somebody was connected to");
     assert_eq!(connected.kind(), std::io::ErrorKind::WouldBlock);

@@ -62,7 +62,7 @@ async fn a_login_that_is_refused_a_port_nobody_listens_on_and_no_such_host_are_t
     assert!(reason.contains("no host of that name"), "{reason}");
     sshd.stop();
     let (reason, _) = probe_unavailable(sshd.host()).await;
-    assert!(reason.contains("nobody listens"), "{reason}");
+    assert!(reason.contains("nothing listens"), "{reason}");
 }
 
 async fn start_flood(

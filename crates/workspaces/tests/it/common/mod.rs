@@ -17,7 +17,7 @@ use stockade_core::WorkspaceId;
 use stockade_engine::JournalOptions;
 use stockade_workspaces::{
     Application, Applied, ApplyOptions, Change, Conflict, Diff, Hint, Mechanism, Request,
-    Workspace, WorkspaceProvider, Workspaces,
+    Workspace, Workspaces,
 };
 use tempfile::TempDir;
 

@@ -8,9 +8,7 @@ use crate::common;
 use crate::common::{Place, brief, done, open, ordinary, wait, whiteout, write};
 use stockade_core::ErrorCode;
 use stockade_engine::{Event, Filter, Journal, JournalOptions, StateDir};
-use stockade_workspaces::{
-    ApplyOptions, Hint, Kind, Mechanism, Request, Workspace, WorkspaceProvider,
-};
+use stockade_workspaces::{ApplyOptions, Hint, Kind, Mechanism, Request, Workspace};
 
 /// Runs git in a repository of the test's own, without anybody's configuration.
 fn git(dir: &Path, args: &[&str]) -> String {

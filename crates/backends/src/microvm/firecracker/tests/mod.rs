@@ -424,7 +424,7 @@ async fn a_version_that_is_never_said_is_not_waited_for() {
     let mut rig = Rig::new("");
     rig.patience.soon = SHORT_TIMEOUT;
     rig.write_program("firecracker", "exec sleep 1000");
-    assert_refused(rig.open().await, ErrorCode::Unavailable, &["said nothing for 5s"]);
+    assert_refused(rig.open().await, ErrorCode::Unavailable, &["did not answer within 5s"]);
 }
 
 #[tokio::test]
@@ -791,7 +791,7 @@ async fn each_way_of_not_reaching_the_guest_has_a_remedy_of_its_own() {
                 let pid = rustix::process::Pid::from_raw(rig.find_process("a")).unwrap();
                 rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
                 wait_until("it has ended", || vm.said().contains("signal")).await;
-                "last words"
+                "last output"
             }
             "nonsense" => "unchanged",
             _ => "virtio-vsock",

@@ -1,0 +1,289 @@
+//! `stockade run`: one command in a sandbox of its own, of which nothing is left when this returns.
+
+use clap::Args;
+use stockade_backends::native::Native;
+use stockade_core::{
+    Command, Ending, Feature, Result, SandboxSpec, Signal, SnapshotId, StartFailure,
+};
+use stockade_engine::{Engine, Execution, Subscription};
+
+use super::create::{MADE_OF, as_captured, run_detached};
+use super::detect::MEASURING_STATUS;
+use super::workspace::review;
+use crate::args::command::CommandArgs;
+use crate::args::{SpecArgs, wasm_module};
+use crate::registry::{self, Isolation};
+use crate::report::capture::{self, Captured};
+use crate::report::reasons::describe_watched_limits;
+use crate::terminal::interrupts::{self, Interrupts};
+use crate::terminal::output::Output;
+use crate::terminal::printer::Printer;
+use crate::terminal::stdio_loop::{
+    ProgramEnd, attend_program, collect_output, conclude_program, relay_output,
+};
+use crate::terminal::streams::Attachment;
+use crate::terminal::{self, Raw};
+use crate::toolchains::{self, Packages};
+use crate::workspace::{self, SettledWorkspace, WorkspaceGuard};
+
+/// The exit code of a program that is not there.
+const NOT_FOUND: i32 = 127;
+
+/// What to run and in what.
+#[derive(Debug, Args)]
+#[command(override_usage = "stockade run [OPTIONS] -- CMD [ARGS]...\n       \
+                            stockade run [OPTIONS] --shell LINE")]
+pub struct RunArgs {
+    #[command(flatten)]
+    spec: SpecArgs,
+    /// Start from a snapshot, with its image, limits and files. What of this
+    /// host it sees (--image, --workspace, --mount), --net and --without have to be given again.
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with = "review", conflicts_with_all = MADE_OF)]
+    from: Option<SnapshotId>,
+    /// Keep changes apart, show the diff at the end, and ask whether to apply it.
+    #[arg(
+        long,
+        help_heading = "Files",
+        conflicts_with_all = ["no_workspace", "git", "detach"]
+    )]
+    review: bool,
+    /// Run in the background: print the ids of the sandbox and the job. The sandbox
+    /// ends with the command.
+    #[arg(short, long, help_heading = "Command")]
+    detach: bool,
+    /// Taken for those who type it by habit: a sandbox of `run` never stays.
+    #[arg(long, hide = true)]
+    #[allow(dead_code, reason = "it changes nothing")]
+    rm: bool,
+    /// Run WebAssembly in a worker inside native walls, or not at all. [default: where there are any]
+    #[arg(long, help_heading = "WebAssembly", conflicts_with_all = ["no_isolate", "detach"])]
+    isolate: bool,
+    /// Run WebAssembly in this process, without a second wall.
+    #[arg(long, help_heading = "WebAssembly", conflicts_with = "detach")]
+    no_isolate: bool,
+    #[command(flatten)]
+    command: CommandArgs,
+}
+
+impl RunArgs {
+    fn choose_isolation(&self) -> Isolation {
+        match (self.isolate, self.no_isolate) {
+            (true, _) => Isolation::Demanded,
+            (false, true) => Isolation::Declined,
+            (false, false) => Isolation::Usual,
+        }
+    }
+}
+
+/// Runs the command; answers its exit code.
+pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result<i32> {
+    let fitting =
+        if args.detach { Attachment::Nothing } else { Attachment::of_streams(printer.is_json()) };
+    let mut command = args.command.command(fitting)?;
+    if args.review {
+        review::require_reviewer(printer)?;
+        args.spec.place.overlay |= args.spec.place.resume.is_none();
+    }
+    // No directory of the host is filled with what was captured.
+    args.spec.place.no_workspace |= args.from.is_some() && args.spec.place.workspace.is_none();
+    let wanted = args.spec.wanted()?;
+    let configured = wanted.settings(printer)?;
+    let settings = &configured.settings;
+    let mut spec = args.spec.spec(&wanted, settings)?;
+    if let Some(snapshot) = &args.from {
+        spec = as_captured(snapshot, spec, &args.spec, settings, printer)?;
+    }
+    wasm_module::recognise_module(&mut spec, &mut command)?;
+    let packages = if args.from.is_some() { Packages::Absent } else { Packages::InHome };
+    args.spec.add_toolchains(packages, &mut spec, settings)?;
+    if printer.is_json() {
+        capture::check_capturable(&spec, &command)?;
+    }
+    if args.detach {
+        return run_detached(spec, command, args.from, &wanted, &configured, printer).await;
+    }
+    terminal::require_terminal(&command)?;
+    let mut interrupts = Interrupts::listen()?;
+    let opened = printer.patiently(
+        "cleaning up after earlier commands",
+        registry::engine_with(native, args.choose_isolation(), settings, &spec.backend),
+    );
+    let engine = match interrupts.unless(opened).await {
+        Ok(engine) => engine?,
+        Err(signal) => return Ok(interrupts::exit_code(signal)),
+    };
+    if args.command.can_lose_terminal(&command) {
+        let offered = engine.offers(&spec, Feature::Terminal);
+        match interrupts.unless(printer.patiently(MEASURING_STATUS, offered)).await {
+            Ok(true) => {}
+            Ok(false) => command.terminal = None,
+            Err(signal) => return Ok(interrupts::exit_code(signal)),
+        }
+    }
+    CommandArgs::adjust(&command, &mut spec);
+    let taking = workspace::take_view(&wanted, &mut spec, &engine, settings, printer);
+    let view = match interrupts.unless(taking).await {
+        Ok(taken) => taken?,
+        Err(signal) => return Ok(interrupts::exit_code(signal)),
+    };
+    let from = args.from.as_ref();
+    let started = start_session(&engine, spec, &command, from, &mut interrupts, printer).await;
+    let Ok(StartedRun::Runs { execution, follower, raw }) = started else {
+        if let Some(view) = view {
+            view.give_back().await?;
+        }
+        return started.map(StartedRun::code);
+    };
+    let session = RunSession { execution, follower, interrupts, command, raw, view };
+    if printer.is_json() {
+        return session.run_captured(printer).await;
+    }
+    session.run_streamed(args.review, printer).await
+}
+
+/// What became of the start.
+enum StartedRun {
+    Runs {
+        execution: Execution,
+        follower: Subscription,
+        raw: Option<Raw>,
+    },
+    /// The caller would not wait.
+    Interrupted(Signal),
+}
+
+impl StartedRun {
+    fn code(self) -> i32 {
+        match self {
+            Self::Runs { .. } => 0,
+            Self::Interrupted(signal) => interrupts::exit_code(signal),
+        }
+    }
+}
+
+async fn start_session(
+    engine: &Engine,
+    spec: SandboxSpec,
+    command: &Command,
+    from: Option<&SnapshotId>,
+    interrupts: &mut Interrupts,
+    printer: &Printer,
+) -> Result<StartedRun> {
+    let asked = spec.limits;
+    let starting = printer.patiently("building the sandbox", async {
+        match from {
+            None => engine.run_followed(spec, command.clone()).await,
+            Some(snapshot) => engine.run_from_followed(snapshot, spec, command.clone()).await,
+        }
+    });
+    match interrupts.unless(starting).await {
+        Ok(started) => {
+            let (execution, follower) = started?;
+            if let (Some(line), false) =
+                (describe_watched_limits(&asked, execution.limits()), printer.is_json())
+            {
+                printer.note(&line);
+            }
+            // Not before: keys such as Ctrl-C end a start that takes long.
+            let raw = command.terminal.map(|_| Raw::enter()).transpose()?;
+            Ok(StartedRun::Runs { execution, follower, raw })
+        }
+        Err(signal) => {
+            engine.close().await?;
+            Ok(StartedRun::Interrupted(signal))
+        }
+    }
+}
+
+/// Runs a program on this terminal in a fresh sandbox; answers its exit code.
+pub async fn run_interactive(
+    spec: SpecArgs,
+    program: Vec<String>,
+    printer: &Printer,
+) -> Result<i32> {
+    let command = CommandArgs { interactive: true, terminal: true, shell: None, program };
+    let (isolate, no_isolate) = (false, false);
+    let (review, detach, rm, from) = (false, false, false, None);
+    let args = RunArgs { spec, from, review, detach, rm, isolate, no_isolate, command };
+    run(args, Native::new(), printer).await
+}
+
+struct RunSession {
+    execution: Execution,
+    follower: Subscription,
+    interrupts: Interrupts,
+    command: Command,
+    raw: Option<Raw>,
+    view: Option<WorkspaceGuard>,
+}
+
+impl RunSession {
+    /// Output as it comes, and the reasons at the end.
+    async fn run_streamed(mut self, ask: bool, printer: &Printer) -> Result<i32> {
+        let mut output = Output::default();
+        let end = {
+            let follower = &mut self.follower;
+            let relay = relay_output(follower, &mut output);
+            attend_program(&*self.execution, &mut self.interrupts, &self.command, relay).await
+        };
+        let released = self.execution.close().await;
+        drop(self.raw.take());
+        let settled = settle_workspace(self.view.take()).await;
+        let code = conclude_program(end?, output, &mut self.interrupts, printer).await?;
+        released?;
+        self.tell_where_program_is(code, printer).await;
+        match settled? {
+            Some(settled) if ask => {
+                let own = review::review_changes(settled, &mut self.interrupts, printer).await?;
+                Ok(own.unwrap_or(code))
+            }
+            Some(settled) => {
+                settled.tell(printer);
+                Ok(code)
+            }
+            None => Ok(code),
+        }
+    }
+
+    /// A program that is not inside but on the host is shown by a flag, which is named.
+    async fn tell_where_program_is(&self, code: i32, printer: &Printer) {
+        if code != NOT_FOUND {
+            return;
+        }
+        let outcome = self.execution.outcome().await;
+        let missing = matches!(outcome.ending, Ending::StartFailed(StartFailure::NotFound(_)));
+        if let Some(line) = missing.then(|| toolchains::missing_program(&self.command)).flatten() {
+            printer.note(&line);
+        }
+    }
+
+    /// Everything as one JSON object at the end.
+    async fn run_captured(mut self, printer: &Printer) -> Result<i32> {
+        let mut captured = Captured::default();
+        let end = {
+            let collect = collect_output(&mut self.follower, &mut captured);
+            attend_program(&*self.execution, &mut self.interrupts, &self.command, collect).await
+        };
+        let released = self.execution.close().await;
+        let forced = match end? {
+            ProgramEnd::Forced(signal) => Some(interrupts::exit_code(signal)),
+            ProgramEnd::Over(_) | ProgramEnd::Unread => None,
+        };
+        let settled = settle_workspace(self.view.take()).await;
+        released?;
+        let outcome = self.execution.outcome().await;
+        let code = forced.unwrap_or_else(|| outcome.exit_code());
+        let mut report = captured.report(&self.execution, outcome);
+        report.workspace = settled?.map(|settled| settled.summary());
+        printer.json(&report);
+        Ok(code)
+    }
+}
+
+/// Gives the workspace back, however the command ended.
+async fn settle_workspace(view: Option<WorkspaceGuard>) -> Result<Option<SettledWorkspace>> {
+    match view {
+        Some(view) => view.settle().await.map(Some),
+        None => Ok(None),
+    }
+}

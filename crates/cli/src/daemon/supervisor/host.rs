@@ -1,0 +1,169 @@
+//! What the sessions of one sandbox share: the engine, the sandbox's id, its programs, and the wish
+//! that it ends.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use stockade_core::{
+    Command, Ending, Error, ErrorCode, Result, SandboxId, SandboxSpec, Span, WorkspaceId,
+};
+use stockade_engine::{Engine, Execution, Subscription, Watcher};
+use tokio::sync::watch;
+
+use super::activity::{Activity, Busy};
+use super::jobs::SupervisedJobs;
+use crate::daemon::message::{Info, SupervisorOrder};
+use crate::daemon::wire_error::WireError;
+
+/// How a sandbox ended: nothing is left, or why that is not so.
+pub type Last = std::result::Result<(), WireError>;
+
+/// What the sessions of one sandbox share.
+pub struct SupervisorHost {
+    /// Made the sandbox and holds its lease.
+    pub engine: Engine,
+    /// The sandbox.
+    pub id: SandboxId,
+    /// What it was asked to be.
+    pub spec: SandboxSpec,
+    /// The workspace that keeps its changes apart.
+    pub workspace: Option<WorkspaceId>,
+    /// Idle timeout: how long it lives while it is not in use.
+    pub idle: Option<Span>,
+    /// How long it lives at most.
+    pub lifetime: Option<Span>,
+    /// Its current uses.
+    pub activity: Arc<Activity>,
+    jobs: Mutex<SupervisedJobs>,
+    paused: AtomicBool,
+    asked: watch::Sender<bool>,
+    ended: watch::Sender<Option<Last>>,
+}
+
+impl SupervisorHost {
+    /// For a sandbox that has just been made.
+    pub fn new(engine: Engine, id: SandboxId, order: &SupervisorOrder) -> Arc<Self> {
+        Arc::new(Self {
+            engine,
+            id,
+            spec: order.spec.clone(),
+            workspace: order.workspace.clone(),
+            idle: order.idle,
+            lifetime: order.lifetime,
+            activity: Activity::new(),
+            jobs: Mutex::default(),
+            paused: AtomicBool::new(false),
+            asked: watch::Sender::new(false),
+            ended: watch::Sender::new(None),
+        })
+    }
+
+    /// Its programs.
+    pub fn jobs(&self) -> MutexGuard<'_, SupervisedJobs> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What there is to say about it.
+    pub fn info(&self) -> Info {
+        let jobs = self.jobs().info();
+        let (id, workspace) = (self.id.clone(), self.workspace.clone());
+        let paused = self.paused.load(Ordering::Relaxed);
+        Info { id, workspace, idle: self.idle, lifetime: self.lifetime, paused, jobs }
+    }
+
+    /// Stops everything in it where it is.
+    pub async fn pause(&self) -> Result<()> {
+        self.engine.sandbox(&self.id)?.pause().await?;
+        self.paused.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Lets it go on.
+    pub async fn resume(&self) -> Result<()> {
+        self.engine.sandbox(&self.id)?.resume().await?;
+        self.paused.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Refuses a command that would wait for a sandbox which stands still.
+    fn refuse_paused(&self) -> Result<()> {
+        if !self.paused.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let message = format!("sandbox `{}` is paused", self.id);
+        Err(Error::new(ErrorCode::Denied, "exec", message)
+            .remedy(format!("continue it with `stockade resume {}`", self.id)))
+    }
+
+    /// Starts a program, with a follower from its first byte on.
+    pub async fn exec(self: &Arc<Self>, command: Command) -> Result<(Execution, Subscription)> {
+        self.refuse_paused()?;
+        self.jobs().room()?;
+        let busy = self.activity.begin();
+        let started = self.engine.exec_followed(&self.id, command).await;
+        let (execution, follower) = started.inspect_err(|error| self.look_after(error))?;
+        let watcher = self.keep_job(&execution);
+        tokio::spawn(Arc::clone(self).see_through(watcher, busy));
+        Ok((execution, follower))
+    }
+
+    /// Looks after the programs that went on when the sandbox was made from a captured state.
+    pub fn look_after_carried(self: &Arc<Self>) -> Result<()> {
+        for watcher in self.engine.executions(&self.id)? {
+            let busy = self.activity.begin();
+            self.jobs().add(watcher.clone());
+            tokio::spawn(Arc::clone(self).see_through(watcher, busy));
+        }
+        Ok(())
+    }
+
+    fn keep_job(&self, execution: &Execution) -> Watcher {
+        let watcher = Watcher::clone(execution);
+        self.jobs().add(watcher.clone());
+        watcher
+    }
+
+    async fn see_through(self: Arc<Self>, watcher: Watcher, busy: Busy) {
+        let outcome = watcher.outcome().await;
+        self.jobs().finish(watcher.job(), &outcome);
+        drop(busy);
+        // A program whose end could not be confirmed ends the whole sandbox.
+        if matches!(outcome.ending, Ending::Lost(_)) || self.engine.sandbox(&self.id).is_err() {
+            self.ask_to_end();
+        }
+    }
+
+    /// A sandbox whose walls have fallen cannot be used any more: what is left of it is ended too.
+    fn look_after(&self, error: &Error) {
+        if matches!(error.code(), ErrorCode::Gone | ErrorCode::Protocol) {
+            self.ask_to_end();
+        }
+    }
+
+    /// Requests the end of the sandbox.
+    pub fn ask_to_end(&self) {
+        self.asked.send_replace(true);
+    }
+
+    /// Returns when its end was requested.
+    pub async fn asked_to_end(&self) {
+        // The sender lives in `self`, so the channel cannot close.
+        let _ = self.asked.subscribe().wait_for(|asked| *asked).await;
+    }
+
+    /// Tells every waiting caller that it has ended.
+    pub fn set_ended(&self, last: Last) {
+        self.ended.send_replace(Some(last));
+    }
+
+    /// Returns when the sandbox has ended.
+    pub async fn ended(&self) -> Last {
+        let mut ended = self.ended.subscribe();
+        loop {
+            if let Some(last) = ended.borrow_and_update().clone() {
+                return last;
+            }
+            let _ = ended.changed().await;
+        }
+    }
+}

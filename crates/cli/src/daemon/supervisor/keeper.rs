@@ -1,0 +1,159 @@
+//! Looks after one sandbox: builds it, listens for it, decides when it has lived long enough, and
+//! takes it down with everything that belongs to it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use stockade_core::{Result, Span};
+use stockade_engine::{Engine, Watcher};
+use tokio::net::UnixListener;
+
+use super::activity::Activity;
+use super::host::SupervisorHost;
+use super::session;
+use crate::config::Settings;
+use crate::daemon::message::{SandboxReady, SupervisorOrder};
+use crate::daemon::socket::SupervisorSockets;
+use crate::daemon::wire_error::WireError;
+use crate::registry;
+use crate::terminal::interrupts::Interrupts;
+use crate::workspace::WorkspaceGuard;
+
+/// Most connections at once.
+const MOST_SESSIONS: usize = 256;
+/// Timeout for the open sessions to hear that the sandbox ended.
+const SESSIONS_CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Looks after one sandbox.
+pub struct SandboxKeeper {
+    host: Arc<SupervisorHost>,
+    sockets: SupervisorSockets,
+    sessions: Arc<Activity>,
+    accepting: tokio::task::AbortHandle,
+    interrupts: tokio::sync::Mutex<Interrupts>,
+    /// The program the sandbox was made for: it ends with it.
+    first: Option<Watcher>,
+    /// The workspace that was made for the sandbox.
+    view: Option<WorkspaceGuard>,
+}
+
+impl SandboxKeeper {
+    /// Builds the sandbox. If that fails nothing is left.
+    pub async fn build(order: SupervisorOrder, settings: &Settings) -> Result<Self> {
+        let interrupts = Interrupts::listen()?;
+        let sockets = SupervisorSockets::open(&settings.state_dir()?)?;
+        let view =
+            order.workspace.as_ref().map(|id| WorkspaceGuard::again(id, settings)).transpose()?;
+        let engine = registry::lasting_engine(settings, &order.spec.backend).await?;
+        let built = Self::build_sandbox(&engine, order, sockets, interrupts, view).await;
+        if built.is_err() {
+            engine.close().await?;
+        }
+        built
+    }
+
+    async fn build_sandbox(
+        engine: &Engine,
+        order: SupervisorOrder,
+        sockets: SupervisorSockets,
+        interrupts: Interrupts,
+        view: Option<WorkspaceGuard>,
+    ) -> Result<Self> {
+        let id = match &order.from {
+            Some(snapshot) => {
+                engine.snapshots().trust(&order.verified);
+                engine.create_from(snapshot, order.spec.clone()).await?
+            }
+            None => engine.create(order.spec.clone()).await?,
+        };
+        let host = SupervisorHost::new(engine.clone(), id.clone(), &order);
+        host.look_after_carried()?;
+        let first = match order.command {
+            Some(command) => Some(host.exec(command).await?.0.detach()),
+            None => None,
+        };
+        let listener = sockets.bind(&id)?;
+        let sessions = Activity::new();
+        let accept = accept_sessions(Arc::clone(&host), listener, Arc::clone(&sessions));
+        let accepting = tokio::spawn(accept).abort_handle();
+        let interrupts = tokio::sync::Mutex::new(interrupts);
+        Ok(Self { host, sockets, sessions, accepting, interrupts, first, view })
+    }
+
+    /// What was made.
+    pub fn ready(&self) -> SandboxReady {
+        let job = self.first.as_ref().map(|first| first.job().clone());
+        // A sandbox that has ended already has nothing to be told of.
+        let limits = self.host.engine.limits(&self.host.id).unwrap_or_default();
+        SandboxReady { id: self.host.id.clone(), job, limits }
+    }
+
+    /// Returns when the sandbox has lived long enough.
+    pub async fn keep(&self) {
+        let mut interrupts = self.interrupts.lock().await;
+        tokio::select! {
+            () = self.host.asked_to_end() => {}
+            () = self.wait_until_unused() => {}
+            () = self.too_old() => {}
+            () = self.first_is_over() => {}
+            _ = interrupts.next() => {}
+        }
+    }
+
+    async fn wait_until_unused(&self) {
+        match self.host.idle {
+            Some(idle) => self.host.activity.none_for(idle.into()).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn too_old(&self) {
+        match self.host.lifetime.map(Span::into) {
+            Some(lifetime) => tokio::time::sleep(lifetime).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn first_is_over(&self) {
+        match &self.first {
+            Some(first) => drop(first.outcome().await),
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Takes everything down, and lets those who are connected hear of it.
+    pub async fn end(mut self) {
+        let ended = self.host.engine.close().await;
+        if let Some(view) = self.view.take() {
+            // What cannot be given back is listed still.
+            let _ = view.give_back().await;
+        }
+        // The socket is removed last, so that a client that connects now waits for the end of the sandbox.
+        let _ = self.sockets.remove(&self.host.id);
+        self.accepting.abort();
+        self.host.set_ended(ended.map_err(|error| WireError::from(&error)));
+        let _ = tokio::time::timeout(SESSIONS_CLOSE_TIMEOUT, self.sessions.none()).await;
+    }
+}
+
+async fn accept_sessions(
+    host: Arc<SupervisorHost>,
+    listener: UnixListener,
+    sessions: Arc<Activity>,
+) {
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            // Out of descriptors, most likely: sessions that end give some back.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        if sessions.uses() >= MOST_SESSIONS {
+            continue;
+        }
+        let (host, here) = (Arc::clone(&host), sessions.begin());
+        tokio::spawn(async move {
+            session::serve_session(host, stream).await;
+            drop(here);
+        });
+    }
+}

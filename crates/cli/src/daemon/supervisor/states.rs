@@ -1,0 +1,44 @@
+//! What is asked about the whole state of a sandbox: capture it, bring it back, stop it, describe it.
+
+use stockade_core::{Feature, Result};
+
+use super::host::SupervisorHost;
+use crate::daemon::message::{Described, SandboxStateRequest, SupervisorReply};
+
+/// Answers one request.
+pub async fn answer_state_request(
+    host: &SupervisorHost,
+    request: SandboxStateRequest,
+) -> Result<SupervisorReply> {
+    Ok(match request {
+        SandboxStateRequest::Snapshot { kind } => {
+            SupervisorReply::Snapshot(Box::new(host.engine.snapshot(&host.id, kind).await?))
+        }
+        SandboxStateRequest::Restore { snapshot } => {
+            host.engine.restore(&host.id, &snapshot).await?;
+            SupervisorReply::Done
+        }
+        SandboxStateRequest::Pause => {
+            host.pause().await?;
+            SupervisorReply::Done
+        }
+        SandboxStateRequest::Resume => {
+            host.resume().await?;
+            SupervisorReply::Done
+        }
+        SandboxStateRequest::Describe => {
+            SupervisorReply::Described(Box::new(describe_sandbox(host).await?))
+        }
+    })
+}
+
+async fn describe_sandbox(host: &SupervisorHost) -> Result<Described> {
+    let (backend, _) = host.engine.walls(&host.id)?;
+    let measured = host.engine.detect_one(&backend).await;
+    Ok(Described {
+        spec: host.spec.clone(),
+        full: measured.is_some_and(|it| it.has(Feature::FullSnapshot)),
+        idle: host.idle,
+        lifetime: host.lifetime,
+    })
+}
