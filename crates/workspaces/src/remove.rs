@@ -51,7 +51,7 @@ fn remove_contents(top: &OwnedFd, dir: &OwnedFd, depth: usize) -> SysResult<bool
 
 fn move_up(top: &OwnedFd, dir: &OwnedFd, name: &[u8]) -> SysResult<()> {
     for attempt in 0..MAX_RENAME_ATTEMPTS {
-        let free = format!(".deep-{attempt}-{}", stockade_engine::draft_name("d"));
+        let free = format!(".deep-{attempt}-{}", stockade_fs::draft_name("d"));
         let flags = rustix::fs::RenameFlags::NOREPLACE;
         match rustix::fs::renameat_with(dir, OsStr::from_bytes(name), top, free.as_str(), flags) {
             Err(Errno::EXIST) => {}

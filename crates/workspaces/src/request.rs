@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use stockade_core::{Bytes, HostPath, Layers, Result, TenantName, WorkspaceId};
-use stockade_engine::Timestamp;
+use stockade_fs::Timestamp;
 
 /// Which tree is meant.
 #[derive(Debug, Clone, PartialEq, Eq)]

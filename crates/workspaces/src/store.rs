@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use stockade_core::{Bytes, HostPath, Layers, TenantName, WorkspaceId};
-use stockade_engine::{Directory, LOCK_PATIENCE, Locked, Sharing, Timestamp, draft_name};
+use stockade_fs::{Directory, LOCK_TIMEOUT, Locked, Sharing, Timestamp, draft_name};
 
 use crate::apply::ApplyLedger;
 use crate::clock::ClockStamp;
@@ -82,7 +82,7 @@ impl WorkspaceStore {
             }
             opened => opened.step("open", name())?,
         };
-        let lock = Locked::within(file, sharing, LOCK_PATIENCE).step("lock", name())?;
+        let lock = Locked::within(file, sharing, LOCK_TIMEOUT).step("lock", name())?;
         let lock = lock.ok_or_else(|| WorkspaceFault::Busy(id.clone()))?;
         // It may have been removed, and made anew, while this waited.
         let mine = rustix::fs::fstat(lock.file()).step("look at", name())?.st_ino;
@@ -183,7 +183,7 @@ impl StoreEntry {
     /// what has one and no owner was left behind.
     pub(crate) fn own(&self) -> FaultResult<Locked> {
         let file = self.owner(OFlags::CREATE).step("create", self.path.display())?;
-        let lock = Locked::within(file, Sharing::Shared, LOCK_PATIENCE);
+        let lock = Locked::within(file, Sharing::Shared, LOCK_TIMEOUT);
         let lock = lock.step("lock", self.path.display())?;
         lock.ok_or_else(|| WorkspaceFault::Held(self.path.display().to_string()))
     }

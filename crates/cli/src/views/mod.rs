@@ -16,6 +16,7 @@ mod wanted;
 
 use clap::{Args, Subcommand};
 use stockade_core::{Error, ErrorCode, Result};
+use stockade_engine::Journal;
 use stockade_workspaces::Workspaces;
 
 pub use handle::WorkspaceHandle;
@@ -69,7 +70,9 @@ pub async fn workspace(args: WorkspaceArgs, printer: &Printer) -> Result<i32> {
 
 /// The workspaces of this user. Opening them repairs what a dead process left half done.
 pub fn open_workspaces(settings: &Settings) -> Result<Workspaces> {
-    Workspaces::open(settings.state_dir()?, settings.engine()?.journal)
+    let state = settings.state_dir()?;
+    let journal = Journal::open_in(&state, settings.engine()?.journal)?;
+    Workspaces::open(state, journal)
 }
 
 /// Runs blocking disk work on a thread for it, so that it holds up no other task.

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
-use stockade_engine::draft_name;
+use stockade_fs::draft_name;
 
 use super::run::GitRun;
 use super::source::short_hex;

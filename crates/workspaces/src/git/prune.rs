@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::OFlags;
-use stockade_engine::{Directory, Locked, Sharing, draft_name};
+use stockade_fs::{Directory, Locked, Sharing, draft_name};
 
 use super::checkout::{CHECKOUT_DRAFT_PREFIX, clear_drafts};
 use crate::fault::{FaultResult, FaultStep};

@@ -1,0 +1,25 @@
+//! File trees that a guest has filled, and private state.
+//!
+//! What a guest left is hostile input. Nothing here follows a symbolic link that it was not told to follow,
+//! resolves a name twice where it may have become something else, or recurses as deep as a guest can nest.
+//! Errors are those of the system calls; callers say what they were about.
+//!
+//! Static programs use this crate too: without features it needs nothing but system calls.
+
+mod draft;
+#[cfg(feature = "state")]
+mod id;
+mod lock;
+#[cfg(feature = "state")]
+mod state;
+#[cfg(feature = "state")]
+mod timestamp;
+
+pub use draft::draft_name;
+#[cfg(feature = "state")]
+pub use id::fresh_id;
+pub use lock::{LOCK_TIMEOUT, Locked, Sharing};
+#[cfg(feature = "state")]
+pub use state::{Directory, StateDir};
+#[cfg(feature = "state")]
+pub use timestamp::Timestamp;
