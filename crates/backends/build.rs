@@ -3,7 +3,7 @@
 include!("../../build/static_bin.rs");
 
 /// What the program for other hosts is made of, beside itself.
-const FAR: [&str; 8] = [
+const FAR: [&str; 9] = [
     "crates/backends/far",
     "crates/backends/src/across",
     "crates/backends/src/linux",
@@ -12,7 +12,11 @@ const FAR: [&str; 8] = [
     "crates/agent/src",
     "crates/launcher/src",
     "crates/core/src",
+    FS,
 ];
+
+/// What every program here uses.
+const FS: &str = "crates/fs";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let wanted = |feature| std::env::var_os(feature).is_some();
@@ -47,7 +51,7 @@ fn carried(
             println!("cargo::rerun-if-changed={}", std::path::Path::new(&path).display());
             Ok(path.into())
         }
-        None => static_bin(program, program, &[], &[source], &[]),
+        None => static_bin(program, program, &[], &[source, FS], &[]),
     }
 }
 

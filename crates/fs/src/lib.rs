@@ -10,6 +10,9 @@ mod draft;
 #[cfg(feature = "state")]
 mod id;
 mod lock;
+mod mode;
+mod mount;
+mod remove;
 #[cfg(feature = "state")]
 mod state;
 #[cfg(feature = "state")]
@@ -19,6 +22,9 @@ pub use draft::draft_name;
 #[cfg(feature = "state")]
 pub use id::fresh_id;
 pub use lock::{LOCK_TIMEOUT, Locked, Sharing};
+pub use mode::chmod_descriptor;
+pub use mount::is_mount_point;
+pub use remove::{ClosedDirs, remove_entry, remove_tree};
 #[cfg(feature = "state")]
 pub use state::{Directory, StateDir};
 #[cfg(feature = "state")]

@@ -24,7 +24,6 @@ mod live;
 mod local;
 mod owned;
 mod path;
-mod remove;
 mod request;
 mod store;
 mod table;

@@ -9,13 +9,14 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use stockade_core::{Bytes, HostPath, Layers, TenantName, WorkspaceId};
-use stockade_fs::{Directory, LOCK_TIMEOUT, Locked, Sharing, Timestamp, draft_name};
+use stockade_fs::{
+    ClosedDirs, Directory, LOCK_TIMEOUT, Locked, Sharing, Timestamp, draft_name, remove_entry,
+};
 
 use crate::apply::ApplyLedger;
 use crate::clock::ClockStamp;
 use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
 use crate::layer::{Index, Layer};
-use crate::remove::remove_entry;
 use crate::request::{Kind, Mechanism, View, Workspace};
 use crate::tree::OpenTree;
 use crate::whole::{self, Survives};
@@ -115,7 +116,8 @@ impl WorkspaceStore {
     pub(crate) fn remove(&self, id: &WorkspaceId, _entry: &StoreEntry) -> FaultResult<()> {
         let gone = draft_name("gone");
         self.0.rename(id.as_str(), &gone).step("remove", self.path(id).display())?;
-        remove_entry(&self.0, gone.as_bytes()).step("remove", self.path(id).display())
+        remove_entry(&self.0, gone.as_bytes(), ClosedDirs::Open)
+            .step("remove", self.path(id).display())
     }
 
     /// Clears away what was being removed, or made, when its process died.
@@ -136,7 +138,8 @@ impl WorkspaceStore {
         let path = self.0.path_of(name);
         let Ok(file) = self.0.open(name, OFlags::RDONLY | OFlags::DIRECTORY) else { return Ok(()) };
         match Locked::attempt(file, Sharing::Exclusive).step("lock", path.display())? {
-            Ok(_lock) => remove_entry(&self.0, name.as_bytes()).step("remove", path.display()),
+            Ok(_lock) => remove_entry(&self.0, name.as_bytes(), ClosedDirs::Open)
+                .step("remove", path.display()),
             Err(_) => Ok(()),
         }
     }

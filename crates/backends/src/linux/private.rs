@@ -9,7 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use stockade_core::{BackendName, Result, SandboxId};
-use stockade_launcher::clear;
+use stockade_fs::remove_tree;
 
 use super::running::left_behind;
 
@@ -149,8 +149,9 @@ pub(crate) fn remove_private_dir(
     prefix: &str,
     id: &SandboxId,
 ) -> Result<()> {
-    let removed =
-        list_base_dirs().iter().try_for_each(|base| clear(&private_dir_path(base, prefix, id)));
+    let removed = list_base_dirs()
+        .iter()
+        .try_for_each(|base| remove_tree(&private_dir_path(base, prefix, id)));
     removed.map_err(|error| {
         left_behind(backend, id, "its private directory cannot be removed").source(error)
     })

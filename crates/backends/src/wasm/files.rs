@@ -8,10 +8,11 @@ use async_trait::async_trait;
 use bytes::Bytes as Data;
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fchmod, fstat, ftruncate, mkdirat,
-    openat2, renameat, statat, unlinkat,
+    openat2, renameat, statat,
 };
 use rustix::io::{Errno, pread};
 use stockade_core::{Entry, EntryKind, Error, ErrorCode, Files, Result, SandboxPath};
+use stockade_fs::{ClosedDirs, remove_entry};
 
 use super::NAME;
 use super::tree::{GuestPlace, GuestTree};
@@ -212,13 +213,7 @@ impl TreeFiles {
             parent => parent?,
         };
         found.check_writable()?;
-        match unlinkat(&parent, name, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(Errno::ISDIR | Errno::PERM) => {
-                remove_dir_all(&parent, name).map_err(|errno| found.to_error(errno))
-            }
-            Err(errno) => Err(found.to_error(errno)),
-        }
+        remove_entry(&parent, name, ClosedDirs::Open).map_err(|errno| found.to_error(errno))
     }
 }
 
@@ -227,14 +222,6 @@ fn open_to_others(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let made = openat2(parent, name, flags, Mode::empty(), ResolveFlags::BENEATH)?;
     fchmod(made, NEW_DIR_MODE)
-}
-
-/// Removes a directory with everything in it, by its open parent.
-fn remove_dir_all(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
-    use std::os::fd::AsRawFd;
-    let path = format!("/proc/self/fd/{}/{name}", parent.as_raw_fd());
-    let cleared = stockade_launcher::clear(std::path::Path::new(&path));
-    cleared.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
 #[async_trait]

@@ -4,12 +4,13 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, mkdirat, openat, renameat, unlinkat};
 use rustix::io::Errno;
 use stockade_core::{Error, ErrorCode, Parts, Result, SnapshotKind};
+use stockade_fs::ClosedDirs;
 
 use super::NAME;
 use super::tree::{GuestPlace, GuestTree};
@@ -133,13 +134,5 @@ fn list_names(dir: &OwnedFd) -> Result<Vec<CString>, Errno> {
 }
 
 fn remove_entry(dir: &OwnedFd, name: &CString) -> io::Result<()> {
-    match unlinkat(dir, name, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(Errno::ISDIR | Errno::PERM) => {
-            let name = name.to_string_lossy().into_owned();
-            let path = format!("/proc/self/fd/{}/{name}", dir.as_raw_fd());
-            stockade_launcher::clear(Path::new(&path))
-        }
-        Err(errno) => Err(errno.into()),
-    }
+    Ok(stockade_fs::remove_entry(dir, name, ClosedDirs::Open)?)
 }

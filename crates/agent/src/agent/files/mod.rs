@@ -4,7 +4,6 @@
 mod archive;
 mod failure;
 mod list;
-mod mounts;
 mod ops;
 mod remove;
 mod resolve;
