@@ -13,6 +13,7 @@ mod lock;
 mod mode;
 mod mount;
 mod remove;
+mod sparse;
 #[cfg(feature = "state")]
 mod state;
 #[cfg(feature = "state")]
@@ -25,6 +26,7 @@ pub use lock::{LOCK_TIMEOUT, Locked, Sharing};
 pub use mode::chmod_descriptor;
 pub use mount::is_mount_point;
 pub use remove::{ClosedDirs, remove_entry, remove_tree};
+pub use sparse::{clone_or_copy, copy_sparse, next_data, next_segment, read_full_at};
 #[cfg(feature = "state")]
 pub use state::{Directory, StateDir};
 #[cfg(feature = "state")]
