@@ -18,6 +18,7 @@ mod network;
 mod outcome;
 mod path;
 mod portable;
+mod recorder;
 mod secrets;
 mod spec;
 mod text;
@@ -43,6 +44,7 @@ pub use name::{
 pub use network::{EgressRule, Network};
 pub use outcome::{Ending, Outcome, StartFailure, StreamReport, Usage};
 pub use path::{HostPath, PathError, SandboxPath, WORKSPACE_ROOT};
+pub use recorder::WorkspaceRecorder;
 pub use spec::{
     BackendChoice, HostTree, Image, Mount, RootMode, SandboxSpec, User, Workspace, WorkspaceAt,
 };

@@ -21,7 +21,6 @@ mod private;
 mod probe;
 mod qemu;
 mod sandbox;
-mod sparse;
 mod store;
 mod template;
 mod touched;
