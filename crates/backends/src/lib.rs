@@ -4,6 +4,8 @@
 pub mod across;
 #[cfg(feature = "docker")]
 pub mod docker;
+#[cfg(feature = "factory")]
+pub mod factory;
 #[cfg(feature = "gvisor")]
 pub mod gvisor;
 #[cfg(feature = "landlock")]

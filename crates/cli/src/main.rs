@@ -21,7 +21,6 @@ mod interrupts;
 mod lasting;
 mod mcp;
 mod output;
-mod pools;
 mod prefix;
 mod printer;
 mod profiles;

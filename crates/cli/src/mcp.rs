@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
+use stockade::pools::{PoolSetting, open_pools};
 use stockade_core::{EnvName, Error, ErrorCode, Result, SandboxSpec, Span, Workspace};
 use stockade_engine::Engine;
 use stockade_server::mcp::http::{self, HttpOptions, Token};
@@ -23,7 +24,6 @@ use crate::args::SpecArgs;
 use crate::asking::AtTerminal;
 use crate::config::Settings;
 use crate::interrupts::{self, Interrupts};
-use crate::pools::{self, PoolSetting};
 use crate::printer::Printer;
 use crate::registry;
 use crate::toolchains::Packages;
@@ -96,7 +96,7 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
     let views = views::build_view_source(&wanted, &spec, &engine, &settings).await?;
-    pools::open_pools(&pools, &spec, &engine, printer).await?;
+    open_pools(&pools, &spec, &engine, &|line| printer.note(line)).await?;
     let options = ToolboxOptions {
         views: views.clone(),
         quota: Quota::new(args.max_sandboxes),
