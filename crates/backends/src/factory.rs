@@ -111,12 +111,12 @@ pub fn read_table<T: DeserializeOwned>(table: toml::Table) -> Result<T, toml::de
 }
 
 /// The path that a table has under this key.
-pub(crate) fn path_in(table: &toml::Table, key: &str) -> Option<PathBuf> {
+pub fn path_in(table: &toml::Table, key: &str) -> Option<PathBuf> {
     table.get(key).and_then(toml::Value::as_str).map(|path| Path::new(path).to_owned())
 }
 
 /// Passes on one line in each interval and drops the others.
-pub(crate) fn throttle_progress(progress: Progress, interval: Duration) -> Progress {
+pub fn throttle_progress(progress: Progress, interval: Duration) -> Progress {
     let last = Mutex::new(None::<Instant>);
     Arc::new(move |line| {
         let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
