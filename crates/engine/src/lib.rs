@@ -12,6 +12,7 @@ mod host_views;
 mod journal;
 mod lease;
 mod measured;
+mod output;
 mod output_log;
 mod pool;
 mod presence;
@@ -35,6 +36,7 @@ pub use journal::{
 pub use lease::{
     KillRequest, Lease, LeaseBody, LeaseInfo, LeaseListing, Leases, MalformedLease, StaleLease,
 };
+pub use output::Output;
 pub use output_log::{OutputLogBounds, OutputLogReader, OutputLogs};
 pub use pool::{Pool, PoolSpec, PoolStatus};
 pub use select::{Choice, Selection, select};
