@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use stockade_core::{Layers, Workspace};
-use stockade_engine::JournalOptions;
+use stockade_engine::{Journal, JournalOptions};
 use stockade_workspaces::{Hint, Request, Workspaces};
 
 use crate::Measured;
@@ -24,7 +24,7 @@ pub fn measure() -> Measured {
 }
 
 async fn compare(state: &Path, tree: &Path) -> Measured {
-    let workspaces = Workspaces::open(state, JournalOptions::default())?;
+    let workspaces = Workspaces::open(state, Journal::open_in(state, JournalOptions::default())?)?;
     let mut rows = ["acquire", "diff of 1", "diff of 100", "diff of 10000"].map(Row::new);
     for _ in 0..ROUNDS {
         for (at, changes) in [1, 100, 10_000].into_iter().enumerate() {

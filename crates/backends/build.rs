@@ -3,7 +3,7 @@
 include!("../../build/static_bin.rs");
 
 /// What the program for other hosts is made of, beside itself.
-const FAR: [&str; 10] = [
+const FAR: [&str; 11] = [
     "crates/backends/far",
     "crates/backends/src/across",
     "crates/backends/src/agent_sandbox",
@@ -14,7 +14,11 @@ const FAR: [&str; 10] = [
     "crates/agent/src",
     "crates/launcher/src",
     "crates/core/src",
+    FS,
 ];
+
+/// What every program here uses.
+const FS: &str = "crates/fs";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let wanted = |feature| std::env::var_os(feature).is_some();
@@ -49,7 +53,7 @@ fn carried(
             println!("cargo::rerun-if-changed={}", std::path::Path::new(&path).display());
             Ok(path.into())
         }
-        None => static_bin(program, program, &[], &[source], &[]),
+        None => static_bin(program, program, &[], &[source, FS], &[]),
     }
 }
 

@@ -8,7 +8,6 @@ mod commands;
 mod config;
 mod config_command;
 mod daemon;
-mod pools;
 mod profiles;
 mod registry;
 mod report;

@@ -19,6 +19,7 @@ mod outcome;
 mod path;
 mod portable;
 mod presets;
+mod recorder;
 mod secrets;
 mod spec;
 mod text;
@@ -47,6 +48,7 @@ pub use network::{
 pub use outcome::{Ending, Outcome, StartFailure, StreamReport, Usage};
 pub use path::{HostPath, PathError, SandboxPath, WORKSPACE_ROOT};
 pub use presets::{EGRESS_PRESETS, EgressPreset, parse_egress_list};
+pub use recorder::WorkspaceRecorder;
 pub use spec::{
     BackendChoice, HostTree, Image, Mount, RootMode, SandboxSpec, User, Workspace, WorkspaceAt,
 };

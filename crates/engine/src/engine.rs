@@ -9,13 +9,13 @@ use stockade_core::{
     EngineId, Error, ErrorCode, Feature, JobId, Refusal, Refusals, Result, Sandbox, SandboxId,
     SandboxSpec, Support, admit_command,
 };
+use stockade_fs::{StateDir, fresh_id};
 
 use crate::config::EngineConfig;
 use crate::egress::SharedResolver;
 use crate::execution::{Execution, SharedExecution, Watcher};
 use crate::history::Subscription;
 use crate::host_views::behind_links;
-use crate::id;
 use crate::journal::{Event, Journal};
 use crate::lease::{LeaseListing, Leases};
 use crate::measured::Measurements;
@@ -26,7 +26,6 @@ use crate::registry::Registry;
 use crate::sandboxes::{RunningSandbox, SandboxOrder};
 use crate::select::{Selection, select};
 use crate::snapshots::Snapshots;
-use crate::state::StateDir;
 
 /// The engine. Clones are the same engine.
 #[derive(Clone)]
@@ -117,7 +116,7 @@ impl Engine {
     pub async fn run(&self, spec: SandboxSpec, command: Command) -> Result<Execution> {
         let order = self.inner.admit_order(&spec, Some(&command)).await?;
         let (claim, sandbox) = self.inner.place(&order).await?;
-        let shared = self.inner.begin_record(id::fresh()?, &order, sandbox, &command).await?;
+        let shared = self.inner.begin_record(fresh_id()?, &order, sandbox, &command).await?;
         self.start(order, command, shared, claim).await
     }
 
@@ -137,7 +136,7 @@ impl Engine {
         command: Command,
     ) -> Result<(Execution, Subscription)> {
         let (claim, sandbox) = self.inner.place(&order).await?;
-        let shared = self.inner.begin_record(id::fresh()?, &order, sandbox, &command).await?;
+        let shared = self.inner.begin_record(fresh_id()?, &order, sandbox, &command).await?;
         let follower = shared.history.follow();
         Ok((self.start(order, command, shared, claim).await?, follower))
     }
@@ -164,7 +163,7 @@ impl Engine {
 
     /// Runs one more command in a sandbox of this engine.
     pub async fn exec(&self, id: &SandboxId, command: Command) -> Result<Execution> {
-        let (live, shared) = self.inner.begin_in(id::fresh()?, id, &command).await?;
+        let (live, shared) = self.inner.begin_in(fresh_id()?, id, &command).await?;
         self.start_in(live, command, shared).await
     }
 
@@ -175,7 +174,7 @@ impl Engine {
 
     /// The id of a record that is to be opened later, for what has to name it before.
     pub fn fresh_job(&self) -> Result<JobId> {
-        id::fresh()
+        fresh_id()
     }
 
     /// Like [`Engine::exec`], with a follower who is there from the first byte on.
@@ -414,7 +413,7 @@ impl EngineInner {
     async fn place(&self, order: &SandboxOrder) -> Result<(Option<Claim>, SandboxId)> {
         // What was prepared knows nothing of a captured state.
         let claim = if order.from.is_some() { None } else { self.claim(order).await? };
-        let sandbox = claim.as_ref().map_or_else(id::fresh, |claim| Ok(claim.id().clone()))?;
+        let sandbox = claim.as_ref().map_or_else(fresh_id, |claim| Ok(claim.id().clone()))?;
         Ok((claim, sandbox))
     }
 

@@ -221,6 +221,20 @@ impl Subscription {
         }
     }
 
+    /// How the execution ended, waiting for it. Reads nothing.
+    pub(crate) async fn outcome(&self) -> Outcome {
+        loop {
+            let written = self.history.written.notified();
+            tokio::pin!(written);
+            written.as_mut().enable();
+            let outcome = self.history.state().outcome.clone();
+            if let Some(outcome) = outcome {
+                return outcome;
+            }
+            written.await;
+        }
+    }
+
     /// The next event if it is there already.
     pub fn try_next(&mut self) -> Option<OutputEvent> {
         let history = Arc::clone(&self.history);

@@ -15,9 +15,7 @@ use std::sync::Arc;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use stockade_core::{BackendName, Error, ErrorCode, Result, SandboxId, TenantName};
-
-use crate::journal::Timestamp;
-use crate::state::{Directory, LOCK_PATIENCE, Locked, Sharing, StateDir, draft_name};
+use stockade_fs::{Directory, LOCK_TIMEOUT, Locked, Sharing, StateDir, Timestamp, draft_name};
 
 /// The longest lease file.
 const MAX_LEASE: u64 = 64 << 10;
@@ -217,7 +215,7 @@ impl Leases {
         let name = kill_name_of(id);
         for _ in 0..MAX_LOCK_ATTEMPTS {
             let file = self.0.open(&name, OFlags::RDWR | OFlags::CREATE).map_err(failed)?;
-            let locked = Locked::within(file, Sharing::Shared, LOCK_PATIENCE).map_err(failed)?;
+            let locked = Locked::within(file, Sharing::Shared, LOCK_TIMEOUT).map_err(failed)?;
             // Another one that has just ended may have removed it.
             if let Some(lock) = locked
                 && !is_gone(lock.file()).map_err(failed)?
@@ -325,7 +323,7 @@ impl Leases {
         const LOCK_OPERATION: &str = "lock the leases";
         let failed = |error| self.failed(LOCK_OPERATION, error);
         let file = self.0.open(PROBE_LOCK_FILE, OFlags::RDWR | OFlags::CREATE).map_err(failed)?;
-        let locked = Locked::within(file, Sharing::Exclusive, LOCK_PATIENCE).map_err(failed)?;
+        let locked = Locked::within(file, Sharing::Exclusive, LOCK_TIMEOUT).map_err(failed)?;
         locked.ok_or_else(|| {
             let path = self.0.path_of(PROBE_LOCK_FILE);
             let message = format!("another process holds `{}` locked", path.display());

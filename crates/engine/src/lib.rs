@@ -10,10 +10,10 @@ mod engine;
 mod execution;
 mod history;
 mod host_views;
-mod id;
 mod journal;
 mod lease;
 mod measured;
+mod output;
 mod output_log;
 mod pool;
 mod presence;
@@ -21,7 +21,6 @@ mod registry;
 mod sandboxes;
 mod select;
 mod snapshots;
-mod state;
 mod supervise;
 mod teardown;
 
@@ -31,19 +30,19 @@ pub use engine::Engine;
 pub use execution::{Execution, Watcher};
 pub use history::{HistoryBounds, OutputEvent, Subscription};
 pub use host_views::{OwnPath, real as real_path};
-pub use id::fresh as fresh_id;
 pub use journal::{
     Break, Damage, Digest, Event, Filter, Follower, Job, Jobs, Journal, JournalOptions, NewestJobs,
-    Prune, Receipt, Record, Records, Removed, Timestamp, Verdict,
+    Prune, Receipt, Record, Records, Removed, Verdict,
 };
 pub use lease::{
     KillRequest, Lease, LeaseBody, LeaseInfo, LeaseListing, Leases, MalformedLease, StaleLease,
 };
+pub use output::Output;
 pub use output_log::{OutputLogBounds, OutputLogReader, OutputLogs};
 pub use pool::{Pool, PoolSpec, PoolStatus};
 pub use select::{Choice, Selection, select};
 pub use snapshots::{
     HostThings, Part, Passing, Snapshot, SnapshotListing, Snapshots, VerifiedParts,
 };
-pub use state::{Directory, LOCK_PATIENCE, Locked, Sharing, StateDir, draft_name};
+pub use stockade_fs::{StateDir, Timestamp};
 pub use stockade_network::ResolverSettings;

@@ -14,9 +14,9 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use rustix::fs::OFlags;
 use stockade_core::{Error, ErrorCode, JobId, Result, StreamId};
+use stockade_fs::{Directory, Locked, Sharing, StateDir};
 
 use crate::history::OutputEvent;
-use crate::state::{Directory, Locked, Sharing, StateDir};
 
 /// Directory of the output logs, below the state directory.
 const LOG_DIR: &str = "logs";

@@ -8,12 +8,11 @@ use std::sync::Arc;
 
 use rustix::fs::OFlags;
 use stockade_core::{EngineId, Error, ErrorCode, Result, SandboxId};
+use stockade_fs::{Directory, Locked, Sharing, StateDir, fresh_id};
 
 use crate::engine::{EngineInner, lock_mutex};
-use crate::id;
 use crate::journal::{Event, Filter, Journal};
 use crate::output_log::OutputLogs;
-use crate::state::{Directory, Locked, Sharing, StateDir};
 
 /// Attempts to create a file: before it is locked, another engine can take it for a dead engine's.
 const MAX_ENTER_ATTEMPTS: usize = 8;
@@ -38,7 +37,7 @@ impl Engines {
     /// Makes an engine known, from now until its file is removed or its process ends.
     pub(crate) fn register_engine(&self) -> Result<EnginePresence> {
         for _ in 0..MAX_ENTER_ATTEMPTS {
-            let id: EngineId = id::fresh()?;
+            let id: EngineId = fresh_id()?;
             let entered = self.0.open(id.as_str(), OFlags::RDWR | OFlags::CREATE | OFlags::EXCL);
             let entered = entered.and_then(|file| Locked::attempt(file, Sharing::Exclusive));
             match entered.map_err(|error| self.failed(error))? {

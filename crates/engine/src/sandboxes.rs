@@ -9,12 +9,12 @@ use stockade_core::{
     Network, Outcome, Parts, Process, Result, Sandbox, SandboxId, Signal, SnapshotId, StartFailure,
     Stdin, StreamReport, Usage,
 };
+use stockade_fs::fresh_id;
 use stockade_network::{GUEST_ENVIRONMENT, Relay};
 use tokio::sync::watch;
 
 use crate::engine::{EngineInner, lock_mutex};
 use crate::execution::{ControlSlot, FinishedExecution, SharedExecution};
-use crate::id;
 use crate::journal::Event;
 use crate::lease::{Lease, LeaseBody};
 use crate::pool::{Claim, Seated};
@@ -239,7 +239,7 @@ impl EngineInner {
         if let Some(claim) = self.claim(&order).await? {
             return self.keep_claimed(claim, &order).await;
         }
-        let id: SandboxId = id::fresh()?;
+        let id: SandboxId = fresh_id()?;
         let (wanted, cancelled) = watch::channel(false);
         let mut caller =
             SandboxCaller { inner: Arc::clone(&self), id: id.clone(), wanted: Some(wanted) };
@@ -372,7 +372,7 @@ impl EngineInner {
         for CarriedProgram { command, process } in live.sandbox.take_carried() {
             let command = Command::program(command);
             let id = live.sandbox.id().clone();
-            let shared = self.begin_record(id::fresh()?, &live.order, id, &command).await?;
+            let shared = self.begin_record(fresh_id()?, &live.order, id, &command).await?;
             let _ = shared.control.set(ControlSlot(Arc::clone(&process.control)));
             live.remember_execution(&shared);
             let mut started = StartedCommand::of(process, &command, live, false);

@@ -26,7 +26,7 @@ mod umask;
 mod walls;
 mod wire;
 
-pub use bare::{BARE_AGENT, BarePlan, clear};
+pub use bare::{BARE_AGENT, BarePlan};
 pub use client::{Launcher, Pending, Program};
 pub use enter::{ReadOnlyView, start_in};
 pub use error::{Failure, LaunchError, Wall};

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 use stockade_core::{Bytes, HostPath, WorkspaceId};
-use stockade_engine::{Directory, Locked, Timestamp};
+use stockade_fs::{Directory, Locked, Timestamp};
 
 use crate::clock::ClockStamp;
 use crate::copy::{Copying, copy_mode_and_owner, copy_tree};
@@ -116,7 +116,7 @@ fn id_of(path: &HostPath) -> FaultResult<WorkspaceId> {
 
 fn create_entry(store: &WorkspaceStore) -> FaultResult<(WorkspaceId, StoreEntry, Option<Locked>)> {
     let id: WorkspaceId =
-        stockade_engine::fresh_id().map_err(std::io::Error::other).step("make", "an id")?;
+        stockade_fs::fresh_id().map_err(std::io::Error::other).step("make", "an id")?;
     let entry = store.enter_or_make(&id)?;
     let owner = entry.own()?;
     Ok((id, entry, Some(owner)))

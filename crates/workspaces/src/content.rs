@@ -3,10 +3,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
-
-use rustix::fs::SeekFrom;
-use rustix::io::Errno;
+use stockade_fs::{clone_or_copy, next_data, read_full_at};
 
 const CHUNK_BYTES: usize = 1 << 20;
 /// Start of a file that decides whether it is text.
@@ -20,7 +17,7 @@ pub(crate) fn has_same_content(one: &File, other: &File) -> io::Result<bool> {
     }
     let (mut left, mut right) = (vec![0; CHUNK_BYTES], vec![0; CHUNK_BYTES]);
     let mut at = 0;
-    while let Some(data) = next_data(one, other, at)? {
+    while let Some(data) = next_data_of_either(one, other, at)? {
         let read = read_full_at(one, &mut left, data)?;
         if read_full_at(other, &mut right, data)? != read || left[..read] != right[..read] {
             return Ok(false);
@@ -34,40 +31,9 @@ pub(crate) fn has_same_content(one: &File, other: &File) -> io::Result<bool> {
 }
 
 /// Where the next byte is that one of two files may have other than as a hole.
-fn next_data(one: &File, other: &File, at: u64) -> io::Result<Option<u64>> {
-    let (one, other) = (data_from(one, at)?, data_from(other, at)?);
+fn next_data_of_either(one: &File, other: &File, at: u64) -> io::Result<Option<u64>> {
+    let (one, other) = (next_data(one, at)?, next_data(other, at)?);
     Ok(one.into_iter().chain(other).min())
-}
-
-pub(crate) fn data_from(file: &File, at: u64) -> io::Result<Option<u64>> {
-    match rustix::fs::seek(file, SeekFrom::Data(at)) {
-        Ok(found) => Ok(Some(found)),
-        Err(Errno::NXIO) => Ok(None),
-        // A file system that knows nothing of holes has none.
-        Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok((at < file.metadata()?.len()).then_some(at)),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-fn hole_from(file: &File, at: u64) -> io::Result<u64> {
-    match rustix::fs::seek(file, SeekFrom::Hole(at)) {
-        Ok(found) => Ok(found),
-        Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(file.metadata()?.len()),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-pub(crate) fn read_full_at(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        match file.read_at(&mut buffer[filled..], at + filled as u64) {
-            Ok(0) => break,
-            Ok(read) => filled += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(filled)
 }
 
 /// Whether a file is not text: a zero byte near its beginning.
@@ -85,53 +51,19 @@ pub(crate) fn read_bounded(file: &File, most: usize) -> io::Result<Option<Vec<u8
     Ok((read <= most).then_some(bytes))
 }
 
-/// Copies a file's content into an empty one: shared where the file system can, holes kept as holes.
+/// Copies a file's content into an empty one: shared where the file system can, holes kept as holes. A file
+/// of the user's may become shorter meanwhile: the copy then ends in zeros.
 pub(crate) fn copy_content(from: &File, to: &File) -> io::Result<()> {
-    if rustix::fs::ioctl_ficlone(to, from).is_ok() {
-        return Ok(());
+    match clone_or_copy(from, to) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
+        copied => copied,
     }
-    to.set_len(from.metadata()?.len())?;
-    let mut at = 0;
-    while let Some(data) = data_from(from, at)? {
-        at = hole_from(from, data)?;
-        copy_range(from, to, data, at)?;
-    }
-    Ok(())
-}
-
-fn copy_range(from: &File, to: &File, start: u64, end: u64) -> io::Result<()> {
-    let (mut input, mut output) = (start, start);
-    while input < end {
-        let most = usize::try_from(end - input).unwrap_or(usize::MAX).min(1 << 30);
-        match rustix::fs::copy_file_range(from, Some(&mut input), to, Some(&mut output), most) {
-            Ok(0) => return Ok(()),
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(Errno::XDEV | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => {
-                return copy_by_hand(from, to, input, end);
-            }
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-    Ok(())
-}
-
-fn copy_by_hand(from: &File, to: &File, mut at: u64, end: u64) -> io::Result<()> {
-    let mut buffer = vec![0; CHUNK_BYTES];
-    while at < end {
-        let most = usize::try_from(end - at).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
-        let read = read_full_at(from, &mut buffer[..most], at)?;
-        if read == 0 {
-            return Ok(());
-        }
-        to.write_all_at(&buffer[..read], at)?;
-        at += read as u64;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::os::unix::fs::FileExt;
 
     use super::*;
 

@@ -10,8 +10,7 @@ use std::io;
 
 use serde::{Serialize, Serializer};
 use sha2::{Digest, Sha256};
-
-use crate::content::{data_from, read_full_at};
+use stockade_fs::{next_data, read_full_at};
 
 /// Blocks begin at multiples of this.
 const BLOCK_BYTES: usize = 1 << 16;
@@ -31,7 +30,7 @@ impl ContentDigest {
         let mut blocks = Blocks::new(file.metadata()?.len());
         let mut buffer = vec![0; BLOCK_BYTES];
         let mut at = 0;
-        while let Some(data) = data_from(file, at)? {
+        while let Some(data) = next_data(file, at)? {
             let start = data - data % BLOCK_BYTES as u64;
             let read = read_full_at(file, &mut buffer, start)?;
             if read == 0 {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use stockade_core::{Result, WorkspaceId};
-use stockade_engine::{Locked, Sharing};
+use stockade_fs::{Locked, Sharing};
 
 use crate::fault::{FaultResult, FaultStep};
 use crate::fit::holds_layers;

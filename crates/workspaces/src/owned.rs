@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use stockade_core::{Result, WorkspaceId};
-use stockade_engine::{Locked, Sharing};
+use stockade_fs::{Locked, Sharing};
 
 use crate::fault::FaultResult;
 use crate::request::Kind;

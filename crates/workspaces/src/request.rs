@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use stockade_core::{Bytes, HostPath, Layers, TenantName, WorkspaceId};
-use stockade_engine::Timestamp;
+use stockade_fs::Timestamp;
 
 /// Which tree is meant.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,16 +9,18 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use stockade_core::{Bytes, HostPath, Layers, TenantName, WorkspaceId};
-use stockade_engine::{Directory, LOCK_PATIENCE, Locked, Sharing, Timestamp, draft_name};
+use stockade_fs::{
+    ClosedDirs, Directory, LOCK_TIMEOUT, Locked, Sharing, Survives, Timestamp, draft_name,
+    remove_entry,
+};
 
 use crate::apply::ApplyLedger;
 use crate::clock::ClockStamp;
 use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
+use crate::json::write_json;
 use crate::layer::{Index, Layer};
-use crate::remove::remove_entry;
 use crate::request::{Kind, Mechanism, View, Workspace};
 use crate::tree::OpenTree;
-use crate::whole::{self, Survives};
 
 const MANIFEST_FILE: &str = "manifest.json";
 /// Lock file that every process holds which has the workspace; the kernel frees it when the process ends.
@@ -82,7 +84,7 @@ impl WorkspaceStore {
             }
             opened => opened.step("open", name())?,
         };
-        let lock = Locked::within(file, sharing, LOCK_PATIENCE).step("lock", name())?;
+        let lock = Locked::within(file, sharing, LOCK_TIMEOUT).step("lock", name())?;
         let lock = lock.ok_or_else(|| WorkspaceFault::Busy(id.clone()))?;
         // It may have been removed, and made anew, while this waited.
         let mine = rustix::fs::fstat(lock.file()).step("look at", name())?.st_ino;
@@ -115,7 +117,8 @@ impl WorkspaceStore {
     pub(crate) fn remove(&self, id: &WorkspaceId, _entry: &StoreEntry) -> FaultResult<()> {
         let gone = draft_name("gone");
         self.0.rename(id.as_str(), &gone).step("remove", self.path(id).display())?;
-        remove_entry(&self.0, gone.as_bytes()).step("remove", self.path(id).display())
+        remove_entry(&self.0, gone.as_bytes(), ClosedDirs::Open)
+            .step("remove", self.path(id).display())
     }
 
     /// Clears away what was being removed, or made, when its process died.
@@ -136,7 +139,8 @@ impl WorkspaceStore {
         let path = self.0.path_of(name);
         let Ok(file) = self.0.open(name, OFlags::RDONLY | OFlags::DIRECTORY) else { return Ok(()) };
         match Locked::attempt(file, Sharing::Exclusive).step("lock", path.display())? {
-            Ok(_lock) => remove_entry(&self.0, name.as_bytes()).step("remove", path.display()),
+            Ok(_lock) => remove_entry(&self.0, name.as_bytes(), ClosedDirs::Open)
+                .step("remove", path.display()),
             Err(_) => Ok(()),
         }
     }
@@ -176,14 +180,14 @@ impl StoreEntry {
     /// loss of power.
     pub(crate) fn save(&self, manifest: &WorkspaceManifest) -> FaultResult<()> {
         let survives = if manifest.released { Survives::Power } else { Survives::Process };
-        whole::write_json(&self.path.join(MANIFEST_FILE), manifest, survives)
+        write_json(&self.path.join(MANIFEST_FILE), manifest, survives)
     }
 
     /// Says that this process has the workspace, until the lock is dropped. Comes before the manifest:
     /// what has one and no owner was left behind.
     pub(crate) fn own(&self) -> FaultResult<Locked> {
         let file = self.owner(OFlags::CREATE).step("create", self.path.display())?;
-        let lock = Locked::within(file, Sharing::Shared, LOCK_PATIENCE);
+        let lock = Locked::within(file, Sharing::Shared, LOCK_TIMEOUT);
         let lock = lock.step("lock", self.path.display())?;
         lock.ok_or_else(|| WorkspaceFault::Held(self.path.display().to_string()))
     }

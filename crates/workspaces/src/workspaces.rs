@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use stockade_core::{Bytes, Error, ErrorCode, Result, WorkspaceId};
-use stockade_engine::{Directory, Event, Journal, JournalOptions, Sharing, StateDir};
+use stockade_core::{Bytes, Error, ErrorCode, Result, WorkspaceId, WorkspaceRecorder};
+use stockade_fs::{Directory, Sharing, StateDir};
 use tokio::sync::oneshot;
 
 use crate::acquire::{self, AcquiredWorkspace};
@@ -37,7 +37,7 @@ pub struct Workspaces(Arc<WorkspacesInner>);
 struct WorkspacesInner {
     store: WorkspaceStore,
     stores: Directory,
-    journal: Journal,
+    journal: Box<dyn WorkspaceRecorder>,
     owned: Owned,
 }
 
@@ -60,7 +60,8 @@ struct OpenedWorkspace {
 
 impl Workspaces {
     /// Opens the workspaces of a state directory, and ends what processes that died left half done.
-    pub fn open(dir: impl AsRef<Path>, journal: JournalOptions) -> Result<Self> {
+    /// The journal is told of each that is handed out or given back.
+    pub fn open(dir: impl AsRef<Path>, journal: impl WorkspaceRecorder + 'static) -> Result<Self> {
         const OPEN_OPERATION: &str = "open the workspaces";
         let state = StateDir::open(dir)?;
         // The trees in it are reached without following any link, those above it included.
@@ -68,7 +69,7 @@ impl Workspaces {
         let state = StateDir::open(real.map_err(|fault| fault.during(OPEN_OPERATION))?)?;
         let store = WorkspaceStore(state.subdirectory("workspaces")?);
         let stores = state.subdirectory("git")?;
-        let journal = Journal::open(&state, journal)?;
+        let journal: Box<dyn WorkspaceRecorder> = Box::new(journal);
         let opened =
             Self(Arc::new(WorkspacesInner { store, stores, journal, owned: Owned::default() }));
         opened.0.store.tidy().map_err(|fault| fault.during(OPEN_OPERATION))?;
@@ -341,12 +342,9 @@ impl Workspaces {
     fn handed_out(&self, made: AcquiredWorkspace, operation: &'static str) -> Result<Workspace> {
         let AcquiredWorkspace { entry, manifest, fresh, owner } = made;
         let root = manifest.metadata.get("git.remote").filter(|_| manifest.kind == Kind::Git);
-        let recorded = self.0.journal.append(Event::WorkspaceAcquired {
-            workspace: manifest.id.clone(),
-            workspace_kind: manifest.kind.to_string(),
-            tenant: manifest.tenant.clone(),
-            root: root.cloned().unwrap_or_else(|| manifest.source.to_string()),
-        });
+        let root = root.cloned().unwrap_or_else(|| manifest.source.to_string());
+        let kind = manifest.kind.to_string();
+        let recorded = self.0.journal.record_acquired(&manifest.id, &kind, &manifest.tenant, &root);
         if let Err(error) = recorded {
             if fresh {
                 let _ = self.0.store.remove(&manifest.id, &entry);
@@ -387,7 +385,7 @@ impl Workspaces {
     }
 
     pub(crate) fn record_release(&self, id: &WorkspaceId) -> Result<()> {
-        self.0.journal.append(Event::WorkspaceReleased { workspace: id.clone() }).map(|_| ())
+        self.0.journal.record_released(id)
     }
 }
 

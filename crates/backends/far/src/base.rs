@@ -12,7 +12,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use stockade_backends::native::Native;
 use stockade_core::{Error, ErrorCode, Result, SandboxId};
-use stockade_launcher::clear;
+use stockade_fs::remove_tree;
 
 /// Age at which another, unused version of this program is removed.
 const STALE_VERSION_AGE: Duration = Duration::from_secs(24 * 3600);
@@ -128,7 +128,7 @@ impl FarBase {
         DirBuilder::new().mode(0o700).create(&dir).map_err(fail)?;
         let made = SandboxDir::make(&dir);
         if made.is_err() {
-            let _ = clear(&dir);
+            let _ = remove_tree(&dir);
         }
         made.map_err(fail)
     }
@@ -175,7 +175,7 @@ impl FarBase {
         };
         for version in versions.map(|entry| entry.path()).filter(|path| *path != self.own) {
             if old(&version) {
-                let _ = clear(&version);
+                let _ = remove_tree(&version);
             }
         }
     }
@@ -234,7 +234,7 @@ fn find_server(dir: &Path) -> Option<rustix::fd::OwnedFd> {
 fn remove_sandbox_dir(dir: &Path) -> Result<()> {
     let left = |what: String| Error::new(ErrorCode::LeftBehind, "destroy", what);
     let message = format!("`{}` cannot be removed", dir.display());
-    clear(dir).map_err(|error| left(message.clone()).source(error))?;
+    remove_tree(dir).map_err(|error| left(message.clone()).source(error))?;
     if dir.exists() { Err(left(message)) } else { Ok(()) }
 }
 

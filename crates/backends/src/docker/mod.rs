@@ -7,6 +7,8 @@
 mod agent;
 mod archive;
 mod container;
+#[cfg(feature = "factory")]
+pub mod factory;
 mod helpers;
 mod images;
 mod inert;

@@ -21,6 +21,8 @@ const ENGINE_REMEDY: &str = "install `docker.io` or `podman` and start it, and s
 
 /// Which engine, and how it builds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "factory", derive(serde::Deserialize))]
+#[cfg_attr(feature = "factory", serde(rename_all = "camelCase", deny_unknown_fields, default))]
 pub struct Options {
     /// Its socket. Absent: DOCKER_HOST, or the usual places.
     pub socket: Option<PathBuf>,

@@ -6,6 +6,8 @@
 
 mod bundle;
 mod config;
+#[cfg(feature = "factory")]
+pub mod factory;
 mod plan;
 mod platform;
 mod private;

@@ -14,7 +14,7 @@ use std::time::SystemTime;
 
 use sha2::{Digest as _, Sha256};
 use stockade_core::Result;
-use stockade_launcher::clear;
+use stockade_fs::remove_tree;
 
 use super::bundle::{self, RootPart, RootParts};
 use super::plan::BundlePlan;
@@ -132,7 +132,7 @@ fn remove_unused_roots(base: &Path, used: &Path) {
     for (_, root) in roots.into_iter().take(many) {
         if let Ok(_alone) = Hold::lock_exclusive(&root) {
             // An error is ignored: the next removal tries again.
-            let _ = clear(&root);
+            let _ = remove_tree(&root);
         }
     }
 }

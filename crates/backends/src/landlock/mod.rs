@@ -4,6 +4,8 @@
 //! This module decides nothing about walls: the launcher builds them and reads them back.
 
 mod commands;
+#[cfg(feature = "factory")]
+pub mod factory;
 mod plan;
 mod private;
 mod probe;

@@ -9,7 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use stockade_core::{BackendName, Error, ErrorCode, Result, SandboxId};
-use stockade_launcher::clear;
+use stockade_fs::remove_tree;
 
 use super::running::left_behind;
 
@@ -165,7 +165,7 @@ impl PrivateDirs {
 
     /// Removes what is there of one.
     pub(crate) fn remove(&self, id: &SandboxId) -> Result<()> {
-        let removed = list_base_dirs().iter().try_for_each(|base| clear(&self.path(base, id)));
+        let removed = list_base_dirs().iter().try_for_each(|base| remove_tree(&self.path(base, id)));
         removed.map_err(|error| {
             left_behind(&self.backend, id, "its private directory cannot be removed").source(error)
         })

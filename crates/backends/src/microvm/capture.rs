@@ -12,10 +12,11 @@ use serde::{Deserialize, Serialize};
 use stockade_core::{
     Admitted, Bytes, Error, ErrorCode, Limits, Parts, Result, SandboxSpec, Workspace,
 };
+use stockade_fs::copy_sparse;
 
 use super::create::Incarnation;
 use super::driver::{Driver, MachineDisk, MachineSpec, Saved};
-use super::{NAME, sparse, system_error};
+use super::{NAME, system_error};
 use crate::across::far::FAR_DIGEST;
 use crate::across::near::UsedNumbers;
 
@@ -100,7 +101,7 @@ pub(super) async fn capture_machine(
 
 fn write_parts(now: &Incarnation, said: &CapturedMachine, into: &Path) -> io::Result<()> {
     fs::write(into.join(MACHINE_FILE), serde_json::to_vec(said)?)?;
-    sparse::copy_sparse(&now.disk, File::create_new(into.join(DISK_FILE))?)?;
+    copy_sparse(&now.disk, File::create_new(into.join(DISK_FILE))?)?;
     link_or_copy(&now.root, &into.join(ROOT_FILE))?;
     let saved = Saved::within(into);
     if saved.memory.exists() { Ok(()) } else { link_or_copy(&now.base, &saved.memory) }
@@ -111,7 +112,7 @@ fn link_or_copy(file: &File, name: &Path) -> io::Result<()> {
     let open = format!("/proc/self/fd/{}", file.as_raw_fd());
     match linkat(CWD, open, CWD, name, AtFlags::SYMLINK_FOLLOW) {
         Ok(()) => Ok(()),
-        Err(_) => sparse::copy_sparse(&reopen_file(file)?, File::create_new(name)?).map(drop),
+        Err(_) => copy_sparse(&reopen_file(file)?, File::create_new(name)?).map(drop),
     }
 }
 

@@ -20,7 +20,7 @@ use super::image::RootSource;
 use super::private::PrivateDir;
 use super::sandbox::MicrovmSandbox;
 use super::template::WantedMachine;
-use super::{MicrovmWalls, NAME, identity, sparse, system_error};
+use super::{MicrovmWalls, NAME, identity, system_error};
 use crate::across::near::{self, Bridge, FarSandbox, Peer, PeerConnection};
 use crate::across::words::HELLO_LINE;
 use crate::linux::brake::{Brake, Stopper};
@@ -200,7 +200,7 @@ pub(super) fn connection_from_stream(pipe: UnixStream) -> PeerConnection {
 }
 
 pub(super) async fn copy_disk(from: PathBuf, to: PathBuf) -> Result<()> {
-    let copy = move || sparse::copy_sparse(&File::open(from)?, private::create_file(&to)?);
+    let copy = move || stockade_fs::copy_sparse(&File::open(from)?, private::create_file(&to)?);
     let copied = tokio::task::spawn_blocking(copy).await;
     let copied = copied.unwrap_or_else(|error| Err(io::Error::other(error)));
     copied

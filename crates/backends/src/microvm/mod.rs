@@ -9,6 +9,8 @@ mod capture;
 mod create;
 mod decompress;
 mod driver;
+#[cfg(feature = "factory")]
+pub mod factory;
 pub mod firecracker;
 mod identity;
 mod image;
@@ -21,7 +23,6 @@ mod private;
 mod probe;
 mod qemu;
 mod sandbox;
-mod sparse;
 mod store;
 mod template;
 mod touched;
@@ -72,6 +73,8 @@ pub type Progress = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// How machines are made.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "factory", derive(serde::Deserialize))]
+#[cfg_attr(feature = "factory", serde(rename_all = "camelCase", deny_unknown_fields, default))]
 pub struct Options {
     /// The directory that is the root of machines where the caller names no other; absent: what the native
     /// backend shows of this host.
@@ -81,6 +84,7 @@ pub struct Options {
     /// The Firecracker that runs them; absent: QEMU does.
     pub firecracker: Option<firecracker::Settings>,
     /// Whether what is not prepared yet is prepared to be measured, which may take minutes and gigabytes.
+    #[cfg_attr(feature = "factory", serde(skip))]
     pub prepare: bool,
 }
 

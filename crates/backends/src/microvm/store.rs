@@ -4,14 +4,14 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use stockade_core::{Error, ErrorCode, Result};
-use stockade_launcher::clear;
+use stockade_fs::{Survives, draft_name, remove_tree, write_atomically};
 
 use super::{NAME, system_error};
 use crate::across::far::{FAR_DIGEST, FAR_PROGRAM};
@@ -47,7 +47,7 @@ impl StoreDraft {
 impl Drop for StoreDraft {
     fn drop(&mut self) {
         // What stays is cleared by the next to make something.
-        let _ = clear(&self.0);
+        let _ = remove_tree(&self.0);
     }
 }
 
@@ -123,13 +123,8 @@ impl MachineStore {
         if path.is_file() {
             return Ok(path);
         }
-        let draft = self.0.join(format!("program-{FAR_DIGEST}.{}", std::process::id()));
-        let written = fs::write(&draft, FAR_PROGRAM)
-            .and_then(|()| fs::set_permissions(&draft, fs::Permissions::from_mode(0o755)))
-            .and_then(|()| fs::rename(&draft, &path));
-        if written.is_err() {
-            let _ = fs::remove_file(&draft);
-        }
+        let written =
+            write_atomically(&path, &draft_name("program"), FAR_PROGRAM, 0o755, Survives::Process);
         written.map(|()| path).map_err(unusable_error)
     }
 
@@ -176,14 +171,14 @@ impl Maker {
             name.starts_with(DRAFT_PREFIX)
         };
         for draft in self.store.list_entries("").into_iter().filter(half_way) {
-            let _ = clear(&draft);
+            let _ = remove_tree(&draft);
         }
     }
 
     /// An empty directory to make something in.
     pub(super) fn create_draft(&self, name: &str) -> Result<StoreDraft> {
         let path = self.store.0.join(format!("{DRAFT_PREFIX}{name}"));
-        let made = clear(&path).and_then(|()| DirBuilder::new().mode(0o700).create(&path));
+        let made = remove_tree(&path).and_then(|()| DirBuilder::new().mode(0o700).create(&path));
         made.map(|()| StoreDraft(path)).map_err(unusable_error)
     }
 
@@ -202,7 +197,7 @@ impl Maker {
         others.sort_by_key(used);
         // A process that uses one has opened it, and does not need its name.
         for old in others.iter().rev().skip(MAX_CACHED_ENTRIES - 1) {
-            let _ = clear(old);
+            let _ = remove_tree(old);
         }
         Ok(path)
     }
@@ -210,6 +205,8 @@ impl Maker {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[tokio::test]

@@ -316,8 +316,8 @@ mod tests {
 
     use super::*;
     use crate::across::words::HELLO_LINE;
+    use crate::microvm::identity;
     use crate::microvm::qemu::{Power, Qemu};
-    use crate::microvm::{identity, sparse};
 
     fn make_root(place: &Path) -> RootSource {
         let root = place.join("root");
@@ -354,8 +354,11 @@ mod tests {
             let trial = Trial::make().unwrap();
             let private = trial.get();
             let (disk, source) = (private.path().join("disk"), template.machine_source());
-            sparse::copy_sparse(&File::open(&source.disk).unwrap(), File::create(&disk).unwrap())
-                .unwrap();
+            stockade_fs::copy_sparse(
+                &File::open(&source.disk).unwrap(),
+                File::create(&disk).unwrap(),
+            )
+            .unwrap();
             let machine = source.machine_with_disk(disk);
             let vm =
                 driver.resume(private.id(), &machine, &source.saved, private.path()).await.unwrap();

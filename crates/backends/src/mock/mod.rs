@@ -3,6 +3,8 @@
 //! It proves calls, not walls: everything above the backends is tested with it, nothing about
 //! isolation is. Its boundary is `none`, so it is never chosen automatically.
 
+#[cfg(feature = "factory")]
+pub mod factory;
 mod faults;
 mod guest;
 mod process;

@@ -3,6 +3,8 @@
 //!
 //! This module decides nothing about walls: the launcher builds them and reads them back.
 
+#[cfg(feature = "factory")]
+pub mod factory;
 mod plan;
 mod probe;
 #[cfg(feature = "across")]

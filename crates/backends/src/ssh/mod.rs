@@ -7,6 +7,8 @@
 mod carry;
 mod create;
 mod errand;
+#[cfg(feature = "factory")]
+pub mod factory;
 mod host;
 mod probe;
 mod start;

@@ -8,16 +8,15 @@ use async_trait::async_trait;
 use bytes::Bytes as Data;
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fchmod, fstat, ftruncate, mkdirat,
-    openat2, renameat, statat, unlinkat,
+    renameat, statat,
 };
 use rustix::io::{Errno, pread};
 use stockade_core::{Entry, EntryKind, Error, ErrorCode, Files, Result, SandboxPath};
+use stockade_fs::{ClosedDirs, open_beneath, remove_entry};
 
 use super::NAME;
 use super::tree::{GuestPlace, GuestTree};
 
-/// Attempts to resolve a path when the kernel reports a concurrent rename (`EAGAIN`).
-const RESOLVE_ATTEMPTS: usize = 64;
 /// Most entries of a directory that are listed.
 const MAX_LISTED_ENTRIES: usize = 100_000;
 /// Most bytes of one read.
@@ -45,15 +44,9 @@ impl LocatedFile<'_> {
     }
 
     fn open_rest(&self, rest: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
-        let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        let mut opened = Err(Errno::AGAIN);
-        for _ in 0..RESOLVE_ATTEMPTS {
-            opened = openat2(&self.place.dir, rest, flags | OFlags::CLOEXEC, mode, within);
-            if !matches!(opened, Err(Errno::AGAIN | Errno::INTR)) {
-                break;
-            }
-        }
-        opened.map_err(|errno| self.to_error(errno))
+        let within = ResolveFlags::BENEATH;
+        open_beneath(&self.place.dir, rest, flags, mode, within)
+            .map_err(|errno| self.to_error(errno))
     }
 
     fn open_path(&self, flags: OFlags) -> Result<OwnedFd> {
@@ -212,29 +205,15 @@ impl TreeFiles {
             parent => parent?,
         };
         found.check_writable()?;
-        match unlinkat(&parent, name, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(Errno::ISDIR | Errno::PERM) => {
-                remove_dir_all(&parent, name).map_err(|errno| found.to_error(errno))
-            }
-            Err(errno) => Err(found.to_error(errno)),
-        }
+        remove_entry(&parent, name, ClosedDirs::Open).map_err(|errno| found.to_error(errno))
     }
 }
 
 /// Gives a new directory its mode, independent of the umask. Follows no link that took its place.
 fn open_to_others(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let made = openat2(parent, name, flags, Mode::empty(), ResolveFlags::BENEATH)?;
+    let made = open_beneath(parent, name, flags, Mode::empty(), ResolveFlags::BENEATH)?;
     fchmod(made, NEW_DIR_MODE)
-}
-
-/// Removes a directory with everything in it, by its open parent.
-fn remove_dir_all(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
-    use std::os::fd::AsRawFd;
-    let path = format!("/proc/self/fd/{}/{name}", parent.as_raw_fd());
-    let cleared = stockade_launcher::clear(std::path::Path::new(&path));
-    cleared.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
 #[async_trait]

@@ -10,6 +10,8 @@ pub mod call;
 mod check;
 mod code;
 mod engine;
+#[cfg(feature = "factory")]
+pub mod factory;
 mod files;
 mod find;
 mod fixed;

@@ -4,12 +4,12 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, mkdirat, openat, renameat, unlinkat};
-use rustix::io::Errno;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, mkdirat, openat, renameat, unlinkat};
 use stockade_core::{Error, ErrorCode, Parts, Result, SnapshotKind};
+use stockade_fs::{ClosedDirs, list_names};
 
 use super::NAME;
 use super::tree::{GuestPlace, GuestTree};
@@ -121,25 +121,6 @@ fn open_dir(path: &Path) -> io::Result<OwnedFd> {
     Ok(openat(CWD, path, OPEN_DIR_FLAGS.difference(OFlags::NOFOLLOW), Mode::empty())?)
 }
 
-fn list_names(dir: &OwnedFd) -> Result<Vec<CString>, Errno> {
-    let mut names = Vec::new();
-    for entry in Dir::read_from(dir)? {
-        let entry = entry?;
-        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
-            names.push(entry.file_name().to_owned());
-        }
-    }
-    Ok(names)
-}
-
 fn remove_entry(dir: &OwnedFd, name: &CString) -> io::Result<()> {
-    match unlinkat(dir, name, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(Errno::ISDIR | Errno::PERM) => {
-            let name = name.to_string_lossy().into_owned();
-            let path = format!("/proc/self/fd/{}/{name}", dir.as_raw_fd());
-            stockade_launcher::clear(Path::new(&path))
-        }
-        Err(errno) => Err(errno.into()),
-    }
+    Ok(stockade_fs::remove_entry(dir, name, ClosedDirs::Open)?)
 }

@@ -170,7 +170,7 @@ fn is_own(found: io::Result<fs::Metadata>) -> bool {
 pub(super) fn remove_private_dir(id: &SandboxId) -> Result<()> {
     let paths = private_dir_bases().map(|base| base.join(format!("{PRIVATE_DIR_PREFIX}{id}")));
     let mut paths = paths.filter(|path| is_own(fs::symlink_metadata(path)));
-    let removed = paths.try_for_each(|path| stockade_launcher::clear(&path));
+    let removed = paths.try_for_each(|path| stockade_fs::remove_tree(&path));
     removed.map_err(|error| {
         left_behind(&NAME, id, "its private directory cannot be removed").source(error)
     })

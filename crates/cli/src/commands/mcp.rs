@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
+use stockade::pools::{PoolSetting, open_pools};
 use stockade_core::{EnvName, Error, ErrorCode, Result, SandboxSpec, Span, Workspace};
 use stockade_engine::Engine;
 use stockade_server::mcp::http::{self, HttpOptions, Token};
@@ -21,7 +22,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::SpecArgs;
 use crate::config::Settings;
-use crate::pools::{self, PoolSetting};
 use crate::registry;
 use crate::terminal::interrupts::{self, Interrupts};
 use crate::terminal::printer::Printer;
@@ -96,7 +96,7 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
     let views = workspace::build_view_source(&wanted, &spec, &engine, &settings).await?;
-    pools::open_pools(&pools, &spec, &engine, printer).await?;
+    open_pools(&pools, &spec, &engine, &|line| printer.note(line)).await?;
     let options = ToolboxOptions {
         views: views.clone(),
         quota: Quota::new(args.max_sandboxes),

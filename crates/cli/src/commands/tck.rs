@@ -45,8 +45,8 @@ pub fn tck(args: &TckArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
     let backends = match &args.backend {
         Some(name) => vec![registry::find_backend(&settings, name)?],
-        None if args.all => registry::build_real_backends(&settings, &BackendChoice::Auto),
-        None => registry::build_real_backends(&settings, &BackendChoice::Auto)
+        None if args.all => registry::build_real_backends(&settings, &BackendChoice::Auto)?,
+        None => registry::build_real_backends(&settings, &BackendChoice::Auto)?
             .into_iter()
             .take(1)
             .collect(),

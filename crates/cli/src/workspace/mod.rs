@@ -6,6 +6,7 @@ mod guard;
 mod handle;
 
 use stockade_core::{Error, ErrorCode, Result, WorkspaceId};
+use stockade_engine::Journal;
 use stockade_workspaces::{Hold, Workspaces};
 
 use crate::config::Settings;
@@ -33,7 +34,9 @@ pub fn claim_workspace(
 
 /// The workspaces of this user. Opening them repairs what a dead process left half done.
 pub fn open_workspaces(settings: &Settings) -> Result<Workspaces> {
-    Workspaces::open(settings.state_dir()?, settings.engine()?.journal)
+    let state = settings.state_dir()?;
+    let journal = Journal::open_in(&state, settings.engine()?.journal)?;
+    Workspaces::open(state, journal)
 }
 
 /// Runs blocking disk work on a thread for it, so that it holds up no other task.

@@ -13,9 +13,9 @@ mod prune;
 mod read;
 mod record;
 mod tail;
-mod time;
 mod verify;
 mod walk;
+mod workspaces;
 mod writer;
 
 use std::path::Path;
@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use rustix::fs::OFlags;
 use stockade_core::{Bytes, JobId, Result};
+use stockade_fs::{Directory, LOCK_TIMEOUT, Locked, Sharing, StateDir, draft_name};
 
 pub use event::Event;
 pub use follow::Follower;
@@ -30,10 +31,8 @@ pub use newest::NewestJobs;
 pub use prune::{Prune, Removed};
 pub use read::{Filter, Job, Jobs, Records};
 pub use record::{Digest, Record};
-pub use time::Timestamp;
 pub use verify::{Break, Damage, Verdict};
 
-use crate::state::{Directory, LOCK_PATIENCE, Locked, Sharing, StateDir, draft_name};
 use fault::{During, JournalFault};
 use head::{HEAD_FILE, Head};
 use walk::JournalWalk;
@@ -89,6 +88,11 @@ impl Journal {
         Ok(Self { dir, options })
     }
 
+    /// Opens the journal of the state directory at a path, which is made if need be.
+    pub fn open_in(state_dir: impl AsRef<Path>, options: JournalOptions) -> Result<Self> {
+        Self::open(&StateDir::open(state_dir)?, options)
+    }
+
     /// Records one event. When this returns, the record survives the end of this process.
     ///
     /// - Blocks for microseconds; while other writers are at it, for up to 5 s, then fails with
@@ -96,7 +100,7 @@ impl Journal {
     /// - If it fails, nothing was recorded and nothing may be run (C-40). A later call heals what a
     ///   failed write left.
     pub fn append(&self, event: Event) -> Result<Receipt> {
-        self.append_within(&event, LOCK_PATIENCE).map_err(|fault| fault.during(RECORD_OPERATION))
+        self.append_within(&event, LOCK_TIMEOUT).map_err(|fault| fault.during(RECORD_OPERATION))
     }
 
     /// Records one event if no other writer is at it this instant, else does nothing: for callers

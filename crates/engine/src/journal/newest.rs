@@ -6,6 +6,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use stockade_core::{JobId, Result};
+use stockade_fs::Directory;
 
 use super::event::Event;
 use super::fault::{During, JournalFault};
@@ -13,7 +14,6 @@ use super::read::{Filter, Job, READ_OPERATION};
 use super::record::{MAX_LINE, Record};
 use super::verify::Damage;
 use super::walk::JournalSnapshot;
-use crate::state::Directory;
 
 /// Chunk that is read at once.
 const READ_CHUNK_BYTES: u64 = 1 << 16;

@@ -5,6 +5,7 @@ use std::time::SystemTime;
 
 use rustix::fs::OFlags;
 use stockade_core::{Bytes, Result};
+use stockade_fs::LOCK_TIMEOUT;
 
 use super::event::Event;
 use super::fault::{During, JournalFault};
@@ -14,7 +15,6 @@ use super::verify::Damage;
 use super::walk::list_archived_segments;
 use super::writer::JournalWriter;
 use super::{Journal, archive_file_name};
-use crate::state::LOCK_PATIENCE;
 
 /// Which finished files go: the oldest first, as long as one of these holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl Journal {
     }
 
     fn remove(&self, which: Prune, meant: bool) -> Result<Removed, JournalFault> {
-        let lock = self.lock(LOCK_PATIENCE)?;
+        let lock = self.lock(LOCK_TIMEOUT)?;
         let mut writer = JournalWriter::resume(&self.dir, &self.options, &lock)?;
         let finished = self.finished()?;
         let going = select_removable(which, &finished, writer.bytes());

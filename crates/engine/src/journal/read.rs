@@ -6,11 +6,11 @@ use std::iter::FusedIterator;
 
 use serde::Serialize;
 use stockade_core::{BackendName, Error, JobId, Result, SandboxId, TenantName};
+use stockade_fs::Timestamp;
 
 use super::event::Event;
 use super::fault::JournalFault;
 use super::record::Record;
-use super::time::Timestamp;
 use super::verify::Damage;
 use super::walk::{JournalWalk, LinePlace, LineShape};
 

@@ -8,9 +8,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+use stockade_fs::Timestamp;
 
 use super::event::Event;
-use super::time::Timestamp;
 use super::verify::Damage;
 
 /// The longest line, its newline included.

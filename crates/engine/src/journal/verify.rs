@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Serialize;
+use stockade_fs::Directory;
 
 use super::fault::JournalFault;
 use super::head::{HEAD_FILE, Head};
 use super::record::{ChainLink, Digest, is_rotation, parse_pruned};
 use super::walk::{JournalWalk, LinePlace, LineShape, list_archived_segments};
-use crate::state::Directory;
 
 /// What verification found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Take};
 
 use rustix::fs::OFlags;
+use stockade_fs::{Directory, LOCK_TIMEOUT, Locked, Sharing};
 
 use super::fault::{During, JournalFault};
 use super::head::{HEAD_FILE, Head};
@@ -13,7 +14,6 @@ use super::tail::Tail;
 use super::verify::{Break, Damage};
 use super::writer::rename_is_due;
 use super::{CURRENT_SEGMENT_FILE, archive_file_name};
-use crate::state::{Directory, LOCK_PATIENCE, Locked, Sharing};
 
 /// The journal at one instant: what is appended later is not seen.
 pub(super) struct JournalSnapshot {
@@ -96,10 +96,10 @@ fn lock_for_reading(dir: &Directory) -> Result<Locked, JournalFault> {
         }
         opened => opened.during("open", || dir.path_of(HEAD_FILE))?,
     };
-    let locked = Locked::within(file, Sharing::Shared, LOCK_PATIENCE);
+    let locked = Locked::within(file, Sharing::Shared, LOCK_TIMEOUT);
     let locked = locked.during("lock", || dir.path_of(HEAD_FILE))?;
     locked
-        .ok_or_else(|| JournalFault::Locked { file: dir.path_of(HEAD_FILE), waited: LOCK_PATIENCE })
+        .ok_or_else(|| JournalFault::Locked { file: dir.path_of(HEAD_FILE), waited: LOCK_TIMEOUT })
 }
 
 /// Without a head there is no journal, unless there are records: then the head was taken away.

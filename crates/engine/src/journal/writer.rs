@@ -11,16 +11,15 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use rustix::fs::OFlags;
+use stockade_fs::{Directory, Locked, Timestamp};
 
 use super::event::Event;
 use super::fault::{During, JournalFault};
 use super::head::{HEAD_FILE, Head};
 use super::record::{self, Digest};
 use super::tail::Tail;
-use super::time::Timestamp;
 use super::verify::Damage;
 use super::{CURRENT_SEGMENT_FILE, JournalOptions, Receipt, archive_file_name};
-use crate::state::{Directory, Locked};
 
 /// One turn at the journal: exists only while the lock is held.
 pub(super) struct JournalWriter<'a> {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use stockade_core::{Error, ErrorCode, Result, TenantName};
+use stockade_fs::fresh_id;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
@@ -16,7 +17,6 @@ use super::machine::{
     Moment, PoolAct, PoolAsker, PoolBounds, PoolCounts, PoolMachine, PoolSeat, Why,
 };
 use crate::engine::{EngineInner, lock_mutex};
-use crate::id;
 use crate::sandboxes::{RunningSandbox, SandboxOrder};
 
 /// Interval at which ready sandboxes are checked.
@@ -271,7 +271,7 @@ impl Steward {
         // Looked at before anything is made of it, so that a change meanwhile is noticed.
         let places = HostPlaces::of(self.template.admitted.spec());
         let live =
-            engine.prepare_sandbox(&self.template, id::fresh()?, self.closing.subscribe()).await?;
+            engine.prepare_sandbox(&self.template, fresh_id()?, self.closing.subscribe()).await?;
         Ok(Parked { live, places })
     }
 

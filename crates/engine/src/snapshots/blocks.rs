@@ -4,9 +4,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-
-use rustix::fs::{SeekFrom, seek};
-use rustix::io::Errno;
+use stockade_fs::next_data;
 
 use crate::journal::Digest;
 
@@ -65,15 +63,6 @@ pub(super) fn for_each_block(
 fn is_zero(block: &[u8]) -> bool {
     let words = block.chunks_exact(16);
     words.remainder().iter().all(|byte| *byte == 0) && words.into_iter().all(|word| word == [0; 16])
-}
-
-/// Where the next byte lies that is not in a hole.
-fn next_data(file: &File, at: u64) -> io::Result<Option<u64>> {
-    match seek(file, SeekFrom::Data(at)) {
-        Ok(data) => Ok(Some(data)),
-        Err(Errno::NXIO) => Ok(None),
-        Err(errno) => Err(errno.into()),
-    }
 }
 
 /// The digest of a whole file.

@@ -10,8 +10,9 @@ use stockade_core::{
     BackendChoice, BackendName, Boundary, Bytes, Error, ErrorCode, Feature, Result, SandboxPath,
     SandboxSpec, SnapshotId, SnapshotKind, Workspace,
 };
+use stockade_fs::Timestamp;
 
-use crate::journal::{Digest, Timestamp};
+use crate::journal::Digest;
 
 /// Format that this version writes, and the newest that it reads.
 pub(super) const MANIFEST_FORMAT: u32 = 2;

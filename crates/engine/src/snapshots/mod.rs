@@ -29,15 +29,14 @@ use stockade_core::{
     BackendName, Boundary, Bytes, Error, ErrorCode, Parts, Result, SandboxSpec, SnapshotId,
     SnapshotKind,
 };
+use stockade_fs::{Directory, LOCK_TIMEOUT, Locked, Sharing, StateDir, draft_name, fresh_id};
 
 pub use manifest::{HostThings, Part, Snapshot};
 pub use passing::Passing;
 pub use verified::VerifiedParts;
 
 use crate::engine::lock_mutex;
-use crate::id;
 use crate::journal::Digest;
-use crate::state::{Directory, LOCK_PATIENCE, Locked, Sharing, StateDir, draft_name};
 use manifest::{MAX_MANIFEST, build_damaged_error, is_part_name};
 
 const LOCK_FILE: &str = "lock";
@@ -241,7 +240,7 @@ impl Snapshots {
             file.sync_all().map_err(failed)?;
             parts.insert(name, Part { size: Bytes(size), digest });
         }
-        let snapshot = Snapshot::of(id::fresh()?, kind, walls, spec, parts);
+        let snapshot = Snapshot::of(fresh_id()?, kind, walls, spec, parts);
         self.keep(draft, &snapshot)?;
         Ok(snapshot)
     }
@@ -336,7 +335,7 @@ impl Snapshots {
     fn lock_store(&self, sharing: Sharing) -> Result<Locked> {
         let failed = |error| build_unusable_error("lock the snapshots", self.top.path(), error);
         let file = self.top.open(LOCK_FILE, OFlags::RDWR | OFlags::CREATE).map_err(failed)?;
-        let locked = Locked::within(file, sharing, LOCK_PATIENCE).map_err(failed)?;
+        let locked = Locked::within(file, sharing, LOCK_TIMEOUT).map_err(failed)?;
         locked.ok_or_else(|| {
             Error::new(ErrorCode::TooSlow, "lock the snapshots", "another process holds the lock")
                 .remedy("try again when it has ended")

@@ -42,7 +42,7 @@ mod tests {
     use std::fs::{self, File};
 
     use super::*;
-    use crate::state::StateDir;
+    use stockade_fs::StateDir;
 
     #[test]
     fn a_file_that_was_verified_elsewhere_is_read_again_only_when_it_was_changed() {

@@ -81,8 +81,19 @@ async fn a_run_gives_output_and_outcome_and_leaves_nothing() {
     assert_eq!((out.as_slice(), err.as_slice(), seqs), (&b"out"[..], &b"err"[..], vec![0, 1]));
     assert!(execution.outcome().await.success());
     bench.nothing_left().await;
-    let late = collect(execution.subscribe()).await;
-    assert_eq!(late.0, b"out", "the history is there after the end too");
+    let late = execution.output().await;
+    assert_eq!(late.stdout, b"out", "the history is there after the end too");
+    assert_eq!((late.stderr_utf8(), late.missed, late.success()), ("err".into(), 0, true));
+}
+
+#[tokio::test]
+async fn collected_output_is_bounded_and_the_program_is_not_held_up_by_it() {
+    let bench = bench(Faults::default()).await;
+    let flood = Command::program(["flood"]);
+    let (_execution, follower) = bench.engine.run_followed(spec(), flood).await.unwrap();
+    let output = follower.output_within(1000).await;
+    assert_eq!((output.stdout.len(), output.missed), (1000, (1 << 20) - 1000));
+    assert_eq!(output.outcome.ending, Ending::Exited(3));
 }
 
 #[tokio::test]

@@ -7,7 +7,6 @@
 mod agent;
 mod attributes;
 pub(crate) mod calls;
-mod clear;
 mod plan;
 mod proof;
 mod rules;
@@ -15,7 +14,6 @@ mod scope;
 mod shop;
 mod warden;
 
-pub use clear::clear;
 pub use plan::BarePlan;
 
 pub(crate) use shop::Shop;

@@ -13,12 +13,13 @@ use rustix::net::RecvFlags;
 use rustix::process::{
     Pid, Signal, WaitOptions, getpid, set_child_subreaper, set_parent_process_death_signal, wait,
 };
+use stockade_fs::remove_tree;
 
 use super::agent::{self, BareBlueprint};
 use super::plan::BarePlan;
 use super::scope::LandlockScope;
 use super::shop::Commission;
-use super::{attributes, calls, clear};
+use super::{attributes, calls};
 use crate::error::{At, Failure, Wall};
 use crate::sys::{self, Cloned};
 use crate::walls::{caps, cgroup, parent};
@@ -108,8 +109,8 @@ impl Post {
         self.watch_agent(listener, &writable);
         self.scope.kill_all();
         bury_all();
-        let cleared = clear(&plan.private);
-        sys::exit_now(i32::from(cleared.is_err()))
+        let removed = remove_tree(&plan.private);
+        sys::exit_now(i32::from(removed.is_err()))
     }
 
     /// The agent's process sends it; one that failed before has nothing to send.

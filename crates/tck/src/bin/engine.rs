@@ -4,13 +4,9 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use stockade_backends::docker::{self, Docker};
-use stockade_backends::gvisor::Gvisor;
-use stockade_backends::landlock::Landlock;
-use stockade_backends::microvm::{self, Microvm};
-use stockade_backends::native::Native;
-use stockade_backends::ssh::{Host, Ssh};
-use stockade_backends::wasm::{self, Settings, Wasm, Worker};
+use stockade::backend::{BuildContext, Isolation, WorkerProgram};
+use stockade::registry;
+use stockade_backends::wasm;
 use stockade_core::{LimitKind, Support};
 use stockade_tck::control::Control;
 use stockade_tck::simulated::Simulated;
@@ -26,53 +22,75 @@ const MICROVM_ROOT: &str = "STOCKADE_TCK_MICROVM_ROOT";
 const MICROVM_CACHE: &str = "STOCKADE_TCK_MICROVM_CACHE";
 
 fn parse_subject() -> Result<Arc<dyn Subject>, EngineFailure> {
-    match std::env::args().nth(1).as_deref() {
+    let given = std::env::args().nth(1);
+    match given.as_deref() {
         Some("mock") => Ok(Arc::new(Simulated::default())),
         Some("control") => Ok(Arc::new(Control::default())),
-        Some("gvisor") => Ok(Arc::new(OnHost::new(Arc::new(Gvisor::new())))),
-        Some("landlock") => {
-            Ok(Arc::new(OnHost::new(Arc::new(Landlock::new())).without_namespaces()))
+        Some("wasm") => build_subject("wasm", toml::Table::new(), Isolation::Declined),
+        Some("wasm-isolated") => build_subject("wasm", toml::Table::new(), Isolation::Demanded),
+        Some("microvm") => build_subject("microvm", read_microvm_table(), Isolation::Usual),
+        Some("ssh") => build_subject("ssh", read_ssh_table()?, Isolation::Usual),
+        Some(place) if place.starts_with("docker:") => {
+            let place = place.strip_prefix("docker:").unwrap_or_default();
+            build_subject("docker", parse_docker_table(place), Isolation::Usual)
         }
-        Some("wasm") => OnHost::of_wasm(Arc::new(Wasm::default()))
-            .map(|subject| Arc::new(subject) as Arc<dyn Subject>)
-            .map_err(|stop| format!("{stop:?}").into()),
-        Some("wasm-isolated") => {
-            let worker = Worker {
-                program: std::env::current_exe()?,
-                role: vec![WASM_WORKER_ROLE.to_owned()],
-            };
-            OnHost::of_wasm(Arc::new(Wasm::new(Settings::default().isolated(worker))))
-                .map(|subject| Arc::new(subject) as Arc<dyn Subject>)
-                .map_err(|stop| format!("{stop:?}").into())
+        Some(name @ ("gvisor" | "landlock" | "native")) => {
+            build_subject(name, toml::Table::new(), Isolation::Usual)
         }
-        Some("microvm") => Ok(Arc::new(OnHost::new(Arc::new(Microvm::new(microvm::Options {
-            root: std::env::var_os(MICROVM_ROOT).map(Into::into),
-            cache: std::env::var_os(MICROVM_CACHE).map(Into::into),
-            prepare: true,
-            ..microvm::Options::default()
-        }))))),
-        Some("native") => Ok(Arc::new(OnHost::new(Arc::new(Native::new())))),
-        Some("ssh") => Ok(Arc::new(OnHost::new(Arc::new(Ssh::new(vec![read_ssh_host()?]))))),
-        Some(other) if other.starts_with("docker:") => {
-            let place = other.strip_prefix("docker:").unwrap_or_default();
-            let (runtime, socket) = match place.split_once('@') {
-                Some((runtime, socket)) => (Some(runtime.to_owned()), socket),
-                None => (None, place),
-            };
-            let options = docker::Options { socket: Some(socket.into()), runtime };
-            Ok(Arc::new(OnHost::new(Arc::new(Docker::new(options, Arc::new(|_| {}))))))
-        }
-        _ => Err("name a subject: mock, control, gvisor, landlock, microvm, native, ssh, wasm, \
-                  wasm-isolated, docker:SOCKET or docker:RUNTIME@SOCKET"
+        Some(_) | None => Err("name a subject: mock, control, gvisor, landlock, microvm, native, \
+                               ssh, wasm, wasm-isolated, docker:SOCKET or docker:RUNTIME@SOCKET"
             .into()),
     }
 }
 
+/// A backend of the registry, with the settings that the kit's tests give it.
+fn build_subject(
+    name: &str,
+    table: toml::Table,
+    isolation: Isolation,
+) -> Result<Arc<dyn Subject>, EngineFailure> {
+    let role = vec![WASM_WORKER_ROLE.to_owned()];
+    let worker = WorkerProgram { program: std::env::current_exe()?, role };
+    let context =
+        BuildContext { named: true, isolation, worker: Some(worker), ..BuildContext::default() };
+    let name = name.parse()?;
+    let backend = registry::build_backend(&name, table, &context)?;
+    if name.as_str() == "wasm" {
+        let subject = OnHost::of_wasm(backend).map_err(|stop| format!("{stop:?}"))?;
+        return Ok(Arc::new(subject));
+    }
+    let namespaces = registry::find_factory(&name).is_none_or(|factory| factory.namespaces);
+    let subject = OnHost::new(backend);
+    Ok(Arc::new(if namespaces { subject } else { subject.without_namespaces() }))
+}
+
+/// `SOCKET` or `RUNTIME@SOCKET`.
+fn parse_docker_table(place: &str) -> toml::Table {
+    let (runtime, socket) = match place.split_once('@') {
+        Some((runtime, socket)) => (Some(runtime), socket),
+        None => (None, place),
+    };
+    let runtime = runtime.map(|runtime| ("runtime".to_owned(), runtime.into()));
+    [("socket".to_owned(), socket.into())].into_iter().chain(runtime).collect()
+}
+
+/// The root and the store of machines.
+fn read_microvm_table() -> toml::Table {
+    let variables = [("root", MICROVM_ROOT), ("cache", MICROVM_CACHE)];
+    let set = variables
+        .into_iter()
+        .filter_map(|(key, variable)| Some((key.to_owned(), std::env::var(variable).ok()?.into())));
+    set.collect()
+}
+
 /// The host `far` of that configuration.
-fn read_ssh_host() -> Result<Host, EngineFailure> {
-    let config = std::env::var_os(SSH_CONFIG).ok_or(format!("{SSH_CONFIG} is not set"))?;
-    let (name, options) = ("far".into(), Vec::new());
-    Ok(Host { name, config: Some(config.into()), options, capacity: None })
+fn read_ssh_table() -> Result<toml::Table, EngineFailure> {
+    let config = std::env::var(SSH_CONFIG).map_err(|_| format!("{SSH_CONFIG} is not set"))?;
+    let host = toml::Table::from_iter([
+        ("name".to_owned(), "far".into()),
+        ("config".to_owned(), config.into()),
+    ]);
+    Ok(toml::Table::from_iter([("hosts".to_owned(), vec![host].into())]))
 }
 
 /// Judges the subject by the cases that hold one of the texts given, those of the hostile corpus

@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::json;
 use stockade_core::Feature;
-use stockade_engine::JournalOptions;
+use stockade_engine::{Journal, JournalOptions};
 use stockade_workspaces::{Application, ApplyOptions, Hint, Request, Workspace, Workspaces};
 
 use crate::case::{case, check, same};
@@ -43,7 +43,8 @@ struct Review {
 impl Review {
     async fn begin(kit: &Kit) -> Verdict<Self> {
         fs::write(kit.workspace().join("given"), ORIGINAL_CONTENT)?;
-        let workspaces = Workspaces::open(kit.state(), JournalOptions::default())?;
+        let journal = Journal::open_in(kit.state(), JournalOptions::default())?;
+        let workspaces = Workspaces::open(kit.state(), journal)?;
         let workspace = workspaces.acquire(Request::new(Hint::Overlay(kit.workspace()))).await?;
         let mut spec = kit.spec();
         spec.workspace = workspace.spec();

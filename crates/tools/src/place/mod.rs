@@ -15,9 +15,9 @@ use std::time::Duration;
 use stockade_backends::local;
 use stockade_core::{
     BackendName, Boundary, Command, EntryKind, ErrorCode, Files, JobId, Outcome, Sandbox,
-    SandboxId, SandboxPath, SandboxSpec, StreamId, WORKSPACE_ROOT, Workspace,
+    SandboxId, SandboxPath, SandboxSpec, WORKSPACE_ROOT, Workspace,
 };
-use stockade_engine::{Engine, Execution, OutputEvent};
+use stockade_engine::{Engine, Execution, Output};
 use tokio::sync::{OnceCell, OwnedSemaphorePermit};
 
 pub(crate) use jobs::{ToolJob, ToolJobs};
@@ -225,23 +225,9 @@ impl ToolPlace {
         command: Command,
         call: &Call,
     ) -> Result<FinishedRun, ToolError> {
-        let (execution, mut output) = self.engine.exec_followed(&self.id, command).await?;
-        let mut stdout = Vec::new();
-        let read = async {
-            while let Some(event) = output.next().await {
-                match event {
-                    OutputEvent::Output { stream: StreamId::Stdout, data, .. } => {
-                        stdout.extend_from_slice(&data);
-                    }
-                    OutputEvent::Output { stream: StreamId::Stderr, .. }
-                    | OutputEvent::Gap { .. }
-                    | OutputEvent::End(_) => {}
-                }
-            }
-            execution.outcome().await
-        };
+        let (execution, events) = self.engine.exec_followed(&self.id, command).await?;
         tokio::select! {
-            outcome = read => Ok(FinishedRun { stdout, outcome }),
+            Output { stdout, outcome, .. } = events.output() => Ok(FinishedRun { stdout, outcome }),
             () = call.cancelled.wait() => {
                 let _ = execution.close().await;
                 Err(ToolError::cancelled())

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use serde_json::json;
 use stockade_backends::native;
 use stockade_core::{ErrorCode, Feature, HostPath, SandboxId, SnapshotKind, Workspace};
-use stockade_engine::{Engine, JournalOptions};
+use stockade_engine::{Engine, Journal, JournalOptions};
 use stockade_tools::{Ask, Call, Decision, Question, ViewSource, Views};
 use stockade_workspaces::{Hint, Request, Workspaces};
 
@@ -20,7 +20,9 @@ async fn overlaid(rules: bool) -> ToolBench {
             Some(Workspace::Local(path)) => path,
             _ => panic!("no workspace"),
         };
-        let workspaces = Workspaces::open(&options.state_dir, JournalOptions::default()).unwrap();
+        let state = &options.state_dir;
+        let journal = Journal::open_in(state, JournalOptions::default()).unwrap();
+        let workspaces = Workspaces::open(state, journal).unwrap();
         let hint = Hint::Overlay(workspace.as_path().to_owned());
         options.views = Some(Views::new(workspaces, ViewSource::Fresh(Request::new(hint))));
         for spec in options.bound.iter_mut().chain([&mut options.template]) {

@@ -4,12 +4,12 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
+use stockade_fs::chmod_descriptor;
 
 use super::intent::{ApplyAct, ApplyAction, FileIdentity, Intent};
 use super::{Conflict, ConflictReason};
 use crate::fault::{FaultResult, FaultStep};
 use crate::path::TreePath;
-use crate::remove::chmod_descriptor;
 use crate::tree::OpenTree;
 
 /// How it went.
@@ -150,7 +150,7 @@ pub(super) fn set_mode(
     if rustix::fs::fstat(&fd).step("look at", path)?.st_ino != of {
         return Ok(Some(ConflictReason::ChangedSince));
     }
-    chmod_descriptor(&fd, mode).step("set the mode of", path)?;
+    chmod_descriptor(&fd, Mode::from_raw_mode(mode)).step("set the mode of", path)?;
     Ok(None)
 }
 

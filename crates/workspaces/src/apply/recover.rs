@@ -5,13 +5,13 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{AtFlags, RenameFlags};
 use rustix::io::Errno;
+use stockade_fs::{ClosedDirs, remove_entry};
 
 use super::act::{RenameWay, rename_slot, set_mode};
 use super::intent::{ApplyAct, ApplyAction, ApplyLedger, ApplyPhase, Intent, root_of};
 use super::settled::ApplyEnd;
 use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
 use crate::path::TreePath;
-use crate::remove::remove_entry;
 use crate::tree::{OpenTree, stat_at};
 
 /// Finishes or undoes what the ledger tells of. Nothing in it, nothing to do.
@@ -75,7 +75,8 @@ pub(super) fn clear_stage(
     intent: &Intent,
     ledger: &ApplyLedger,
 ) -> FaultResult<()> {
-    remove_entry(target, intent.stage.as_bytes()).step("remove", &intent.stage)?;
+    remove_entry(target, intent.stage.as_bytes(), ClosedDirs::Open)
+        .step("remove", &intent.stage)?;
     ledger.clear()
 }
 

@@ -44,7 +44,7 @@ pub(super) fn stage_changes(
         target: trees.target.path().to_owned(),
         root: root_of(trees.target)?,
         elsewhere: trees.elsewhere,
-        stage: stockade_engine::draft_name("stockade-apply"),
+        stage: stockade_fs::draft_name("stockade-apply"),
         phase: ApplyPhase::Staging,
         steps: Vec::new(),
     };

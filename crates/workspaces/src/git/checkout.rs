@@ -4,13 +4,12 @@
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
-use stockade_engine::draft_name;
+use stockade_fs::{ClosedDirs, draft_name, remove_entry};
 
 use super::run::GitRun;
 use super::source::short_hex;
 use super::{Commit, GitSource};
 use crate::fault::{FaultResult, FaultStep};
-use crate::remove::remove_entry;
 
 pub(super) const CHECKOUT_DRAFT_PREFIX: &str = "checkout";
 
@@ -66,7 +65,7 @@ pub(crate) fn clear_drafts(store: &Path) -> FaultResult<()> {
     let dir = crate::store::open_tree(store)?;
     for name in crate::tree::list_names(&dir).step("list", store.display())? {
         if name.starts_with(format!(".{CHECKOUT_DRAFT_PREFIX}-").as_bytes()) {
-            remove_entry(&dir, &name).step("remove", store.display())?;
+            remove_entry(&dir, name, ClosedDirs::Open).step("remove", store.display())?;
         }
     }
     Ok(())

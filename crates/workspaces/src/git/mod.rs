@@ -19,7 +19,7 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use stockade_core::ErrorCode;
-use stockade_engine::{Directory, Locked, Sharing};
+use stockade_fs::{Directory, Locked, Sharing};
 
 use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
 pub(crate) use prune::prune_checkouts;

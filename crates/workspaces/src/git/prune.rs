@@ -7,11 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::OFlags;
-use stockade_engine::{Directory, Locked, Sharing, draft_name};
+use stockade_fs::{ClosedDirs, Directory, Locked, Sharing, draft_name, remove_entry};
 
 use super::checkout::{CHECKOUT_DRAFT_PREFIX, clear_drafts};
 use crate::fault::{FaultResult, FaultStep};
-use crate::remove::remove_entry;
 use crate::store::open_tree;
 use crate::tree::list_names;
 
@@ -62,7 +61,7 @@ pub(crate) fn prune_checkouts(
         }
         let gone = draft_name(REMOVED_STORE_PREFIX);
         stores.rename(&name, &gone).step("remove", path.display())?;
-        remove_entry(stores, gone.as_bytes()).step("remove", path.display())?;
+        remove_entry(stores, gone.as_bytes(), ClosedDirs::Open).step("remove", path.display())?;
     }
     Ok(removed)
 }
@@ -87,7 +86,8 @@ fn thin_out(
         let draft = draft_name(CHECKOUT_DRAFT_PREFIX);
         rustix::fs::renameat(&dir, name, &dir, draft.as_str())
             .step("remove", checkout.display())?;
-        remove_entry(&dir, draft.as_bytes()).step("remove", checkout.display())?;
+        remove_entry(&dir, draft.as_bytes(), ClosedDirs::Open)
+            .step("remove", checkout.display())?;
         let _ = std::fs::remove_file(used_stamp_path(&checkout));
         gone += 1;
     }

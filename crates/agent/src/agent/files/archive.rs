@@ -7,9 +7,9 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat, statat};
 use rustix::io::Errno;
+use stockade_fs::is_mount_point;
 use tar::{Builder, EntryType, Header};
 
-use super::mounts::is_mount_point;
 use super::{OperationFailure, Result, Roots, resolve};
 use crate::protocol::FileErrorKind;
 

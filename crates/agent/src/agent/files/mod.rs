@@ -4,17 +4,15 @@
 mod archive;
 mod failure;
 mod list;
-mod mounts;
 mod ops;
 mod remove;
 mod resolve;
 mod unpack;
-mod walk;
 
 use std::fs::File;
 
 pub use failure::OperationFailure;
-pub use resolve::{Roots, open_beneath};
+pub use resolve::Roots;
 
 use super::link::Link;
 use crate::protocol::{FileRequest, FromAgent};

@@ -4,9 +4,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
-
-use rustix::fs::{SeekFrom, seek};
-use rustix::io::Errno;
+use stockade_fs::next_segment;
 
 /// Entry type of a sparse file: one of those that archives leave to their makers.
 pub(super) const SPARSE_ENTRY_TYPE: u8 = b'H';
@@ -22,21 +20,8 @@ const FS_BLOCK_BYTES: u64 = 4096;
 /// The pieces of a file that take room, in order; nothing if it has no holes.
 pub(super) fn find_segments(file: &File, size: u64) -> io::Result<Option<Vec<(u64, u64)>>> {
     let (mut found, mut at): (Vec<(u64, u64)>, u64) = (Vec::new(), 0);
-    while at < size {
-        let start = match seek(file, SeekFrom::Data(at)) {
-            Err(Errno::NXIO) => break,
-            // A file system that does not know holes has none.
-            Err(Errno::INVAL) => return Ok(None),
-            start => start?,
-        };
-        let end = match seek(file, SeekFrom::Hole(start)) {
-            _ if found.len() + 1 == MAX_SEGMENTS => size,
-            Err(Errno::NXIO) => size,
-            end => end?.min(size),
-        };
-        if start >= size || end <= start {
-            break;
-        }
+    while let Some((start, end)) = next_segment(file, at)?.filter(|(start, _)| *start < size) {
+        let end = if found.len() + 1 == MAX_SEGMENTS { size } else { end.min(size) };
         found.push((start, end - start));
         at = end;
     }

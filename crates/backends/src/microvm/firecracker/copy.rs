@@ -6,9 +6,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::Path;
 
-use rustix::fs::{OFlags, ioctl_ficlone};
-
-use crate::microvm::sparse;
+use rustix::fs::OFlags;
 
 /// Whom a file is to belong to, if not to this process.
 pub(super) type FileOwner = Option<(u32, u32)>;
@@ -16,9 +14,7 @@ pub(super) type FileOwner = Option<(u32, u32)>;
 /// Copies an open file to a name that is not there yet.
 pub(super) fn copy_to_new(from: &File, to: &Path, owner: FileOwner) -> io::Result<()> {
     let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(to)?;
-    if ioctl_ficlone(&made, from).is_err() {
-        sparse::copy_sparse(from, &made)?;
-    }
+    stockade_fs::clone_or_copy(from, &made)?;
     if let Some((uid, gid)) = owner {
         fchown(&made, Some(uid), Some(gid))?;
     }

@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, Weak};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use stockade_core::Bytes;
+use stockade_fs::copy_sparse;
 use tokio::task::spawn_blocking;
 
 use crate::linux::lock;
 use crate::microvm::driver::Saved;
-use crate::microvm::sparse;
 use crate::microvm::touched::{self, ProcessMemory};
 
 /// The memfd name of machines' memory.
@@ -105,7 +105,7 @@ impl SealedMemory {
         if self.base.metadata()?.len() != file.metadata()?.len() {
             return Err(io::Error::other("it is not of the machine's size"));
         }
-        sparse::copy_sparse(&self.base, &file)?;
+        copy_sparse(&self.base, &file)?;
         let pages = match &self.touched {
             Some(touched) => {
                 let mut touched = touched.try_clone()?;
@@ -134,7 +134,7 @@ impl SealedMemory {
 /// Writes all of a memory that shows in a file.
 pub(super) fn save_all_pages(memory: &OwnedFd, saved: &Saved) -> io::Result<()> {
     let memory = File::from(memory.try_clone()?);
-    sparse::copy_sparse(&memory, File::create(&saved.memory)?).map(drop)
+    copy_sparse(&memory, File::create(&saved.memory)?).map(drop)
 }
 
 /// Whether the memory of this process can be seen from here.

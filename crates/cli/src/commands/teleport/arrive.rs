@@ -8,7 +8,8 @@ use std::time::Duration;
 use clap::Args;
 use rustix::fs::OFlags;
 use stockade_core::{Error, ErrorCode, Result, SandboxId, SandboxSpec, Workspace};
-use stockade_engine::{Locked, Passing, Sharing, StateDir, VerifiedParts};
+use stockade_engine::{Passing, StateDir, VerifiedParts};
+use stockade_fs::{Locked, Sharing};
 
 use super::protocol::{
     ArrivalAnswer, HELLO_LINE, KEEP_LINE, MAX_PASSAGE, Passage, TELEPORT_VERSION, Whole,

@@ -181,9 +181,13 @@ async fn send_sandbox(
     host: &Host,
     printer: &Printer,
 ) -> Result<SentSandbox> {
-    let program = args.program.as_deref().or(settings.program_elsewhere());
-    let party =
-        Party { program, verb: ARRIVE_COMMAND, version: TELEPORT_VERSION, hello: HELLO_LINE };
+    let program = args.program.clone().or(settings.program_elsewhere());
+    let party = Party {
+        program: program.as_deref(),
+        verb: ARRIVE_COMMAND,
+        version: TELEPORT_VERSION,
+        hello: HELLO_LINE,
+    };
     // Before anything is captured: a host that cannot be reached costs nothing.
     let reaching = printer.patiently("reaching the other host", Errand::begin(host, party));
     let mut errand = reaching.await?;

@@ -15,7 +15,7 @@ use stockade_core::{
 
 use crate::args::resolve_existing_path;
 use crate::config::Settings;
-use crate::registry::{self, Isolation};
+use crate::registry;
 use crate::terminal::printer::Printer;
 
 use record::CallRecord;
@@ -85,7 +85,7 @@ pub async fn wasm(args: WasmArgs, printer: &Printer) -> Result<i32> {
             .source(error)
     })?;
     let settings = Settings::load(None, printer)?;
-    let backend = registry::build_wasm_backend(None, Isolation::Declined);
+    let backend = registry::build_wasm_backend();
     let admitted = admit_call(&args, &settings, &backend).await?;
     let limits = *admitted.limits();
     let record = CallRecord::open(&settings, admitted, build_recorded_command(&args)).await?;

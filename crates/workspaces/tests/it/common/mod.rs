@@ -14,7 +14,7 @@ use std::process::Command;
 
 use rustix::fs::{CWD, FileType, Mode, XattrFlags};
 use stockade_core::WorkspaceId;
-use stockade_engine::JournalOptions;
+use stockade_engine::{Journal, JournalOptions};
 use stockade_workspaces::{
     Application, Applied, ApplyOptions, Change, Conflict, Diff, Hint, Mechanism, Request,
     Workspace, Workspaces,
@@ -108,7 +108,7 @@ pub fn brief(change: &Change) -> String {
 }
 
 pub fn open(state: &Path) -> Workspaces {
-    Workspaces::open(state, JournalOptions::default()).unwrap()
+    Workspaces::open(state, Journal::open_in(state, JournalOptions::default()).unwrap()).unwrap()
 }
 
 pub fn wait<T>(future: impl Future<Output = T>) -> T {

@@ -5,8 +5,6 @@ use serde::Deserialize;
 use stockade_core::{Result, SandboxSpec, Span, Workspace};
 use stockade_engine::{Engine, PoolSpec};
 
-use crate::terminal::printer::Printer;
-
 /// One pool. What is left out is the engine's own choice.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -42,19 +40,18 @@ impl PoolSetting {
     }
 }
 
-/// Opens what is configured. One that cannot be is an error, not a slower server.
+/// Opens what is configured, and tells `note` of what is left out. One that cannot be opened is an error, not a
+/// slower server.
 pub async fn open_pools(
     settings: &[PoolSetting],
     usual: &SandboxSpec,
     engine: &Engine,
-    printer: &Printer,
+    note: &dyn Fn(&str),
 ) -> Result<()> {
     for setting in settings {
         // The flags of one call may ask for it, where the configuration is for all of them.
         if setting.spec.is_none() && matches!(usual.workspace, Workspace::Overlay(_)) {
-            printer.note(
-                "note: no sandbox is kept ready: each has a copy-on-write workspace of its own",
-            );
+            note("note: no sandbox is kept ready: each has a copy-on-write workspace of its own");
             continue;
         }
         if let Err(error) = engine.open_pool(setting.build_pool_spec(usual)).await {

@@ -5,7 +5,7 @@ use stockade_core::{Error, ErrorCode, NameError, Result};
 const ID_ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
 /// 100 random bits as 20 lower-case letters and digits.
-pub fn fresh<T>() -> Result<T>
+pub fn fresh_id<T>() -> Result<T>
 where
     T: std::str::FromStr<Err = NameError>,
 {

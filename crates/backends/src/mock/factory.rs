@@ -1,0 +1,22 @@
+//! The mock for whoever names it: three programs, no walls.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Mock, NAME, Script, Step};
+use crate::factory::BackendFactory;
+
+/// The mock's line in a registry.
+pub fn factory() -> BackendFactory {
+    BackendFactory {
+        only_by_name: true,
+        ..BackendFactory::new(NAME, |_, _| Ok(Arc::new(build_mock())))
+    }
+}
+
+fn build_mock() -> Mock {
+    Mock::new()
+        .with_program("true", Script::default())
+        .with_program("cat", Script(vec![Step::Echo]))
+        .with_program("sleep", Script(vec![Step::Sleep(Duration::MAX / 4)]))
+}

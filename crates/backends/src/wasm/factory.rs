@@ -1,0 +1,27 @@
+//! How the wasm backend is built: with compiled code kept below the state directory, and in workers where there
+//! is a program for them.
+
+use std::sync::Arc;
+
+use super::{NAME, Settings, Wasm, Worker};
+use crate::factory::{BackendFactory, BuildContext, Isolation};
+
+/// The wasm backend's line in a registry.
+pub fn factory() -> BackendFactory {
+    BackendFactory::new(NAME, |_, context| Ok(Arc::new(Wasm::new(settings_for(context)))))
+}
+
+fn settings_for(context: &BuildContext) -> Settings {
+    let settings = Settings::default();
+    let settings = match &context.state_dir {
+        Some(state) => settings.cached(&state.join("wasm")),
+        None => settings,
+    };
+    let worker = context.worker.clone();
+    let worker = worker.map(|known| Worker { program: known.program, role: known.role });
+    match (worker, context.isolation) {
+        (Some(worker), Isolation::Usual) => settings.isolated_if_possible(worker),
+        (Some(worker), Isolation::Demanded) => settings.isolated(worker),
+        (None, _) | (Some(_), Isolation::Declined) => settings,
+    }
+}

@@ -1,0 +1,244 @@
+//! Settings from the system's file, the user's file and the environment; later ones win. They never come from the
+//! workspace: what a guest can write must not decide how it is walled in.
+//!
+//! The table of a backend is read by the backend, and the keys of the command line by the command line.
+
+mod read;
+mod variables;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use stockade_core::{
+    BackendChoice, BackendName, Boundary, Error, Limits, Result, SandboxSpec, TenantName, Workspace,
+};
+use stockade_engine::{EngineConfig, OwnPath, Quota, StateDir};
+
+use crate::pools::PoolSetting;
+use crate::registry;
+
+pub use read::{ConfigSource, load_sources};
+
+const READ_OPERATION: &str = "read the configuration";
+const SYSTEM_CONFIG_PATH: &str = "/etc/stockade/config.toml";
+
+/// Keys of the configuration that the command line reads: a library passes them on unread.
+const FRONT_END_KEYS: [&str; 3] = ["approval", "profile", "toolchain"];
+
+/// Reads the front end's keys of one file or variable, each time it is called over those before.
+pub type FrontEndReader<'a> = dyn FnMut(toml::Deserializer<'_>) -> Result<(), toml::de::Error> + 'a;
+
+/// What is configured. Absent: not set.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Settings {
+    /// Who builds the walls.
+    pub backend: Option<BackendChoice>,
+    /// Boundaries that are accepted.
+    boundaries: Option<BTreeSet<Boundary>>,
+    /// Whom commands are run for.
+    pub tenant: Option<TenantName>,
+    /// Limits of every sandbox.
+    pub limits: Limits,
+    /// Whether a limit that is named and can only be watched is refused.
+    pub strict: Option<bool>,
+    /// Where journal and leases live.
+    state_dir: Option<PathBuf>,
+    /// What each tenant may use at once.
+    quotas: BTreeMap<TenantName, QuotaSetting>,
+    /// What every other tenant may use at once.
+    default_quota: Option<QuotaSetting>,
+    /// Sandboxes that a server keeps ready. A later file's take the place of an earlier one's.
+    pool: Option<Vec<PoolSetting>>,
+    /// The table of each backend that has one, by its name.
+    #[serde(skip)]
+    tables: BTreeMap<String, toml::Table>,
+}
+
+/// What a tenant may use at once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct QuotaSetting {
+    sandboxes: u32,
+}
+
+impl Settings {
+    /// Reads everything there is, except what lies in the workspace. What is ignored is told to `note`.
+    pub fn load(workspace: Option<&Workspace>, note: &dyn Fn(&str)) -> Result<Self> {
+        Self::load_with(workspace, note, &mut |_| Ok(()))
+    }
+
+    /// The same for a front end that reads keys of its own.
+    pub fn load_with(
+        workspace: Option<&Workspace>,
+        note: &dyn Fn(&str),
+        front_end: &mut FrontEndReader<'_>,
+    ) -> Result<Self> {
+        let mut settings = Self::default();
+        for file in config_files() {
+            if let Some(text) = read::read_trusted_file(&file, workspace, note)? {
+                settings = read::parse_settings(&file, &text, front_end)?.merge_over(settings);
+            }
+        }
+        Ok(variables::from_env(std::env::vars_os(), note, front_end)?.merge_over(settings))
+    }
+
+    /// These settings, with the state in this directory.
+    #[must_use]
+    pub fn with_state_dir(self, dir: impl Into<PathBuf>) -> Self {
+        Self { state_dir: Some(dir.into()), ..self }
+    }
+
+    /// A spec with everything that is configured for every sandbox.
+    pub fn spec(&self) -> SandboxSpec {
+        SandboxSpec {
+            backend: self.backend.clone().unwrap_or_default(),
+            boundaries: self.boundaries(),
+            tenant: self.tenant.clone().unwrap_or_default(),
+            limits: self.limits,
+            strict: self.strict.unwrap_or_default(),
+            ..SandboxSpec::default()
+        }
+    }
+
+    /// Boundaries that are accepted; none: any that makes a security claim.
+    pub fn boundaries(&self) -> BTreeSet<Boundary> {
+        self.boundaries.clone().unwrap_or_default()
+    }
+
+    /// Sandboxes that a server keeps ready.
+    pub fn pools(&self) -> &[PoolSetting] {
+        self.pool.as_deref().unwrap_or_default()
+    }
+
+    /// The table of a backend; empty if nothing is set in it.
+    pub fn backend_table(&self, name: &BackendName) -> toml::Table {
+        self.tables.get(name.as_str()).cloned().unwrap_or_default()
+    }
+
+    /// Where journal and leases live.
+    pub fn state_dir(&self) -> Result<PathBuf> {
+        match &self.state_dir {
+            Some(dir) => Ok(dir.clone()),
+            None => StateDir::default_location(|name| std::env::var_os(name)).map_err(|error| {
+                Error::new(error.code(), error.operation(), error.message())
+                    .remedy("set HOME, XDG_STATE_HOME or STOCKADE_STATE_DIR")
+            }),
+        }
+    }
+
+    /// What the engine is opened with.
+    pub fn engine(&self) -> Result<EngineConfig> {
+        let quota = |setting: QuotaSetting| Quota { sandboxes: Some(setting.sandboxes) };
+        Ok(EngineConfig {
+            quotas: self.quotas.iter().map(|(name, set)| (name.clone(), quota(*set))).collect(),
+            default_quota: self.default_quota.map(quota).unwrap_or_default(),
+            own_paths: self.own_paths(),
+            shared_dirs: [env_path("TMPDIR"), env_path("XDG_RUNTIME_DIR")]
+                .into_iter()
+                .flatten()
+                .collect(),
+            ..EngineConfig::at(self.state_dir()?)
+        })
+    }
+
+    /// What no guest may see beside the state directory: a writer of the configuration runs code on the
+    /// host with the next command, and a process that reaches a connection's socket is on the other host.
+    fn own_paths(&self) -> Vec<OwnPath> {
+        let own = |what| move |path: PathBuf| OwnPath::fixed(path, what);
+        // The directory, where a file may yet be made, and the file, which may be a link elsewhere.
+        let configuration =
+            config_files().flat_map(|file| [file.parent().map(Path::to_owned), Some(file)]);
+        let sockets = env_path("XDG_RUNTIME_DIR").map(|dir| dir.join("stockade-ssh"));
+        let configuration = configuration.flatten().map(own("the configuration"));
+        configuration
+            .chain(cache_dir().map(own("the cache")))
+            .chain(sockets.map(own("the sockets of connections")))
+            .chain(self.backends_paths().into_iter().map(|(path, what)| OwnPath::fixed(path, what)))
+            .collect()
+    }
+
+    /// What the tables of backends name of the host.
+    fn backends_paths(&self) -> Vec<(PathBuf, &'static str)> {
+        let named = registry::factories().into_iter().filter_map(|factory| {
+            let table = self.tables.get(factory.name.as_str())?;
+            Some((factory.table?.own_paths)(table))
+        });
+        named.flatten().collect()
+    }
+
+    /// These settings, with the ones left out taken from `earlier`.
+    fn merge_over(self, earlier: Self) -> Self {
+        let mut quotas = earlier.quotas;
+        quotas.extend(self.quotas);
+        let mut tables = earlier.tables;
+        for (name, table) in self.tables {
+            tables.entry(name).or_default().extend(table);
+        }
+        Self {
+            backend: self.backend.or(earlier.backend),
+            boundaries: self.boundaries.or(earlier.boundaries),
+            tenant: self.tenant.or(earlier.tenant),
+            limits: self.limits.or(earlier.limits),
+            strict: self.strict.or(earlier.strict),
+            state_dir: self.state_dir.or(earlier.state_dir),
+            quotas,
+            default_quota: self.default_quota.or(earlier.default_quota),
+            pool: self.pool.or(earlier.pool),
+            tables,
+        }
+    }
+}
+
+/// The files that are read, the earlier first.
+fn config_files() -> impl Iterator<Item = PathBuf> {
+    [Some(PathBuf::from(SYSTEM_CONFIG_PATH)), user_file()].into_iter().flatten()
+}
+
+fn user_file() -> Option<PathBuf> {
+    let base = env_path("XDG_CONFIG_HOME").or_else(|| Some(env_path("HOME")?.join(".config")))?;
+    Some(base.join("stockade/config.toml"))
+}
+
+fn cache_dir() -> Option<PathBuf> {
+    let base = env_path("XDG_CACHE_HOME").or_else(|| Some(env_path("HOME")?.join(".cache")))?;
+    Some(base.join("stockade"))
+}
+
+fn env_path(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::read::parse_settings;
+    use super::*;
+
+    fn from_toml(text: &str) -> Result<Settings> {
+        parse_settings(Path::new("/etc/x.toml"), text, &mut |_| Ok(()))
+    }
+
+    #[test]
+    fn later_settings_win_one_by_one() {
+        let early = from_toml("backend = \"native\"\n[limits]\nmemory = \"1g\"\ndisk = \"2g\"");
+        let late = from_toml("tenant = \"a\"\n[limits]\nmemory = \"2g\"");
+        let merged = late.unwrap().merge_over(early.unwrap());
+        let expected =
+            "backend = \"native\"\ntenant = \"a\"\n[limits]\nmemory = \"2g\"\ndisk = \"2g\"";
+        assert_eq!(merged, from_toml(expected).unwrap());
+    }
+
+    #[cfg(feature = "docker")]
+    #[test]
+    fn the_keys_of_a_backends_table_are_merged_too_and_its_paths_are_hidden() {
+        let early = from_toml("[docker]\nsocket = \"/run/a.sock\"\nruntime = \"runc\"");
+        let late = from_toml("[docker]\nruntime = \"runsc\"");
+        let merged = late.unwrap().merge_over(early.unwrap());
+        let expected =
+            from_toml("[docker]\nsocket = \"/run/a.sock\"\nruntime = \"runsc\"").unwrap();
+        assert_eq!(merged, expected);
+        let hidden = merged.backends_paths();
+        assert_eq!(hidden, [("/run/a.sock".into(), "the container engine's socket")]);
+    }
+}
