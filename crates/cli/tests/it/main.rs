@@ -25,6 +25,7 @@ mod listings;
 mod machines;
 mod mcp_ends;
 mod mcp_http;
+mod network;
 mod private;
 mod readme_picture;
 mod review;

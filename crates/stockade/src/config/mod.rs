@@ -7,13 +7,14 @@ mod read;
 mod variables;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use stockade_core::{
     BackendChoice, BackendName, Boundary, Error, Limits, Result, SandboxSpec, TenantName, Workspace,
 };
-use stockade_engine::{EngineConfig, OwnPath, Quota, StateDir};
+use stockade_engine::{EngineConfig, OwnPath, Quota, ResolverSettings, StateDir};
 
 use crate::pools::PoolSetting;
 use crate::registry;
@@ -51,6 +52,8 @@ pub struct Settings {
     default_quota: Option<QuotaSetting>,
     /// Sandboxes that a server keeps ready. A later file's take the place of an earlier one's.
     pool: Option<Vec<PoolSetting>>,
+    /// How other hosts are reached.
+    network: NetworkSetting,
     /// The table of each backend that has one, by its name.
     #[serde(skip)]
     tables: BTreeMap<String, toml::Table>,
@@ -61,6 +64,14 @@ pub struct Settings {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct QuotaSetting {
     sandboxes: u32,
+}
+
+/// How other hosts are reached, for sandboxes that may.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct NetworkSetting {
+    /// The name servers that are asked; absent: the host's own.
+    resolvers: Option<Vec<SocketAddr>>,
 }
 
 impl Settings {
@@ -139,6 +150,9 @@ impl Settings {
                 .into_iter()
                 .flatten()
                 .collect(),
+            resolver: ResolverSettings {
+                servers: self.network.resolvers.clone().unwrap_or_default(),
+            },
             ..EngineConfig::at(self.state_dir()?)
         })
     }
@@ -186,6 +200,9 @@ impl Settings {
             quotas,
             default_quota: self.default_quota.or(earlier.default_quota),
             pool: self.pool.or(earlier.pool),
+            network: NetworkSetting {
+                resolvers: self.network.resolvers.or(earlier.network.resolvers),
+            },
             tables,
         }
     }

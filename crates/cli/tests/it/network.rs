@@ -1,0 +1,156 @@
+//! Other hosts by `--net`: real programs inside, a real server and a real name server outside.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::common::CliPlace;
+
+/// The one name that the name server knows.
+const KNOWN_NAME: &str = "pages.test";
+
+/// A web server and a name server on this host's loopback. They live as long as the test's process.
+struct Internet {
+    port: u16,
+    visits: Arc<AtomicUsize>,
+    name_server: SocketAddr,
+}
+
+impl Internet {
+    fn start() -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let visits = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&visits);
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                counted.fetch_add(1, Ordering::SeqCst);
+                let mut request = [0; 4096];
+                let _ = stream.read(&mut request);
+                let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello");
+            }
+        });
+        let socket = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+        let name_server = socket.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let mut query = [0; 512];
+            while let Ok((length, from)) = socket.recv_from(&mut query) {
+                let _ = socket.send_to(&answer_query(&query[..length]), from);
+            }
+        });
+        Self { port, visits, name_server }
+    }
+
+    /// Has the commands of this place ask the name server.
+    fn configure(&self, place: &CliPlace) {
+        let dir = place.path("home/.config/stockade");
+        fs::create_dir_all(&dir).unwrap();
+        let text = format!("[network]\nresolvers = [\"{}\"]\n", self.name_server);
+        fs::write(dir.join("config.toml"), text).unwrap();
+    }
+
+    fn visits(&self) -> usize {
+        self.visits.load(Ordering::SeqCst)
+    }
+}
+
+/// 127.0.0.1 for the known name; no such name otherwise.
+fn answer_query(query: &[u8]) -> Vec<u8> {
+    let mut name = Vec::new();
+    let mut at = 12;
+    while query[at] != 0 {
+        let label = usize::from(query[at]);
+        name.push(String::from_utf8_lossy(&query[at + 1..=at + label]).to_lowercase());
+        at += label + 1;
+    }
+    let is_known = name.join(".") == KNOWN_NAME;
+    let wants_address = query[at + 2] == 1;
+    let mut reply = query[..at + 5].to_vec();
+    reply[2] = 0x81;
+    reply[3] = if is_known { 0x80 } else { 0x83 };
+    reply[6..12].fill(0);
+    if is_known && wants_address {
+        reply[7] = 1;
+        reply.extend([0xC0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
+        reply.extend(Ipv4Addr::LOCALHOST.octets());
+    }
+    reply
+}
+
+/// A program that fetches a page, with the proxies of its environment or without.
+fn fetch_program(host: &str, port: u16, proxies: bool) -> String {
+    let opener = if proxies { "u.build_opener()" } else { "u.build_opener(u.ProxyHandler({}))" };
+    format!(
+        "import urllib.request as u\n\
+         try: print({opener}.open('http://{host}:{port}/', timeout=30).read().decode())\n\
+         except Exception as error: print('failed', type(error).__name__, getattr(error, 'code', ''))"
+    )
+}
+
+mod needs_python {
+    use super::*;
+
+    fn reaches_what_is_listed(place: &CliPlace) {
+        let internet = Internet::start();
+        internet.configure(place);
+        let port = internet.port;
+        let net = format!("{KNOWN_NAME}:{port},127.0.0.1:{port}");
+        for proxies in [true, false] {
+            let program = fetch_program(KNOWN_NAME, port, proxies);
+            let done = place.stockade(&["run", "--net", &net, "--", "/usr/bin/python3", "-c", &program]);
+            done.is(0, "hello\n", "");
+        }
+        assert_eq!(internet.visits(), 2);
+        place.assert_nothing_is_left();
+    }
+
+    #[test]
+    fn a_listed_host_is_reached_by_proxy_and_by_name() {
+        reaches_what_is_listed(&CliPlace::new());
+    }
+
+    #[test]
+    fn a_listed_host_is_reached_by_an_ordinary_user() {
+        reaches_what_is_listed(&CliPlace::of_an_ordinary_user());
+    }
+
+    #[test]
+    fn what_is_not_listed_is_not_reached_and_recorded() {
+        let (place, internet) = (CliPlace::new(), Internet::start());
+        internet.configure(&place);
+        let port = internet.port;
+        for (net, host) in [
+            // Another name, a name that leads to this host, a range that happens to include it.
+            (format!("other.test:{port},127.0.0.1:{port}"), KNOWN_NAME),
+            (format!("{KNOWN_NAME}:{port}"), KNOWN_NAME),
+            (format!("{KNOWN_NAME}:{port},0.0.0.0/0:{port}"), KNOWN_NAME),
+            (format!("{KNOWN_NAME}:{port},127.0.0.1:{port},!**.test"), KNOWN_NAME),
+        ] {
+            for proxies in [true, false] {
+                let program = fetch_program(host, port, proxies);
+                let run = ["run", "--net", &net, "--", "/usr/bin/python3", "-c", &program];
+                let done = place.stockade(&run);
+                assert!(done.stdout.starts_with("failed "), "{net} {done:?}");
+            }
+        }
+        assert_eq!(internet.visits(), 0);
+        let journal = journal_text(&place);
+        assert!(journal.contains("\"kind\":\"connection\""), "{journal}");
+        assert!(journal.contains(&format!("`--net {KNOWN_NAME}:{port}` would")), "{journal}");
+    }
+
+    fn journal_text(place: &CliPlace) -> String {
+        let files = fs::read_dir(place.state().join("journal")).unwrap().flatten();
+        files.filter_map(|file| fs::read_to_string(file.path()).ok()).collect()
+    }
+}
+
+#[test]
+fn a_preset_that_is_not_there_is_refused_with_those_that_are() {
+    let place = CliPlace::new();
+    let done = place.stockade(&["run", "--net", "preset:perl", "--", "true"]);
+    done.code_is(125);
+    assert!(done.stderr.contains("python, node, rust, go, debian, github"), "{done:?}");
+}
