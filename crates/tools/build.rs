@@ -3,7 +3,7 @@
 include!("../../build/static_bin.rs");
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let sources = ["crates/tools/finder", "crates/agent/src", "crates/fs"];
+    let sources = ["crates/tools/finder", "crates/fs"];
     let finder = static_bin("stockade-finder", "stockade-finder", &["program"], &sources, &[])?;
     println!("cargo::rustc-env=STOCKADE_FINDER={}", finder.display());
     Ok(())

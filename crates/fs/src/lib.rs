@@ -4,14 +4,20 @@
 //! resolves a name twice where it may have become something else, or recurses as deep as a guest can nest.
 //! Errors are those of the system calls; callers say what they were about.
 //!
+//! Walking a tree is left to callers: what they do about a directory that cannot be read, a name that vanishes
+//! and a tree that is too deep depends on what they decide by it, a diff, a copy or a limit.
+//!
 //! Static programs use this crate too: without features it needs nothing but system calls.
 
+mod beneath;
+mod by_name;
 mod draft;
 #[cfg(feature = "state")]
 mod id;
 mod lock;
 mod mode;
 mod mount;
+mod names;
 mod remove;
 mod sparse;
 #[cfg(feature = "state")]
@@ -19,12 +25,14 @@ mod state;
 #[cfg(feature = "state")]
 mod timestamp;
 
+pub use beneath::{open_beneath, open_without_symlinks};
 pub use draft::draft_name;
 #[cfg(feature = "state")]
 pub use id::fresh_id;
 pub use lock::{LOCK_TIMEOUT, Locked, Sharing};
 pub use mode::chmod_descriptor;
 pub use mount::is_mount_point;
+pub use names::list_names;
 pub use remove::{ClosedDirs, remove_entry, remove_tree};
 pub use sparse::{clone_or_copy, copy_sparse, next_data, next_segment, read_full_at};
 #[cfg(feature = "state")]

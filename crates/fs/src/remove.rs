@@ -44,8 +44,9 @@ pub fn remove_tree(path: &Path) -> io::Result<()> {
 /// Removes what has this name in a directory, with everything in it. Succeeds when nothing is there. What is
 /// mounted in it is refused with `EBUSY`.
 pub fn remove_entry(dir: impl AsFd, name: impl Arg, closed: ClosedDirs) -> Result<()> {
-    let name = name.into_c_str()?;
-    Removal { top: None, moved: 0, closed }.remove(dir.as_fd(), &name, 0)
+    name.into_with_c_str(|name| {
+        Removal { top: None, moved: 0, closed }.remove(dir.as_fd(), name, 0)
+    })
 }
 
 struct Removal {

@@ -108,9 +108,8 @@ pub(crate) fn attach_at(tree: impl AsFd, directory: impl AsFd, name: &str) -> Re
 
 /// Opens a place below a root. Symbolic links are refused: a mount goes where its name says.
 pub(crate) fn open_mount_point(root: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    rustix::fs::openat2(root, path, flags, Mode::empty(), resolve)
+    let within = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+    stockade_fs::open_beneath(root, path, OFlags::PATH, Mode::empty(), within)
 }
 
 /// Makes `path` below `root`, and what leads to it, as directories, or its end as an empty file.

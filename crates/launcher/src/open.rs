@@ -4,7 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat};
 use rustix::io::Errno;
 use rustix::mount::MountAttrFlags;
 
@@ -90,10 +90,10 @@ fn open_layers(
 }
 
 fn open_layer(beside: &OwnedFd, path: &Path) -> Result<OwnedFd, Failure> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+    let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let last = path.file_name().unwrap_or_default();
-    let opened = rustix::fs::openat2(beside, last, flags, Mode::empty(), resolve);
+    let opened = stockade_fs::open_beneath(beside, last, flags, Mode::empty(), within);
     opened.at(Wall::Source, &format_path(path))
 }
 
@@ -142,32 +142,9 @@ fn open_source(path: &Path, read_only: bool) -> Result<OpenSource, Failure> {
     Ok(OpenSource { tree, directory })
 }
 
-/// Opens an absolute path none of whose components is a symbolic link.
+/// Opens an absolute path none of whose components is a symbolic link, for use as a place only.
 pub(crate) fn open_without_symlinks(path: &Path) -> Result<OwnedFd, Errno> {
-    if !path.is_absolute() {
-        return Err(Errno::INVAL);
-    }
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    match rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve) {
-        // Filters refuse it, because they cannot read its arguments: inside another sandbox, for one.
-        Err(Errno::NOSYS) => name_by_name(path),
-        opened => opened,
-    }
-}
-
-/// The same without `openat2`.
-fn name_by_name(path: &Path) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut at = rustix::fs::open("/", flags, Mode::empty())?;
-    for part in path.components().skip(1) {
-        let Component::Normal(name) = part else { return Err(Errno::INVAL) };
-        at = rustix::fs::openat(&at, name, flags, Mode::empty())?;
-        if FileType::from_raw_mode(fstat(&at)?.st_mode) == FileType::Symlink {
-            return Err(Errno::LOOP);
-        }
-    }
-    Ok(at)
+    stockade_fs::open_without_symlinks(path, OFlags::PATH)
 }
 
 /// Whether a target is absolute and free of `.` and `..`, and not the root itself.

@@ -2,28 +2,21 @@
 //! kernel's own resolution (C-21): no symbolic link is followed, no mount is crossed, nothing but a
 //! directory or a regular file is ever opened for reading.
 
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::{Errno, Result as SysResult};
 use serde::{Deserialize, Serialize};
+use stockade_fs::{open_beneath, open_without_symlinks};
 
 use crate::path::TreePath;
 
-/// Attempts of one system call: the kernel cannot decide while something is being moved.
-const MAX_OPEN_ATTEMPTS: usize = 64;
-
-/// Upper bound of the entries of one directory that are listed.
-pub(crate) const MAX_DIR_ENTRIES: usize = 4_000_000;
-
-const BENEATH_FLAGS: ResolveFlags = ResolveFlags::BENEATH
-    .union(ResolveFlags::NO_SYMLINKS)
-    .union(ResolveFlags::NO_MAGICLINKS)
-    .union(ResolveFlags::NO_XDEV);
+const BENEATH_FLAGS: ResolveFlags =
+    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
 /// A tree, by its root.
 #[derive(Debug)]
@@ -64,9 +57,7 @@ impl NodeKind {
 impl OpenTree {
     /// Opens the tree at an absolute path none of whose parts is a symbolic link.
     pub(crate) fn open(path: &Path) -> SysResult<Self> {
-        let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let fd = retry_open(|| rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve))?;
+        let fd = open_without_symlinks(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
         Ok(Self { fd, path: path.to_owned() })
     }
 
@@ -80,9 +71,8 @@ impl OpenTree {
     }
 
     fn open_beneath(&self, path: &TreePath, flags: OFlags) -> SysResult<OwnedFd> {
-        let flags = flags | OFlags::CLOEXEC;
         let name: &Path = if path.is_root() { Path::new(".") } else { path.as_path() };
-        retry_open(|| rustix::fs::openat2(&self.fd, name, flags, Mode::empty(), BENEATH_FLAGS))
+        open_beneath(&self.fd, name, flags, Mode::empty(), BENEATH_FLAGS)
     }
 
     /// Opens a directory, to list it and to reach what is in it.
@@ -128,11 +118,9 @@ impl OpenTree {
     /// Whether following what a symbolic link in a directory says leads out of the tree, as far as
     /// the tree goes today.
     pub(crate) fn is_escaping(&self, dir: &TreePath, target: &[u8]) -> bool {
-        let flags = OFlags::PATH | OFlags::CLOEXEC;
         let path = [b"./", dir.as_bytes(), b"/", target].concat();
-        let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let name = OsStr::from_bytes(&path);
-        let led = retry_open(|| rustix::fs::openat2(&self.fd, name, flags, Mode::empty(), within));
+        let led = open_beneath(&self.fd, name, OFlags::PATH, Mode::empty(), ResolveFlags::BENEATH);
         matches!(led, Err(Errno::XDEV | Errno::LOOP))
     }
 
@@ -156,18 +144,8 @@ impl AsFd for OpenTree {
 
 /// The names in an open directory, sorted.
 pub(crate) fn list_names(dir: &impl AsFd) -> SysResult<Vec<Vec<u8>>> {
-    let mut names = Vec::new();
-    for entry in Dir::read_from(dir)? {
-        let name = entry?.file_name().to_bytes().to_vec();
-        if name != b"." && name != b".." {
-            names.push(name);
-        }
-        if names.len() > MAX_DIR_ENTRIES {
-            return Err(Errno::TOOBIG);
-        }
-    }
-    names.sort_unstable();
-    Ok(names)
+    let names = stockade_fs::list_names(dir)?;
+    Ok(names.into_iter().map(CString::into_bytes).collect())
 }
 
 /// What a name in an open directory is.
@@ -177,15 +155,4 @@ pub(crate) fn stat_at(dir: &impl AsFd, name: &[u8]) -> SysResult<Option<Stat>> {
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
         Err(errno) => Err(errno),
     }
-}
-
-fn retry_open<T>(mut attempt: impl FnMut() -> SysResult<T>) -> SysResult<T> {
-    let mut result = attempt();
-    for _ in 1..MAX_OPEN_ATTEMPTS {
-        if !matches!(result, Err(Errno::AGAIN | Errno::INTR)) {
-            break;
-        }
-        result = attempt();
-    }
-    result
 }

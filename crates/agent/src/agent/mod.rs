@@ -24,8 +24,6 @@ mod terminal;
 mod tree;
 mod watch;
 
-pub use files::open_beneath;
-
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;

@@ -10,8 +10,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, fstatvfs, openat,
-    openat2, statat,
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, fstatvfs, openat, statat,
 };
 use rustix::io::{Errno, Result};
 
@@ -266,7 +265,7 @@ impl DirectoryListing {
 
     fn open(&self, name: &std::ffi::CStr) -> Result<OwnedFd> {
         let inside = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        openat2(self.directory()?, name, DIRECTORY_FLAGS, Mode::empty(), inside)
+        stockade_fs::open_beneath(self.directory()?, name, DIRECTORY_FLAGS, Mode::empty(), inside)
     }
 
     /// Reads the directory once more, if there is anything in it that was not looked at. What is always gone

@@ -8,17 +8,15 @@ use async_trait::async_trait;
 use bytes::Bytes as Data;
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fchmod, fstat, ftruncate, mkdirat,
-    openat2, renameat, statat,
+    renameat, statat,
 };
 use rustix::io::{Errno, pread};
 use stockade_core::{Entry, EntryKind, Error, ErrorCode, Files, Result, SandboxPath};
-use stockade_fs::{ClosedDirs, remove_entry};
+use stockade_fs::{ClosedDirs, open_beneath, remove_entry};
 
 use super::NAME;
 use super::tree::{GuestPlace, GuestTree};
 
-/// Attempts to resolve a path when the kernel reports a concurrent rename (`EAGAIN`).
-const RESOLVE_ATTEMPTS: usize = 64;
 /// Most entries of a directory that are listed.
 const MAX_LISTED_ENTRIES: usize = 100_000;
 /// Most bytes of one read.
@@ -46,15 +44,9 @@ impl LocatedFile<'_> {
     }
 
     fn open_rest(&self, rest: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
-        let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        let mut opened = Err(Errno::AGAIN);
-        for _ in 0..RESOLVE_ATTEMPTS {
-            opened = openat2(&self.place.dir, rest, flags | OFlags::CLOEXEC, mode, within);
-            if !matches!(opened, Err(Errno::AGAIN | Errno::INTR)) {
-                break;
-            }
-        }
-        opened.map_err(|errno| self.to_error(errno))
+        let within = ResolveFlags::BENEATH;
+        open_beneath(&self.place.dir, rest, flags, mode, within)
+            .map_err(|errno| self.to_error(errno))
     }
 
     fn open_path(&self, flags: OFlags) -> Result<OwnedFd> {
@@ -220,7 +212,7 @@ impl TreeFiles {
 /// Gives a new directory its mode, independent of the umask. Follows no link that took its place.
 fn open_to_others(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let made = openat2(parent, name, flags, Mode::empty(), ResolveFlags::BENEATH)?;
+    let made = open_beneath(parent, name, flags, Mode::empty(), ResolveFlags::BENEATH)?;
     fchmod(made, NEW_DIR_MODE)
 }
 

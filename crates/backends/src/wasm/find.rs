@@ -6,7 +6,7 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat};
 use rustix::io::Errno;
 use stockade_core::{Command, SandboxPath, StartFailure};
 
@@ -47,7 +47,7 @@ impl StartDir<'_> {
     /// The directory itself.
     pub(super) fn open_dir(&self, command: &Command) -> Result<OwnedFd, StartFailure> {
         let named = || bad_directory(command.dir.as_ref().map_or(CURRENT_DIR, SandboxPath::as_str));
-        open_beneath(self.place, &self.rest, OFlags::RDONLY | OFlags::DIRECTORY)
+        open_in_place(self.place, &self.rest, OFlags::RDONLY | OFlags::DIRECTORY)
             .map_err(|_| named())
     }
 }
@@ -65,7 +65,7 @@ pub(super) fn read_program_file(
     };
     let (place, rest) = located.ok_or_else(missing)?;
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = open_beneath(place, &rest, flags).map_err(|errno| match errno {
+    let file = open_in_place(place, &rest, flags).map_err(|errno| match errno {
         Errno::NOENT | Errno::NOTDIR => missing(),
         errno => StartFailure::NotExecutable(format!("`{name}`: {}", std::io::Error::from(errno))),
     })?;
@@ -99,9 +99,8 @@ fn read_program_bytes(file: OwnedFd, name: &str) -> Result<Vec<u8>, StartFailure
     Ok(bytes)
 }
 
-fn open_beneath(place: &GuestPlace, rest: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
-    let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    openat2(&place.dir, rest, flags | OFlags::CLOEXEC, Mode::empty(), within)
+fn open_in_place(place: &GuestPlace, rest: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+    stockade_fs::open_beneath(&place.dir, rest, flags, Mode::empty(), ResolveFlags::BENEATH)
 }
 
 /// Why a program that was found cannot be run.

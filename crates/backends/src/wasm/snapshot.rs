@@ -7,10 +7,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, mkdirat, openat, renameat, unlinkat};
-use rustix::io::Errno;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, mkdirat, openat, renameat, unlinkat};
 use stockade_core::{Error, ErrorCode, Parts, Result, SnapshotKind};
-use stockade_fs::ClosedDirs;
+use stockade_fs::{ClosedDirs, list_names};
 
 use super::NAME;
 use super::tree::{GuestPlace, GuestTree};
@@ -120,17 +119,6 @@ fn snapshot_error(operation: &'static str, what: &str) -> Error {
 
 fn open_dir(path: &Path) -> io::Result<OwnedFd> {
     Ok(openat(CWD, path, OPEN_DIR_FLAGS.difference(OFlags::NOFOLLOW), Mode::empty())?)
-}
-
-fn list_names(dir: &OwnedFd) -> Result<Vec<CString>, Errno> {
-    let mut names = Vec::new();
-    for entry in Dir::read_from(dir)? {
-        let entry = entry?;
-        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
-            names.push(entry.file_name().to_owned());
-        }
-    }
-    Ok(names)
 }
 
 fn remove_entry(dir: &OwnedFd, name: &CString) -> io::Result<()> {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use rustix::fs::{CWD, Mode as Access, OFlags, ResolveFlags, openat};
 use sha2::{Digest as _, Sha256};
-use stockade_agent::agent::open_beneath;
 use stockade_core::{Bytes, Exit, ExitStatus, Limits, Span, StartFailure};
+use stockade_fs::open_beneath;
 use wasmtime_wasi::WasiCtxBuilder;
 use wasmtime_wasi::cli::OutputFile;
 
@@ -174,8 +174,8 @@ fn open_places(order: &WorkerOrder) -> wasmtime::Result<Openings> {
     let place = openings
         .get(*number)
         .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::InvalidInput))?;
-    let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let within = ResolveFlags::BENEATH;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
     let dir = Arc::new(open_beneath(&place.dir, rest, flags, Access::empty(), within)?);
     let read_only = place.read_only;
     openings.push(Opening { dir, at: ".".into(), read_only });

@@ -5,13 +5,10 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat};
 use rustix::io::Errno;
-use stockade_agent::agent::open_beneath;
 use stockade_finder::Failure;
+use stockade_fs::open_beneath;
 
 use crate::Refused;
-
-/// Tries to open a path, as the kernel cannot decide while something is being moved.
-const MAX_OPEN_TRIES: usize = 64;
 
 /// Where the search starts.
 pub struct SearchRoot {
@@ -42,9 +39,11 @@ impl SearchRoot {
         let dir = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let base = openat(CWD, base, dir, Mode::empty()).map_err(refuse)?;
         // Looked at before it is opened: opening a device can have effects of its own.
-        let seen = open_with_retries(&base, path, OFlags::PATH, within).map_err(refuse)?;
+        let seen =
+            open_beneath(&base, path, OFlags::PATH, Mode::empty(), within).map_err(refuse)?;
         classify_start(&seen, path)?;
-        let opened = open_with_retries(&base, path, OPEN_FLAGS, within).map_err(refuse)?;
+        let opened =
+            open_beneath(&base, path, OPEN_FLAGS, Mode::empty(), within).map_err(refuse)?;
         let start = match classify_start(&opened, path)? {
             StartKind::Directory => SearchStart::Directory(opened),
             StartKind::File => SearchStart::File(opened.into()),
@@ -52,23 +51,6 @@ impl SearchRoot {
         let above = if absolute { Vec::new() } else { split_path(path) };
         Ok(Self { base, start, above })
     }
-}
-
-fn open_with_retries(
-    base: &OwnedFd,
-    path: &str,
-    flags: OFlags,
-    within: ResolveFlags,
-) -> rustix::io::Result<OwnedFd> {
-    let within = within | ResolveFlags::NO_MAGICLINKS;
-    let mut result = Err(Errno::AGAIN);
-    for _ in 0..MAX_OPEN_TRIES {
-        result = open_beneath(base, path, flags | OFlags::CLOEXEC, Mode::empty(), within);
-        if !matches!(result, Err(Errno::AGAIN | Errno::INTR)) {
-            break;
-        }
-    }
-    result
 }
 
 enum StartKind {

@@ -8,12 +8,11 @@ mod ops;
 mod remove;
 mod resolve;
 mod unpack;
-mod walk;
 
 use std::fs::File;
 
 pub use failure::OperationFailure;
-pub use resolve::{Roots, open_beneath};
+pub use resolve::Roots;
 
 use super::link::Link;
 use crate::protocol::{FileRequest, FromAgent};

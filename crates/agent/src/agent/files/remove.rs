@@ -3,9 +3,9 @@
 use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{Dir, Mode, OFlags, openat, renameat};
+use rustix::fs::{Mode, OFlags, openat, renameat};
 use rustix::io::Errno;
-use stockade_fs::{ClosedDirs, is_mount_point};
+use stockade_fs::{ClosedDirs, is_mount_point, list_names};
 
 use super::{OperationFailure, Result, Roots};
 
@@ -27,23 +27,17 @@ pub fn replace_contents(roots: &Roots, path: &str, with: &str) -> Result<()> {
     let with = CString::new(with).map_err(|_| fail(Errno::INVAL))?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let new = openat(&dir, &with, flags, Mode::empty()).map_err(fail)?;
-    for name in read_names(&dir).map_err(fail)? {
+    for name in list_names(&dir).map_err(fail)? {
         if name != with && !is_mount_point(&dir, &name) {
             remove_entry(&dir, &name).map_err(fail)?;
         }
     }
-    for name in read_names(&new).map_err(fail)? {
+    for name in list_names(&new).map_err(fail)? {
         if !is_mount_point(&dir, &name) {
             renameat(&new, &name, &dir, &name).map_err(fail)?;
         }
     }
     remove_entry(&dir, &with).map_err(fail)
-}
-
-fn read_names(dir: &OwnedFd) -> rustix::io::Result<Vec<CString>> {
-    let names = Dir::read_from(dir)?.map(|item| item.map(|item| item.file_name().to_owned()));
-    let real = |name: &CString| !matches!(name.to_bytes(), b"." | b"..");
-    names.filter(|name| name.as_ref().map_or(true, real)).collect()
 }
 
 /// Never what the guest's own user could not remove.

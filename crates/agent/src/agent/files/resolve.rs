@@ -2,13 +2,11 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat};
 use rustix::io::Errno;
+use stockade_fs::open_beneath;
 
-use super::{OperationFailure, Result, walk};
-
-/// How often a path is resolved when the kernel could not decide because something was being moved.
-const MAX_RESOLVE_ATTEMPTS: usize = 64;
+use super::{OperationFailure, Result};
 
 /// The two trees that paths name.
 pub struct Roots {
@@ -31,8 +29,7 @@ impl Roots {
     /// Opens what a path names.
     pub fn open_file(&self, path: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
         if path.starts_with('/') {
-            let resolved =
-                open_with_retries(&self.system, path, flags, mode, ResolveFlags::IN_ROOT);
+            let resolved = open_beneath(&self.system, path, flags, mode, ResolveFlags::IN_ROOT);
             return resolved.map_err(|errno| resolve_failure(path, errno));
         }
         open_within(&self.workspace, path, flags, mode)
@@ -60,7 +57,7 @@ const DIRECTORY_FLAGS: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFla
 
 /// Opens a path that may not leave this directory.
 pub fn open_within(dir: impl AsFd, path: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
-    let resolved = open_with_retries(dir, path, flags, mode, ResolveFlags::BENEATH);
+    let resolved = open_beneath(dir, path, flags, mode, ResolveFlags::BENEATH);
     resolved.map_err(|errno| resolve_failure(path, errno))
 }
 
@@ -70,39 +67,6 @@ fn resolve_failure(path: &str, errno: Errno) -> OperationFailure {
         OperationFailure::escapes(path)
     } else {
         OperationFailure::new(path, errno)
-    }
-}
-
-fn open_with_retries(
-    dir: impl AsFd,
-    path: &str,
-    flags: OFlags,
-    mode: Mode,
-    within: ResolveFlags,
-) -> rustix::io::Result<OwnedFd> {
-    let within = within | ResolveFlags::NO_MAGICLINKS;
-    let mut result = Err(Errno::AGAIN);
-    for _ in 0..MAX_RESOLVE_ATTEMPTS {
-        result = open_beneath(&dir, path, flags | OFlags::CLOEXEC, mode, within);
-        if !matches!(result, Err(Errno::AGAIN | Errno::INTR)) {
-            break;
-        }
-    }
-    result
-}
-
-/// Opens a path beneath a directory: by the kernel in one go, or name by name where it has no `openat2` or a
-/// filter refuses it.
-pub fn open_beneath(
-    dir: impl AsFd,
-    path: &str,
-    flags: OFlags,
-    mode: Mode,
-    within: ResolveFlags,
-) -> rustix::io::Result<OwnedFd> {
-    match openat2(&dir, path, flags, mode, within) {
-        Err(Errno::NOSYS) => walk::open_by_walking(dir.as_fd(), path, flags, mode, within),
-        opened => opened,
     }
 }
 

@@ -2,19 +2,15 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags, ResolveFlags, chmod, openat2};
-use rustix::io::Errno;
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use stockade_fs::chmod_descriptor;
 
 use super::{Side, TreeError};
 
-/// Attempts to resolve a path when the kernel reports a concurrent rename (`EAGAIN`).
-const RESOLVE_ATTEMPTS: usize = 64;
-
-const BENEATH_FLAGS: ResolveFlags =
-    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
+const BENEATH_FLAGS: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS);
 
 /// Opens a path from this directory on.
 pub(super) fn open_beneath(
@@ -24,14 +20,7 @@ pub(super) fn open_beneath(
     mode: Mode,
 ) -> io::Result<OwnedFd> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-    let mut result = Err(Errno::AGAIN);
-    for _ in 0..RESOLVE_ATTEMPTS {
-        result = openat2(&dir, path, flags | OFlags::CLOEXEC, mode, BENEATH_FLAGS);
-        if !matches!(result, Err(Errno::AGAIN | Errno::INTR)) {
-            break;
-        }
-    }
-    Ok(result?)
+    Ok(stockade_fs::open_beneath(dir, path, flags, mode, BENEATH_FLAGS)?)
 }
 
 /// Opens a path for reading. A file that the guest made unreadable for itself is owned by the user of this
@@ -50,11 +39,9 @@ pub(super) fn open_readable(
     }
     let held = open_beneath(&dir, path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
     let before = Mode::from_raw_mode(rustix::fs::fstat(&held)?.st_mode);
-    // Through the descriptor: the name may be something else by now.
-    let itself = format!("/proc/self/fd/{}", held.as_raw_fd());
-    chmod(&itself, before | Mode::RWXU)?;
+    chmod_descriptor(&held, before | Mode::RWXU)?;
     let opened = open_beneath(&dir, path, flags, Mode::empty());
-    chmod(&itself, before)?;
+    chmod_descriptor(&held, before)?;
     opened
 }
 

@@ -4,9 +4,10 @@
 //! way up leads through those, so that a tree that is being moved cannot lead out of it.
 
 use std::collections::VecDeque;
+use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags, ResolveFlags, openat, readlinkat};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, openat, readlinkat};
 use rustix::io::{Errno, Result};
 
 /// The most symbolic links on one path, as in the kernel.
@@ -15,17 +16,28 @@ const MAX_SYMLINKS: usize = 40;
 const STEP_FLAGS: OFlags =
     OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
+/// What is kept to here. That no mount is crossed (`NO_XDEV`) is not: such kernels do not tell where one is.
+const KNOWN_FLAGS: ResolveFlags = ResolveFlags::BENEATH
+    .union(ResolveFlags::IN_ROOT)
+    .union(ResolveFlags::NO_MAGICLINKS)
+    .union(ResolveFlags::NO_SYMLINKS);
+
 /// Opens what `openat2` would open with the same arguments: `BENEATH` refuses what leads out with
-/// `EXDEV`, `IN_ROOT` takes the directory for `/`. `EAGAIN` where something was swapped meanwhile.
-pub fn open_by_walking(
+/// `EXDEV`, `IN_ROOT` takes the directory for `/`; one of them has to be there. `EAGAIN` where something was
+/// swapped meanwhile, `ENOSYS` for what is not kept to here.
+pub(crate) fn open_by_name(
     root: BorrowedFd<'_>,
-    path: &str,
+    path: &CStr,
     flags: OFlags,
     mode: Mode,
     within: ResolveFlags,
 ) -> Result<OwnedFd> {
+    let rooted = within.intersects(ResolveFlags::BENEATH | ResolveFlags::IN_ROOT);
+    if !rooted || !KNOWN_FLAGS.contains(within) {
+        return Err(Errno::NOSYS);
+    }
     let mut walk = PathWalk { root, inside: Vec::new(), todo: VecDeque::new(), links: 0, within };
-    walk.queue_path(path)?;
+    walk.queue_path(path.to_bytes())?;
     walk.open_target(flags | OFlags::NOFOLLOW, mode, flags.contains(OFlags::NOFOLLOW))
 }
 
@@ -34,7 +46,7 @@ struct PathWalk<'r> {
     /// The directories from the root to where we are.
     inside: Vec<OwnedFd>,
     /// The names still to come.
-    todo: VecDeque<String>,
+    todo: VecDeque<Vec<u8>>,
     links: usize,
     within: ResolveFlags,
 }
@@ -45,14 +57,14 @@ impl PathWalk<'_> {
     }
 
     /// Puts the names of a path in front of those still to come.
-    fn queue_path(&mut self, path: &str) -> Result<()> {
+    fn queue_path(&mut self, path: &[u8]) -> Result<()> {
         if path.is_empty() {
             return Err(Errno::NOENT);
         }
-        if path.starts_with('/') {
+        if path.starts_with(b"/") {
             self.restart_at_root()?;
         }
-        for name in path.split('/').rev() {
+        for name in path.rsplit(|byte| *byte == b'/') {
             self.todo.push_front(name.to_owned());
         }
         Ok(())
@@ -78,9 +90,9 @@ impl PathWalk<'_> {
     fn open_target(&mut self, flags: OFlags, mode: Mode, keep_link: bool) -> Result<OwnedFd> {
         while let Some(name) = self.todo.pop_front() {
             let last = self.todo.is_empty();
-            match name.as_str() {
-                "" | "." => {}
-                ".." => self.ascend()?,
+            match name.as_slice() {
+                b"" | b"." => {}
+                b".." => self.ascend()?,
                 name if last && keep_link => return openat(self.current_dir(), name, flags, mode),
                 name => match self.read_link(name)? {
                     Some(target) => self.queue_path(&target)?,
@@ -99,12 +111,13 @@ impl PathWalk<'_> {
     }
 
     /// Where a name leads, if it is a symbolic link.
-    fn read_link(&mut self, name: &str) -> Result<Option<String>> {
+    fn read_link(&mut self, name: &[u8]) -> Result<Option<Vec<u8>>> {
         match readlinkat(self.current_dir(), name, Vec::new()) {
+            Ok(_) if self.within.contains(ResolveFlags::NO_SYMLINKS) => Err(Errno::LOOP),
+            Ok(_) if self.links == MAX_SYMLINKS => Err(Errno::LOOP),
             Ok(target) => {
                 self.links += 1;
-                let target = target.into_string().map_err(|_| Errno::ILSEQ)?;
-                if self.links > MAX_SYMLINKS { Err(Errno::LOOP) } else { Ok(Some(target)) }
+                Ok(Some(target.into_bytes()))
             }
             // Not a link, or nothing yet: opening it tells.
             Err(Errno::INVAL | Errno::NOENT) => Ok(None),
@@ -112,17 +125,23 @@ impl PathWalk<'_> {
         }
     }
 
-    fn open_last(&self, name: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
-        match openat(self.current_dir(), name, flags, mode) {
+    fn open_last(&self, name: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd> {
+        let opened = match openat(self.current_dir(), name, flags, mode) {
             // It was no link a moment ago.
-            Err(Errno::LOOP) => Err(Errno::AGAIN),
-            opened => opened,
-        }
+            Err(Errno::LOOP) => return Err(Errno::AGAIN),
+            opened => opened?,
+        };
+        // Only to look at, a link is opened itself.
+        let is_link = || -> Result<bool> {
+            Ok(FileType::from_raw_mode(fstat(&opened)?.st_mode) == FileType::Symlink)
+        };
+        if flags.contains(OFlags::PATH) && is_link()? { Err(Errno::AGAIN) } else { Ok(opened) }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::CString;
     use std::fs;
     use std::os::unix::fs::{MetadataExt, symlink};
 
@@ -197,13 +216,15 @@ mod tests {
         let dir = tree();
         let root = openat(CWD, dir.path().join("root"), STEP_FLAGS, Mode::empty()).unwrap();
         let ways = [OFlags::PATH, OFlags::RDONLY, OFlags::PATH | OFlags::NOFOLLOW];
-        let withins = [ResolveFlags::BENEATH, ResolveFlags::IN_ROOT];
+        let plain = [ResolveFlags::BENEATH, ResolveFlags::IN_ROOT];
+        let withins = plain.into_iter().chain(plain.map(|how| how | ResolveFlags::NO_SYMLINKS));
         let told = |opened: Result<OwnedFd>| opened.and_then(|fd| Ok(fstat(&fd)?.st_ino));
         for path in TEST_PATHS {
-            for (flags, within) in ways.iter().flat_map(|f| withins.map(|w| (*f, w))) {
+            for (flags, within) in ways.iter().flat_map(|f| withins.clone().map(|w| (*f, w))) {
                 let flags = flags | OFlags::CLOEXEC;
                 let theirs = openat2(&root, *path, flags, Mode::empty(), within);
-                let ours = open_by_walking(root.as_fd(), path, flags, Mode::empty(), within);
+                let name = CString::new(*path).unwrap();
+                let ours = open_by_name(root.as_fd(), &name, flags, Mode::empty(), within);
                 assert_eq!(told(ours), told(theirs), "{path:?} {flags:?} {within:?}");
             }
         }
@@ -214,8 +235,10 @@ mod tests {
         let dir = tree();
         let root = openat(CWD, dir.path().join("root"), STEP_FLAGS, Mode::empty()).unwrap();
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
-        let make =
-            |path| open_by_walking(root.as_fd(), path, flags, Mode::RUSR, ResolveFlags::BENEATH);
+        let make = |path: &str| {
+            let path = CString::new(path).unwrap();
+            open_by_name(root.as_fd(), &path, flags, Mode::RUSR, ResolveFlags::BENEATH)
+        };
         make("todir/new").unwrap();
         assert!(dir.path().join("root/a/b/new").exists());
         make("dangling").unwrap();
@@ -223,5 +246,15 @@ mod tests {
         assert_eq!(make("up/new").unwrap_err(), Errno::XDEV);
         assert_eq!(make("out").unwrap_err(), Errno::XDEV);
         assert_eq!(fs::metadata(dir.path().join("outside")).unwrap().size(), 6);
+    }
+
+    #[test]
+    fn what_is_not_kept_to_here_is_refused() {
+        let dir = tree();
+        let root = openat(CWD, dir.path().join("root"), STEP_FLAGS, Mode::empty()).unwrap();
+        for within in [ResolveFlags::BENEATH | ResolveFlags::NO_XDEV, ResolveFlags::NO_SYMLINKS] {
+            let opened = open_by_name(root.as_fd(), c"file", OFlags::PATH, Mode::empty(), within);
+            assert_eq!(opened.unwrap_err(), Errno::NOSYS);
+        }
     }
 }
