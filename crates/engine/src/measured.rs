@@ -3,12 +3,12 @@
 //! takes long, and believed for a minute: a user who follows the remedy should see its effect.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 use stockade_core::{Backend, Capabilities};
+use stockade_fs::{Survives, draft_name, write_atomically};
 
 /// The directory of kept measurements.
 pub(crate) struct Measurements(PathBuf);
@@ -62,9 +62,7 @@ impl Measurements {
     /// Replaces the file by a rename: whole or not at all, even if another process writes the same.
     fn write(&self, file: &Path, measured: &Capabilities) -> std::io::Result<()> {
         fs::create_dir_all(&self.0)?;
-        let draft = file.with_extension(format!("draft{}", std::process::id()));
-        let mut out = fs::File::create(&draft)?;
-        out.write_all(&serde_json::to_vec(measured)?)?;
-        fs::rename(&draft, file)
+        let json = serde_json::to_vec(measured)?;
+        write_atomically(file, &draft_name("measured"), &json, 0o600, Survives::Process)
     }
 }

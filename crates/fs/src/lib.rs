@@ -9,6 +9,7 @@
 //!
 //! Static programs use this crate too: without features it needs nothing but system calls.
 
+mod atomic;
 mod beneath;
 mod by_name;
 mod draft;
@@ -25,6 +26,7 @@ mod state;
 #[cfg(feature = "state")]
 mod timestamp;
 
+pub use atomic::{Survives, write_atomically};
 pub use beneath::{open_beneath, open_without_symlinks};
 pub use draft::draft_name;
 #[cfg(feature = "state")]

@@ -19,6 +19,7 @@ mod fault;
 mod fit;
 mod git;
 mod held;
+mod json;
 mod layer;
 mod live;
 mod local;
@@ -29,7 +30,6 @@ mod store;
 mod table;
 mod tree;
 mod walk;
-mod whole;
 mod workspaces;
 
 pub use apply::{Application, Applied, ApplyOptions, Conflict, ConflictReason};

@@ -10,16 +10,17 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use stockade_core::{Bytes, HostPath, Layers, TenantName, WorkspaceId};
 use stockade_fs::{
-    ClosedDirs, Directory, LOCK_TIMEOUT, Locked, Sharing, Timestamp, draft_name, remove_entry,
+    ClosedDirs, Directory, LOCK_TIMEOUT, Locked, Sharing, Survives, Timestamp, draft_name,
+    remove_entry,
 };
 
 use crate::apply::ApplyLedger;
 use crate::clock::ClockStamp;
 use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
+use crate::json::write_json;
 use crate::layer::{Index, Layer};
 use crate::request::{Kind, Mechanism, View, Workspace};
 use crate::tree::OpenTree;
-use crate::whole::{self, Survives};
 
 const MANIFEST_FILE: &str = "manifest.json";
 /// Lock file that every process holds which has the workspace; the kernel frees it when the process ends.
@@ -179,7 +180,7 @@ impl StoreEntry {
     /// loss of power.
     pub(crate) fn save(&self, manifest: &WorkspaceManifest) -> FaultResult<()> {
         let survives = if manifest.released { Survives::Power } else { Survives::Process };
-        whole::write_json(&self.path.join(MANIFEST_FILE), manifest, survives)
+        write_json(&self.path.join(MANIFEST_FILE), manifest, survives)
     }
 
     /// Says that this process has the workspace, until the lock is dropped. Comes before the manifest:

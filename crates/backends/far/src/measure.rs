@@ -2,11 +2,11 @@
 //! same, and kept beside this program.
 
 use std::fs;
-use std::io::Write;
 
 use serde::{Deserialize, Serialize};
 use stockade_backends::native::Native;
 use stockade_core::{Backend, Capabilities};
+use stockade_fs::{Survives, draft_name, write_atomically};
 
 use crate::base::FarBase;
 
@@ -45,12 +45,6 @@ pub async fn measure_anew(native: &Native, base: &FarBase) -> Capabilities {
 
 /// Written whole or not at all, also when another process writes the same.
 fn write_cache(base: &FarBase, kept: &CachedCapabilities) -> std::io::Result<()> {
-    let draft = base.own_dir().join(format!("measured.{}", std::process::id()));
-    let written =
-        fs::File::create(&draft).and_then(|mut out| out.write_all(&serde_json::to_vec(kept)?));
-    let kept = written.and_then(|()| fs::rename(&draft, base.own_dir().join(CAPABILITIES_FILE)));
-    if kept.is_err() {
-        let _ = fs::remove_file(&draft);
-    }
-    kept
+    let (path, json) = (base.own_dir().join(CAPABILITIES_FILE), serde_json::to_vec(kept)?);
+    write_atomically(&path, &draft_name("measured"), &json, 0o600, Survives::Process)
 }

@@ -1,13 +1,14 @@
 //! The agent as a file that an engine can mount: written once, in the place of this user's private files,
 //! and checked before each use.
 
-use std::fs::{self, Permissions};
-use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 use stockade_core::{Error, ErrorCode, Result};
+use stockade_fs::{Survives, draft_name, write_atomically};
 
 use super::NAME;
 use crate::linux::{embed, private};
@@ -32,7 +33,9 @@ fn ensure_agent_file(directory: &Path) -> io::Result<PathBuf> {
     let hash: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
     let file = directory.join(format!("agent-{}", &hash[..16]));
     if !is_agent_file(&file, bytes) {
-        write_file_atomically(directory, &file, bytes)?;
+        // Also where another process writes the same one.
+        let draft = draft_name("agent");
+        write_atomically(&file, &draft, bytes, AGENT_FILE_MODE, Survives::Power)?;
     }
     Ok(file)
 }
@@ -47,21 +50,11 @@ fn is_agent_file(file: &Path, bytes: &[u8]) -> bool {
     fits && fs::read(file).is_ok_and(|found| found == bytes)
 }
 
-/// Writes a file atomically, also where another process writes the same one; with this mode under any umask.
-fn write_file_atomically(directory: &Path, file: &Path, bytes: &[u8]) -> io::Result<()> {
-    let draft = directory.join(format!("draft-{}", std::process::id()));
-    let _ = fs::remove_file(&draft);
-    let mut out = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
-    let written = out
-        .write_all(bytes)
-        .and_then(|()| out.set_permissions(Permissions::from_mode(AGENT_FILE_MODE)))
-        .and_then(|()| out.sync_all());
-    drop(out);
-    written.and_then(|()| fs::rename(&draft, file)).inspect_err(|_| drop(fs::remove_file(&draft)))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]

@@ -2,12 +2,12 @@
 //! because some neither work nor fail. Remembered for as long as nothing it depends on changes.
 
 use std::fs;
-use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 use stockade_core::{Error, ErrorCode, Result, SandboxSpec};
+use stockade_fs::{Survives, draft_name, write_atomically};
 
 use super::runsc::{Platform, Runsc};
 use super::{GvisorInner, NAME, private};
@@ -49,13 +49,9 @@ fn save_platform(runsc: &Runsc, platform: Platform) {
     let (Ok(base), Some(label)) = (private::ensure_base_dir(), hash_fingerprint(runsc)) else {
         return;
     };
-    let draft = base.join(format!("{PLATFORM_CACHE_FILE}.{}", std::process::id()));
-    let written = fs::File::create(&draft)
-        .and_then(|mut file| writeln!(file, "{label} {}", platform.name()))
-        .and_then(|()| fs::rename(&draft, base.join(PLATFORM_CACHE_FILE)));
-    if written.is_err() {
-        let _ = fs::remove_file(&draft);
-    }
+    let (path, text) = (base.join(PLATFORM_CACHE_FILE), format!("{label} {}\n", platform.name()));
+    let draft = draft_name(PLATFORM_CACHE_FILE);
+    let _ = write_atomically(&path, &draft, text.as_bytes(), 0o600, Survives::Process);
 }
 
 /// Forgets: what worked does not any more.

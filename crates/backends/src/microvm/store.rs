@@ -4,14 +4,14 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use stockade_core::{Error, ErrorCode, Result};
-use stockade_fs::remove_tree;
+use stockade_fs::{Survives, draft_name, remove_tree, write_atomically};
 
 use super::{NAME, system_error};
 use crate::across::far::{FAR_DIGEST, FAR_PROGRAM};
@@ -123,13 +123,8 @@ impl MachineStore {
         if path.is_file() {
             return Ok(path);
         }
-        let draft = self.0.join(format!("program-{FAR_DIGEST}.{}", std::process::id()));
-        let written = fs::write(&draft, FAR_PROGRAM)
-            .and_then(|()| fs::set_permissions(&draft, fs::Permissions::from_mode(0o755)))
-            .and_then(|()| fs::rename(&draft, &path));
-        if written.is_err() {
-            let _ = fs::remove_file(&draft);
-        }
+        let written =
+            write_atomically(&path, &draft_name("program"), FAR_PROGRAM, 0o755, Survives::Process);
         written.map(|()| path).map_err(unusable_error)
     }
 
@@ -210,6 +205,8 @@ impl Maker {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[tokio::test]

@@ -2,7 +2,7 @@
 //! virtual machine meets a second wall. Its files are the same as without.
 
 use std::fs::{self, DirBuilder};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -15,6 +15,7 @@ use stockade_core::{
     HostPath, Limits, Network, Parts, Process, ProcessControl, Result, Sandbox, SandboxId,
     SandboxSpec, Signal, SnapshotKind, Span, StartFailure, Stdin, Workspace,
 };
+use stockade_fs::{Survives, write_atomically};
 
 use super::body::{WasmBody, build_environment};
 use super::cache::{Cache, encode_hex};
@@ -266,13 +267,12 @@ impl Floor {
     /// Whole or not at all: others may be starting the same program.
     fn publish_code(&self, number: u32, digest: &str, code: &[u8]) -> std::io::Result<()> {
         let directory = self.body.tree.private.join("code");
-        let (shown, draft) = (directory.join(digest), directory.join(format!("draft{number}")));
+        let shown = directory.join(digest);
         if shown.exists() {
             return Ok(());
         }
-        fs::write(&draft, code)?;
-        fs::set_permissions(&draft, fs::Permissions::from_mode(0o644))?;
-        fs::rename(&draft, &shown)
+        let draft = format!("draft{number}");
+        write_atomically(&shown, &draft, code, 0o644, Survives::Process)
     }
 
     fn build_order(

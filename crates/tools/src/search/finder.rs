@@ -3,12 +3,12 @@
 //! What it prints is guest input: a guest may have put another program in its place. It is
 //! bounded, read strictly, and believed only about the sandbox it comes from.
 
-use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use stockade_core::{Bytes, Command, Ending, ErrorCode, Span, Stdin, clean_foreign};
 use stockade_finder::{Answer, Failure, Request};
+use stockade_fs::{Survives, draft_name, write_atomically};
 
 use crate::place::ToolPlace;
 use crate::toolbox::ToolSession;
@@ -116,7 +116,7 @@ fn at_home(session: &ToolSession) -> Result<String, ToolError> {
             return Ok(());
         }
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
-        install_finder(&dir, &path)
+        install_finder(&path)
     };
     kept().map_err(|error| {
         let message = format!("the search program cannot be kept in `{}`: {error}", dir.display());
@@ -129,13 +129,8 @@ fn at_home(session: &ToolSession) -> Result<String, ToolError> {
 }
 
 /// Installs it atomically: it appears whole or not at all, also beside another process that does the same.
-fn install_finder(dir: &Path, path: &Path) -> std::io::Result<()> {
-    let draft =
-        dir.join(format!(".finder-{}-{:?}", std::process::id(), std::thread::current().id()));
-    let _ = std::fs::remove_file(&draft);
-    let mut options = std::fs::OpenOptions::new();
-    options.create_new(true).write(true).mode(0o500).open(&draft)?.write_all(FINDER_PROGRAM)?;
-    std::fs::rename(&draft, path)
+fn install_finder(path: &Path) -> std::io::Result<()> {
+    write_atomically(path, &draft_name("finder"), FINDER_PROGRAM, 0o500, Survives::Process)
 }
 
 /// Tells one build from another (FNV-1a: an attacker who can write there needs no collision).

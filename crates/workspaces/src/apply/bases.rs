@@ -8,15 +8,16 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::Stat;
 use serde::{Deserialize, Serialize};
+use stockade_fs::Survives;
 
 use super::SettledPaths;
 use crate::clock::ClockStamp;
 use crate::diff::Diff;
 use crate::digest::ContentDigest;
 use crate::fault::{FaultResult, FaultStep};
+use crate::json::write_json;
 use crate::path::TreePath;
 use crate::tree::{NodeKind, OpenTree};
-use crate::whole::{self, Survives};
 
 /// Larger files are judged by their change times alone: a release must not wait long.
 const MAX_FILE_BYTES: u64 = 64 << 20;
@@ -47,7 +48,7 @@ impl Bases {
             return Ok(());
         }
         let noted: Vec<_> = self.0.iter().collect();
-        whole::write_json(&bases_path(dir), &noted, Survives::Process)
+        write_json(&bases_path(dir), &noted, Survives::Process)
     }
 
     /// Notes what is beneath the changes, where it is as it was and not noted yet.

@@ -6,15 +6,16 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::Stat;
 use serde::{Deserialize, Serialize};
+use stockade_fs::Survives;
 
 use super::Bases;
 use super::settled::{ApplyEnd, SettledPaths};
 use crate::clock::ClockStamp;
 use crate::diff::Diff;
 use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
+use crate::json::write_json;
 use crate::path::TreePath;
 use crate::tree::{NodeKind, OpenTree};
-use crate::whole::{self, Survives};
 
 /// One `apply`.
 #[derive(Debug, Serialize, Deserialize)]
@@ -168,7 +169,7 @@ impl ApplyLedger {
     }
 
     pub(super) fn write(&self, intent: &Intent) -> FaultResult<()> {
-        whole::write_json(&self.file, intent, Survives::Power)
+        write_json(&self.file, intent, Survives::Power)
     }
 
     pub(super) fn clear(&self) -> FaultResult<()> {

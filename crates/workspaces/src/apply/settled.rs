@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::Stat;
 use serde::{Deserialize, Serialize};
+use stockade_fs::Survives;
 
 use super::intent::{ApplyAct, ApplyAction, FileIdentity, Intent};
 use crate::clock::ClockStamp;
 use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
+use crate::json::write_json;
 use crate::path::TreePath;
 use crate::tree::{NodeKind, OpenTree};
-use crate::whole::{self, Survives};
 
 /// How this crate left each path it had to do with.
 #[derive(Debug, Default)]
@@ -72,7 +73,7 @@ impl SettledPaths {
         }
         let left = self.left.into_iter().collect();
         let note = Note { left, taken: self.taken.into_iter().collect() };
-        whole::write_json(&settled_path(dir), &note, Survives::Power)
+        write_json(&settled_path(dir), &note, Survives::Power)
     }
 
     /// Whether something changed since an instant by other hands than this crate's.
