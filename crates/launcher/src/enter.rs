@@ -115,7 +115,8 @@ impl ViewMounts {
         ground::change_all(MountPropagationFlags::DOWNSTREAM)?;
         for (source, target) in &self.views {
             let flags = OFlags::PATH | OFlags::CLOEXEC;
-            // It was checked by this path: a link that leads elsewhere was not.
+            // It was checked by this path: a link that leads elsewhere was not. Without `stockade_fs`, which
+            // may allocate: other threads' locks stay taken between fork and exec.
             let source = openat2(CWD, source.as_c_str(), flags, Mode::empty(), NO_LINK_FLAGS)?;
             let target = openat(CWD, target.as_c_str(), flags, Mode::empty())?;
             fs::attach_mount(copy_of(&source)?, target)?;

@@ -132,6 +132,7 @@ fn open_target(pid: u32, target: &AttributeTarget) -> Result<OwnedFd, Errno> {
     };
     let last = if target.follow { OFlags::empty() } else { OFlags::NOFOLLOW };
     let flags = OFlags::PATH | OFlags::CLOEXEC | last;
+    // Beneath nothing: it leads wherever the guest's own call would have led.
     openat2(from, path, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS)
 }
 

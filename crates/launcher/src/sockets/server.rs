@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags, openat, openat2};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags, openat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, sockopt};
 use rustix::process::{
@@ -16,6 +16,7 @@ use rustix::process::{
     set_parent_process_death_signal,
 };
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use stockade_fs::open_beneath;
 
 use super::diag::{Bound, Diag};
 use super::waiting::{ConnectOutcome, GuestConnect, WaitingConnect};
@@ -208,8 +209,7 @@ fn resolve_for_process(pid: u32, path: &Path) -> Result<OwnedFd, Errno> {
         // It may have been moved since: then another file is found and judged, as if it had been named.
         false => working_directory(pid)?.join(path),
     };
-    let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    openat2(root, whole, flags, Mode::empty(), inside)
+    open_beneath(root, whole, flags, Mode::empty(), ResolveFlags::IN_ROOT)
 }
 
 fn working_directory(pid: u32) -> Result<PathBuf, Errno> {
