@@ -48,7 +48,7 @@ impl Engine {
             let restored =
                 tokio::time::timeout(CAPTURE_TIMEOUT, live.sandbox.restore(&parts)).await;
             restored.unwrap_or_else(|_| Err(too_slow("restore", live.order.backend.as_ref())))?;
-            inner.reopen_network(&live).await
+            Box::pin(inner.reopen_network(&live)).await
         })
         .await
     }

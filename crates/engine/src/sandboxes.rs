@@ -313,7 +313,8 @@ impl EngineInner {
     ) -> Result<RunningSandbox, NotBuilt> {
         let create = async {
             let sandbox = order.build(id).await?;
-            let network = self.open_network(order, sandbox.as_ref()).await?;
+            // In a box: few sandboxes have one, and its future is large.
+            let network = Box::pin(self.open_network(order, sandbox.as_ref())).await?;
             Ok((sandbox, network))
         };
         let created = tokio::select! {

@@ -165,7 +165,8 @@ impl PrivateDirs {
 
     /// Removes what is there of one.
     pub(crate) fn remove(&self, id: &SandboxId) -> Result<()> {
-        let removed = list_base_dirs().iter().try_for_each(|base| remove_tree(&self.path(base, id)));
+        let removed =
+            list_base_dirs().iter().try_for_each(|base| remove_tree(&self.path(base, id)));
         removed.map_err(|error| {
             left_behind(&self.backend, id, "its private directory cannot be removed").source(error)
         })

@@ -16,7 +16,7 @@ use clap::Args;
 use stockade_core::{
     BackendChoice, Boundary, Bytes, Error, ErrorCode, Feature, HostPath, Image, ImageName, Limits,
     Millicores, Mount, NameError, Network, Result, RootMode, SandboxPath, SandboxSpec, Span,
-    TenantName, User, Workspace, WorkspaceAt,
+    TenantName, User, Workspace, WorkspaceAt, parse_egress_list,
 };
 
 use crate::config::Settings;

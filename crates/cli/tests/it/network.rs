@@ -99,7 +99,8 @@ mod needs_python {
         let net = format!("{KNOWN_NAME}:{port},127.0.0.1:{port}");
         for proxies in [true, false] {
             let program = fetch_program(KNOWN_NAME, port, proxies);
-            let done = place.stockade(&["run", "--net", &net, "--", "/usr/bin/python3", "-c", &program]);
+            let done =
+                place.stockade(&["run", "--net", &net, "--", "/usr/bin/python3", "-c", &program]);
             done.is(0, "hello\n", "");
         }
         assert_eq!(internet.visits(), 2);

@@ -176,6 +176,8 @@ impl<'a> Jobs<'a> {
             | Event::Refused { .. }
             | Event::WorkspaceAcquired { .. }
             | Event::WorkspaceReleased { .. }
+            | Event::Connection { .. }
+            | Event::ConnectionsOmitted { .. }
             | Event::Pruned { .. }
             | Event::Rotated { .. } => None,
         }
