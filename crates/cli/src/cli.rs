@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 use crate::absent::AbsentArgs;
 use crate::commands::audit::AuditArgs;
 use crate::commands::completions::CompletionsArgs;
+use crate::commands::config::ConfigArgs;
 use crate::commands::cp::CpArgs;
 use crate::commands::create::CreateArgs;
 use crate::commands::detect::DetectArgs;
@@ -27,7 +28,6 @@ use crate::commands::teleport::{ARRIVE_COMMAND, ArriveArgs, TeleportArgs};
 #[cfg(feature = "wasm")]
 use crate::commands::wasm::WasmArgs;
 use crate::commands::workspace::WorkspaceArgs;
-use crate::config_command::ConfigArgs;
 use crate::daemon::SUPERVISE_COMMAND;
 
 /// Runs untrusted commands in sandboxes whose walls are checked before each start.

@@ -6,7 +6,6 @@ mod args;
 mod cli;
 mod commands;
 mod config;
-mod config_command;
 mod daemon;
 mod profiles;
 mod registry;
@@ -93,7 +92,7 @@ async fn run_verb(verb: Verb, native: Native, printer: &Printer) -> Result<i32> 
         Verb::Wasm(_) => Err(absent::absent_error("wasm", "WebAssembly")),
         Verb::Detect(args) => commands::detect::detect(&args, printer).await,
         Verb::Explain(args) => commands::explain::explain(args, printer).await,
-        Verb::Config(args) => config_command::config(&args, printer),
+        Verb::Config(args) => commands::config::config(&args, printer),
         Verb::Audit(args) => commands::audit::audit(args, printer),
         Verb::Events => commands::events::events(printer),
         #[cfg(feature = "tck")]

@@ -4,6 +4,7 @@
 
 pub mod audit;
 pub mod completions;
+pub mod config;
 pub mod cp;
 pub mod create;
 pub mod detect;
