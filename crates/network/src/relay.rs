@@ -166,7 +166,15 @@ async fn wait_until_ready(reader: &mut FrameReader) -> std::result::Result<(), S
     match FromHelper::decode(&body) {
         Ok(FromHelper::Ready) => Ok(()),
         Ok(FromHelper::Failed(reason)) => Err(clean_foreign(reason)),
-        Ok(_) => Err("it spoke out of turn".into()),
+        Ok(
+            FromHelper::Lookup(..)
+            | FromHelper::Open { .. }
+            | FromHelper::Opened(_)
+            | FromHelper::Data(..)
+            | FromHelper::End(_)
+            | FromHelper::Reset(_)
+            | FromHelper::Credit(..),
+        ) => Err("it spoke out of turn".into()),
         Err(error) => Err(error.to_string()),
     }
 }

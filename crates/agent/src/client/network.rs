@@ -43,9 +43,10 @@ impl ProcessEvents for HelperEvents {
             Ok((_, data)) => Some(ProcessEvent::Output(StreamId::Stdout, data)),
             Err(finish) => {
                 self.over = true;
-                let status = match finish {
-                    Finish::Done => ExitStatus::Exited(0),
-                    other => ExitStatus::Lost(no_success("network", other).to_string()),
+                let status = if matches!(finish, Finish::Done) {
+                    ExitStatus::Exited(0)
+                } else {
+                    ExitStatus::Lost(no_success("network", finish).to_string())
                 };
                 Some(ProcessEvent::Exit(status.into()))
             }

@@ -1,7 +1,11 @@
 //! The relay against real servers on loopback, with a test in the place of the network helper: it says what a
 //! helper would say, or what a hostile one might.
 
-#![allow(clippy::unwrap_used, reason = "a test fails where a value is missing")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails where a value is missing"
+)]
 
 mod helper;
 mod hostile;

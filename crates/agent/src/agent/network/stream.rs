@@ -287,11 +287,13 @@ impl Stream {
 fn read_some(socket: &mut TcpStream, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     match socket.read(buffer) {
         Ok(count) => Ok(Some(count)),
-        Err(error) => match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-            _ => Err(error),
-        },
+        Err(error) if is_for_later(&error) => Ok(None),
+        Err(error) => Err(error),
     }
+}
+
+fn is_for_later(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 fn http_refusal(kind: RefusalKind, reason: &str) -> String {
