@@ -12,7 +12,7 @@ use stockade_core::{
 use stockade_fs::{StateDir, fresh_id};
 
 use crate::config::EngineConfig;
-use crate::egress::SharedResolver;
+use crate::egress::LazyNetwork;
 use crate::execution::{Execution, SharedExecution, Watcher};
 use crate::history::Subscription;
 use crate::host_views::behind_links;
@@ -46,7 +46,7 @@ pub(crate) struct EngineInner {
     pub live: Mutex<HashMap<SandboxId, Arc<RunningSandbox>>>,
     pub running: Mutex<HashMap<JobId, Weak<SharedExecution>>>,
     pub pools: Pools,
-    pub resolver: SharedResolver,
+    pub network: LazyNetwork,
 }
 
 pub(crate) fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -69,7 +69,7 @@ impl Engine {
             live: Mutex::default(),
             running: Mutex::default(),
             pools: Pools::default(),
-            resolver: SharedResolver::default(),
+            network: LazyNetwork::default(),
             config,
         };
         let engine = Self { inner: Arc::new(inner) };

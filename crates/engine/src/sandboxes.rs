@@ -10,9 +10,10 @@ use stockade_core::{
     Stdin, StreamReport, Usage,
 };
 use stockade_fs::fresh_id;
-use stockade_network::{GUEST_ENVIRONMENT, Relay};
+use stockade_network::GUEST_ENVIRONMENT;
 use tokio::sync::watch;
 
+use crate::egress::SandboxNetwork;
 use crate::engine::{EngineInner, lock_mutex};
 use crate::execution::{ControlSlot, FinishedExecution, SharedExecution};
 use crate::journal::Event;
@@ -67,14 +68,14 @@ pub(crate) struct RunningSandbox {
     /// Its seat in a pool, free again when everything of it is gone.
     pub seat: Option<Seated>,
     /// What relays its connections, where it may have any.
-    pub network: Mutex<Option<Relay>>,
+    pub network: Mutex<Option<SandboxNetwork>>,
 }
 
 impl RunningSandbox {
     fn new(
         order: &SandboxOrder,
         sandbox: Arc<dyn Sandbox>,
-        network: Option<Relay>,
+        network: Option<SandboxNetwork>,
         lease: Lease,
     ) -> Self {
         let lease = tokio::sync::Mutex::new(Some(lease));
@@ -354,6 +355,7 @@ impl EngineInner {
         command: &Command,
         shared: &SharedExecution,
     ) -> Result<Process> {
+        live.check_network()?;
         let limits = live.order.admitted.limits_for(command);
         let resolved = resolve_command(command, &live.order.admitted)?;
         let spawn = live.sandbox.spawn(&resolved, &limits);

@@ -43,6 +43,8 @@ impl EngineInner {
             return Ok(());
         }
         let destroyed = self.destroy_within(live.order.backend.as_ref(), id).await;
+        // After its processes, which could not do without; before the record that it is gone.
+        self.close_network(live).await;
         let detail = destroyed.as_ref().err().map(|error| error.message().to_owned());
         let event = Event::Destroyed { sandbox: id.clone(), clean: destroyed.is_ok(), detail };
         let recorded = self.record(event).await;

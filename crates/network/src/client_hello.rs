@@ -3,7 +3,7 @@
 //! Read strictly: what does not parse, has no name, has two, or hides one (encrypted client hello) is refused.
 
 /// The longest message that is looked at, with the records around it.
-pub const MAX_HELLO_BYTES: usize = 64 * 1024;
+pub const MAX_HELLO_BYTES: usize = 16 * 1024;
 
 const RECORD_HEADER: usize = 5;
 const HANDSHAKE_RECORD: u8 = 22;
@@ -25,21 +25,33 @@ pub enum HelloError {
     #[error("the TLS client names no host (no SNI)")]
     NoName,
     /// It hides one.
-    #[error("the TLS client encrypts the host's name (ECH)")]
+    #[error(
+        "the TLS client encrypts the host's name (ECH); browsers do without it by the policy \
+         `EncryptedClientHelloEnabled=false`"
+    )]
     Encrypted,
 }
 
-/// The name of the host that a client asks for. Nothing: not all of the message has come.
-pub fn read_server_name(bytes: &[u8]) -> Result<Option<String>, HelloError> {
-    let Some(message) = join_records(bytes)? else {
-        return Ok(None);
-    };
-    parse_hello(&message).map(Some)
+/// What a client has said so far.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HelloState<T> {
+    /// All of it.
+    Complete(T),
+    /// Not all: nothing more can be told before so many bytes have come.
+    Needs(usize),
 }
 
-/// The handshake message, which may be spread over records. Nothing: not all of it has come.
-fn join_records(mut bytes: &[u8]) -> Result<Option<Vec<u8>>, HelloError> {
-    let mut message = Vec::new();
+/// The name of the host that a client asks for.
+pub fn read_server_name(bytes: &[u8]) -> Result<HelloState<String>, HelloError> {
+    match join_records(bytes)? {
+        HelloState::Complete(message) => parse_hello(&message).map(HelloState::Complete),
+        HelloState::Needs(length) => Ok(HelloState::Needs(length)),
+    }
+}
+
+/// The handshake message, which may be spread over records.
+fn join_records(bytes: &[u8]) -> Result<HelloState<Vec<u8>>, HelloError> {
+    let (mut message, mut at) = (Vec::new(), 0);
     loop {
         if let Some(header) = message.first_chunk::<4>() {
             let length = u32::from_be_bytes([0, header[1], header[2], header[3]]) as usize;
@@ -49,25 +61,27 @@ fn join_records(mut bytes: &[u8]) -> Result<Option<Vec<u8>>, HelloError> {
             if message.len() >= 4 + length {
                 // A client waits for an answer now: whatever more was in this record is not its hello.
                 return if message.len() == 4 + length {
-                    Ok(Some(message.split_off(4)))
+                    Ok(HelloState::Complete(message.split_off(4)))
                 } else {
                     Err(HelloError::Malformed)
                 };
             }
         }
-        let Some(header) = bytes.first_chunk::<RECORD_HEADER>() else {
-            return check_start(bytes).map(|()| None);
+        let rest = &bytes[at..];
+        let Some(header) = rest.first_chunk::<RECORD_HEADER>() else {
+            return check_start(rest).map(|()| HelloState::Needs(at + RECORD_HEADER));
         };
         check_start(header)?;
         let length = usize::from(u16::from_be_bytes([header[3], header[4]]));
         if length == 0 || length > MAX_RECORD {
             return Err(HelloError::Malformed);
         }
-        let Some((body, rest)) = bytes[RECORD_HEADER..].split_at_checked(length) else {
-            return Ok(None);
+        let end = at + RECORD_HEADER + length;
+        let Some(body) = bytes.get(at + RECORD_HEADER..end) else {
+            return Ok(HelloState::Needs(end));
         };
         message.extend_from_slice(body);
-        bytes = rest;
+        at = end;
     }
 }
 
@@ -174,13 +188,16 @@ pub(crate) mod tests {
     #[test]
     fn the_name_is_read_in_one_record_or_several_and_not_before_it_is_all_there() {
         let whole = client_hello("pypi.org");
-        assert_eq!(read_server_name(&whole), Ok(Some("pypi.org".into())));
+        let complete = Ok(HelloState::Complete("pypi.org".to_owned()));
+        assert_eq!(read_server_name(&whole), complete);
         for length in 0..whole.len() {
-            assert_eq!(read_server_name(&whole[..length]), Ok(None), "{length} bytes");
+            let needed = if length < RECORD_HEADER { RECORD_HEADER } else { whole.len() };
+            let state = read_server_name(&whole[..length]);
+            assert_eq!(state, Ok(HelloState::Needs(needed)), "{length} bytes");
         }
         let message = hello_with(&[server_name(b"pypi.org")]);
         let spread: Vec<u8> = message.chunks(7).flat_map(record).collect();
-        assert_eq!(read_server_name(&spread), Ok(Some("pypi.org".into())));
+        assert_eq!(read_server_name(&spread), complete);
     }
 
     #[test]

@@ -15,12 +15,13 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::client_hello::{MAX_HELLO_BYTES, read_server_name};
+use crate::client_hello::{HelloError, HelloState, MAX_HELLO_BYTES, read_server_name};
 use crate::dial::{DialError, Dialed, dial};
 use crate::http_relay::relay_http;
 use crate::policy::{Egress, Target, check_address, check_target};
 use crate::record::{ConnectionRecord, ConnectionVerdict};
-use crate::stream::GuestStream;
+use crate::special::OwnAddresses;
+use crate::stream::{ByteCounts, GuestStream};
 
 /// How long a client of the web may say nothing.
 const FIRST_BYTES_TIMEOUT: Duration = Duration::from_secs(120);
@@ -28,6 +29,8 @@ const FIRST_BYTES_TIMEOUT: Duration = Duration::from_secs(120);
 const COPY_BYTES: usize = 64 * 1024;
 /// The longest first line of a request that is looked for.
 const MAX_REQUEST_LINE: usize = 8 * 1024;
+/// How a TLS connection begins: a handshake, of major version 3.
+const TLS_START: [u8; 2] = [0x16, 3];
 /// Ports at which only TLS and HTTP are spoken.
 const WEB_PORTS: [u16; 2] = [80, 443];
 
@@ -50,27 +53,54 @@ enum Carried {
     Raw,
 }
 
+/// The record of a connection, written whatever becomes of it: also when it ends with its sandbox.
+struct PendingRecord {
+    egress: Arc<Egress>,
+    counts: ByteCounts,
+    record: Option<ConnectionRecord>,
+}
+
+impl PendingRecord {
+    fn of(egress: &Arc<Egress>, guest: &GuestStream, request: &OpenRequest) -> Self {
+        let reason = "the sandbox or its network ended first".into();
+        let record = ConnectionRecord {
+            host: request.host.clone(),
+            port: Some(request.port),
+            address: None,
+            via: Some(request.via),
+            verdict: ConnectionVerdict::Failed { reason },
+            sent: 0,
+            received: 0,
+        };
+        Self { egress: Arc::clone(egress), counts: guest.counts(), record: Some(record) }
+    }
+
+    fn set(&mut self, change: impl FnOnce(&mut ConnectionRecord)) {
+        self.record.iter_mut().for_each(change);
+    }
+}
+
+impl Drop for PendingRecord {
+    fn drop(&mut self) {
+        if let Some(mut record) = self.record.take() {
+            (record.sent, record.received) = self.counts.get();
+            self.egress.record(record);
+        }
+    }
+}
+
 /// Serves a connection from its request to its end.
 pub async fn serve_connection(egress: Arc<Egress>, guest: GuestStream, request: OpenRequest) {
-    let counts = guest.counts();
-    let (verdict, address) = match Target::parse(&request.host) {
+    let mut pending = PendingRecord::of(&egress, &guest, &request);
+    let verdict = match Target::parse(&request.host) {
         None => {
             let reason = format!("`{}` is no host name", request.host.escape_debug());
             guest.refuse(RefusalKind::Denied, &reason);
-            (ConnectionVerdict::Denied { reason }, None)
+            ConnectionVerdict::Denied { reason }
         }
-        Some(target) => serve_target(&egress, guest, &request, &target).await,
+        Some(target) => serve_target(&egress, guest, &request, &target, &mut pending).await,
     };
-    let (sent, received) = counts.get();
-    egress.record(ConnectionRecord {
-        host: request.host,
-        port: Some(request.port),
-        address,
-        via: Some(request.via),
-        verdict,
-        sent,
-        received,
-    });
+    pending.set(|record| record.verdict = verdict);
 }
 
 async fn serve_target(
@@ -78,32 +108,37 @@ async fn serve_target(
     guest: GuestStream,
     request: &OpenRequest,
     target: &Target,
-) -> (ConnectionVerdict, Option<std::net::IpAddr>) {
+    pending: &mut PendingRecord,
+) -> ConnectionVerdict {
     let rules = egress.follow_rules();
     let Dialed { socket, address, rule } = match dial(egress, target, request.port).await {
         Ok(dialed) => dialed,
         Err(DialError::Denied(reason)) => {
             guest.refuse(RefusalKind::Denied, &reason);
-            return (ConnectionVerdict::Denied { reason }, None);
+            return ConnectionVerdict::Denied { reason };
         }
         Err(DialError::Failed(reason)) => {
             guest.refuse(RefusalKind::Unreachable, &reason);
-            return (ConnectionVerdict::Failed { reason }, None);
+            return ConnectionVerdict::Failed { reason };
         }
     };
     guest.accept();
     let ip = address.ip();
+    // From now on it is allowed, also if it ends with its sandbox.
+    pending.set(|record| {
+        record.address = Some(ip);
+        record.verdict = ConnectionVerdict::Allowed { rule: rule.clone() };
+    });
     let lost = wait_until_denied(rules, target, ip, request.port);
     let relayed = tokio::select! {
         relayed = relay_checked(guest, socket, request, target) => relayed,
         reason = lost => Err(RelayError::Denied(reason)),
     };
-    let verdict = match relayed {
+    match relayed {
         Ok(()) => ConnectionVerdict::Allowed { rule },
         Err(RelayError::Denied(reason)) => ConnectionVerdict::Denied { reason },
         Err(RelayError::Failed(reason)) => ConnectionVerdict::Failed { reason },
-    };
-    (verdict, Some(ip))
+    }
 }
 
 /// Resolves when other rules are in force, under which this connection would not be made.
@@ -173,7 +208,19 @@ async fn relay_bytes(mut guest: GuestStream, mut socket: TcpStream) -> Result<()
 
 /// Tells by its first bytes what a connection carries, and refuses what does not name its host.
 async fn inspect(guest: &GuestStream, target: &Target, web: bool) -> Result<Carried, RelayError> {
-    guest.peek(|bytes, ended| judge_first_bytes(bytes, ended, target, web)).await?
+    // Not looked at again before there is something new to be seen.
+    let mut needed = 1;
+    let judge = |bytes: &[u8], ended| {
+        if bytes.len() < needed && !ended {
+            return None;
+        }
+        needed = match read_server_name(bytes) {
+            Ok(HelloState::Needs(length)) if length > bytes.len() => length,
+            Ok(HelloState::Needs(_) | HelloState::Complete(_)) | Err(_) => 1,
+        };
+        judge_first_bytes(bytes, ended, target, web)
+    };
+    guest.peek(judge).await?
 }
 
 /// Nothing: more bytes are needed.
@@ -183,12 +230,17 @@ fn judge_first_bytes(
     target: &Target,
     web: bool,
 ) -> Option<Result<Carried, RelayError>> {
-    let first = *bytes.first()?;
-    if first == 0x16 {
+    // Servers skip empty lines before a request.
+    let bytes = bytes.trim_ascii_start();
+    if bytes.first()? == &TLS_START[0] {
         return judge_tls(bytes, target, web);
     }
     match find_request_line(bytes) {
         RequestLine::Complete => Some(Ok(Carried::Http)),
+        RequestLine::Other => {
+            let reason = "HTTP/2 without TLS is not let through";
+            Some(Err(RelayError::Denied(reason.into())))
+        }
         RequestLine::Incomplete if !ended => None,
         RequestLine::Incomplete | RequestLine::None if web => {
             let reason = "at the ports of the web only TLS and HTTP/1 are let through";
@@ -201,17 +253,19 @@ fn judge_first_bytes(
 fn judge_tls(bytes: &[u8], target: &Target, web: bool) -> Option<Result<Carried, RelayError>> {
     let denied = |reason: String| Some(Err(RelayError::Denied(reason)));
     match read_server_name(bytes) {
-        Ok(None) if bytes.len() < MAX_HELLO_BYTES => None,
-        Ok(None) => denied("the TLS client's first message is too long".into()),
-        Ok(Some(name)) if target.is_same_host(&name) => Some(Ok(Carried::Tls)),
-        Ok(Some(name)) => denied(format!(
+        Ok(HelloState::Needs(_)) if bytes.len() < MAX_HELLO_BYTES => None,
+        Ok(HelloState::Needs(_)) => denied("the TLS client's first message is too long".into()),
+        Ok(HelloState::Complete(name)) if target.is_same_host(&name) => Some(Ok(Carried::Tls)),
+        Ok(HelloState::Complete(name)) => denied(format!(
             "the TLS client asks for `{}` over a connection to `{target}`",
             name.escape_debug()
         )),
         // A rule for an address lets through whatever is behind it.
         Err(_) if matches!(target, Target::Address(_)) => Some(Ok(Carried::Tls)),
-        // Bytes that merely begin like TLS.
-        Err(crate::client_hello::HelloError::Malformed) if !web => Some(Ok(Carried::Raw)),
+        // Bytes of another protocol, which merely begin with the same one.
+        Err(HelloError::Malformed) if !web && !bytes.starts_with(&TLS_START) => {
+            Some(Ok(Carried::Raw))
+        }
         Err(error) => denied(error.to_string()),
     }
 }
@@ -219,6 +273,8 @@ fn judge_tls(bytes: &[u8], target: &Target, web: bool) -> Option<Result<Carried,
 enum RequestLine {
     /// `METHOD target HTTP/1.x`.
     Complete,
+    /// Of another version of HTTP.
+    Other,
     Incomplete,
     None,
 }
@@ -231,12 +287,12 @@ fn find_request_line(bytes: &[u8]) -> RequestLine {
         }
         None => return RequestLine::None,
     };
-    let line = line.strip_suffix(b"\r").unwrap_or(line);
-    let version = line.rsplit(|byte| *byte == b' ').next().unwrap_or_default();
-    if matches!(version, b"HTTP/1.1" | b"HTTP/1.0") {
-        RequestLine::Complete
-    } else {
-        RequestLine::None
+    let line = line.trim_ascii_end();
+    let version = line.rsplit(u8::is_ascii_whitespace).next().unwrap_or_default();
+    match version {
+        b"HTTP/1.1" | b"HTTP/1.0" => RequestLine::Complete,
+        other if other.starts_with(b"HTTP/") => RequestLine::Other,
+        _ => RequestLine::None,
     }
 }
 

@@ -7,11 +7,12 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::policy::{Egress, Target, check_address, check_target};
+use crate::special::OwnAddresses;
 
 /// How long one address may take to answer.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(8);
 /// The most addresses that are tried.
-const MAX_ATTEMPTS: usize = 4;
+const MAX_ATTEMPTS: usize = 6;
 
 /// A connection to the host that was asked for.
 pub struct Dialed {
@@ -36,11 +37,14 @@ pub async fn dial(egress: &Egress, target: &Target, port: u16) -> Result<Dialed,
     let rule = check_target(&rules, target, port).map_err(DialError::Denied)?;
     let found = match target {
         Target::Address(address) => vec![*address],
-        Target::Name(name) => egress.resolver.resolve(name).await.map_err(DialError::Failed)?,
+        Target::Name(name) => {
+            egress.shared.resolver.resolve(name).await.map_err(DialError::Failed)?
+        }
     };
+    let own = OwnAddresses::list();
     let (mut allowed, mut refusal) = (Vec::new(), None);
     for address in found {
-        match check_address(&rules, address, port) {
+        match check_address(&rules, address, port, &own) {
             Ok(()) => allowed.push(SocketAddr::new(address, port)),
             Err(reason) => refusal = Some(reason),
         }
@@ -48,8 +52,15 @@ pub async fn dial(egress: &Egress, target: &Target, port: u16) -> Result<Dialed,
     if let (true, Some(reason)) = (allowed.is_empty(), refusal) {
         return Err(DialError::Denied(format!("`{target}` leads to {reason}")));
     }
-    let (socket, address) = connect_first(target, &allowed).await?;
+    let (socket, address) = connect_first(target, &alternate_families(allowed)).await?;
     Ok(Dialed { socket, address, rule })
+}
+
+/// One address of each family after the other: a host without the one still reaches the other.
+fn alternate_families(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    let (v4, v6): (Vec<_>, Vec<_>) = addresses.into_iter().partition(SocketAddr::is_ipv4);
+    let pairs = (0..v4.len().max(v6.len())).flat_map(|at| [v4.get(at), v6.get(at)]);
+    pairs.flatten().copied().collect()
 }
 
 async fn connect_first(
@@ -69,4 +80,17 @@ async fn connect_first(
         };
     }
     Err(DialError::Failed(last))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_families_are_among_the_first_that_are_tried() {
+        let parse = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let all = ["[2a00::1]:1", "[2a00::2]:1", "[2a00::3]:1", "1.1.1.1:1"].map(parse);
+        let order = alternate_families(all.to_vec());
+        assert_eq!(order, ["1.1.1.1:1", "[2a00::1]:1", "[2a00::2]:1", "[2a00::3]:1"].map(parse));
+    }
 }

@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use http::header::{HOST, HeaderName};
+use http::header::{CONNECTION, HOST, HeaderName, UPGRADE};
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use http_body_util::{Either, Full};
@@ -23,6 +23,8 @@ use crate::connection::RelayError;
 use crate::policy::Target;
 use crate::stream::GuestStream;
 
+/// The longest head of a request or an answer.
+const MAX_HEAD_BYTES: usize = 64 * 1024;
 /// Headers that are meant for a proxy.
 const PROXY_HEADERS: [HeaderName; 2] =
     [HeaderName::from_static("proxy-connection"), HeaderName::from_static("proxy-authorization")];
@@ -47,8 +49,11 @@ pub async fn relay_http(
     via: Via,
 ) -> Result<(), RelayError> {
     let failed = |error: hyper::Error| RelayError::Failed(error.to_string());
-    let (server, upstream) =
-        hyper::client::conn::http1::handshake(TokioIo::new(socket)).await.map_err(failed)?;
+    let (server, upstream) = hyper::client::conn::http1::Builder::new()
+        .max_buf_size(MAX_HEAD_BYTES)
+        .handshake(TokioIo::new(socket))
+        .await
+        .map_err(failed)?;
     let relay = Arc::new(HttpRelay {
         target: target.clone(),
         server: tokio::sync::Mutex::new(server),
@@ -65,21 +70,33 @@ pub async fn relay_http(
     let downstream = hyper::server::conn::http1::Builder::new()
         // A client of a proxy asks for other hosts over the same connection, if it is kept open.
         .keep_alive(via != Via::Http)
+        .max_buf_size(MAX_HEAD_BYTES)
         .serve_connection(TokioIo::new(guest), service)
         .with_upgrades();
     let upstream = upstream.with_upgrades();
     tokio::pin!(downstream, upstream);
+    let mut upstream_is_over = false;
     let served = tokio::select! {
         served = &mut downstream => served,
-        // The server has ended; the program still gets its last answer.
-        _ = &mut upstream => downstream.await,
+        // The server has ended: the program still gets its last answer, and asks elsewhere for the next.
+        _ = &mut upstream => {
+            upstream_is_over = true;
+            downstream.as_mut().graceful_shutdown();
+            downstream.await
+        }
     };
     if let Some(reason) = take(&relay.refusal) {
         return Err(RelayError::Denied(reason));
     }
     match take(&relay.upgrade) {
         Some((guest, server)) => {
-            let (upgraded, _) = tokio::join!(copy_upgraded(guest, server), upstream);
+            // What has handed its connection over must not be polled again.
+            let rest = async {
+                if !upstream_is_over {
+                    let _ = upstream.await;
+                }
+            };
+            let (upgraded, ()) = tokio::join!(copy_upgraded(guest, server), rest);
             upgraded.map_err(failed)?
         }
         None => served.map_err(failed)?,
@@ -106,7 +123,12 @@ impl HttpRelay {
             return response;
         }
         let guest = hyper::upgrade::on(&mut request);
-        match self.server.lock().await.send_request(rewrite_request(request)).await {
+        let mut server = self.server.lock().await;
+        let sent = match server.ready().await {
+            Ok(()) => server.send_request(rewrite_request(request)).await,
+            Err(error) => Err(error),
+        };
+        match sent {
             Ok(mut response) => {
                 if response.status() == StatusCode::SWITCHING_PROTOCOLS {
                     let server = hyper::upgrade::on(&mut response);
@@ -125,7 +147,7 @@ fn respond(status: StatusCode, reason: &str) -> Response<RelayBody> {
     let mut response = Response::new(Either::Right(body));
     *response.status_mut() = status;
     let close = http::HeaderValue::from_static("close");
-    response.headers_mut().insert(http::header::CONNECTION, close);
+    response.headers_mut().insert(CONNECTION, close);
     response
 }
 
@@ -168,7 +190,18 @@ fn rewrite_request<B>(mut request: Request<B>) -> Request<B> {
     for header in PROXY_HEADERS {
         request.headers_mut().remove(header);
     }
+    keep_to_known_upgrades(request.headers_mut());
     request
+}
+
+/// Of all that a connection may become, a WebSocket alone stays with its host. HTTP/2 would not.
+fn keep_to_known_upgrades(headers: &mut HeaderMap) {
+    let is_known = |value: &http::HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"websocket");
+    if !headers.get_all(UPGRADE).iter().all(is_known) {
+        for header in [UPGRADE, CONNECTION, HeaderName::from_static("http2-settings")] {
+            headers.remove(header);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -208,5 +241,17 @@ mod tests {
         let rewritten = rewrite_request(request.body(()).unwrap());
         assert_eq!(rewritten.uri(), "/x?y");
         assert!(rewritten.headers().is_empty());
+    }
+
+    #[test]
+    fn a_connection_becomes_a_websocket_and_nothing_else() {
+        let upgraded = |to: &[&str]| {
+            let request = Request::get("/").header(CONNECTION, "upgrade, http2-settings");
+            let request = request.header("http2-settings", "AAMAAABk");
+            let request = to.iter().fold(request, |request, to| request.header(UPGRADE, *to));
+            rewrite_request(request.body(()).unwrap()).headers().contains_key(UPGRADE)
+        };
+        assert!(upgraded(&["WebSocket"]));
+        assert!(!upgraded(&["h2c"]) && !upgraded(&["websocket", "h2c"]) && !upgraded(&["h2c, x"]));
     }
 }

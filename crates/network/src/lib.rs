@@ -21,7 +21,7 @@ mod resolver;
 mod special;
 mod stream;
 
-pub use policy::{Egress, EgressLimits};
+pub use policy::{Egress, EgressLimits, SharedNetwork};
 pub use record::{ConnectionLog, ConnectionRecord, ConnectionVerdict};
 pub use relay::{GUEST_ENVIRONMENT, NAME_SERVER, Relay};
-pub use resolver::{NameResolver, ResolverSettings};
+pub use resolver::ResolverSettings;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use stockade_core::{
     EgressDecision, EgressRule, canonical_host, decide_address, decide_name, list_ports,
 };
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::record::{ConnectionLog, ConnectionRecord, ConnectionVerdict};
-use crate::resolver::NameResolver;
-use crate::special::classify_address;
+use crate::resolver::{NameResolver, ResolverSettings};
+use crate::special::{OwnAddresses, classify_address};
 
 /// How much a sandbox may have of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,16 +19,34 @@ pub struct EgressLimits {
     pub connections: usize,
 }
 
+/// What all sandboxes of an engine share.
+pub struct SharedNetwork {
+    pub(crate) resolver: NameResolver,
+    /// Connections of all sandboxes together: each is an open file of the engine.
+    pub(crate) slots: Arc<Semaphore>,
+}
+
+/// The most connections of all sandboxes of an engine together.
+const MAX_SHARED_CONNECTIONS: usize = 512;
+
+impl SharedNetwork {
+    /// With name servers as these settings say.
+    pub fn new(settings: &ResolverSettings) -> stockade_core::Result<Self> {
+        let slots = Arc::new(Semaphore::new(MAX_SHARED_CONNECTIONS));
+        Ok(Self { resolver: NameResolver::new(settings)?, slots })
+    }
+}
+
 impl Default for EgressLimits {
     fn default() -> Self {
-        Self { connections: 512 }
+        Self { connections: 256 }
     }
 }
 
 /// What decides about the connections of one sandbox.
 pub struct Egress {
     rules: watch::Sender<Arc<[EgressRule]>>,
-    pub(crate) resolver: Arc<NameResolver>,
+    pub(crate) shared: Arc<SharedNetwork>,
     pub(crate) limits: EgressLimits,
     log: Arc<dyn ConnectionLog>,
 }
@@ -71,11 +89,11 @@ impl Egress {
     /// Decides by these rules, and records everything in `log`.
     pub fn new(
         rules: Vec<EgressRule>,
-        resolver: Arc<NameResolver>,
+        shared: Arc<SharedNetwork>,
         limits: EgressLimits,
         log: Arc<dyn ConnectionLog>,
     ) -> Self {
-        Self { rules: watch::Sender::new(rules.into()), resolver, limits, log }
+        Self { rules: watch::Sender::new(rules.into()), shared, limits, log }
     }
 
     /// Puts other rules in force. Connections that they do not allow are cut, and no others.
@@ -137,11 +155,12 @@ pub(crate) fn check_address(
     rules: &[EgressRule],
     address: IpAddr,
     port: u16,
+    own: &OwnAddresses,
 ) -> Result<(), String> {
     if let EgressDecision::Denied(rule) = decide_address(rules, address, port) {
         return Err(format!("{address} is denied by `{rule}`"));
     }
-    let Some(special) = classify_address(address) else {
+    let Some(special) = classify_address(address, own) else {
         return Ok(());
     };
     let means_it = |rule: &EgressRule| {
@@ -170,7 +189,7 @@ mod tests {
 
     #[test]
     fn special_addresses_are_opened_by_rules_that_mean_them_only() {
-        let address = |text: &str| text.parse().unwrap();
+        let (address, own) = (|text: &str| text.parse().unwrap(), OwnAddresses::list());
         for (rules, to, allowed) in [
             (&["a.org"][..], "10.0.0.1", false),
             (&["a.org"], "8.8.8.8", true),
@@ -179,12 +198,15 @@ mod tests {
             (&["10.0.0.0/8"], "10.0.0.1", true),
             (&["169.254.0.0/16"], "169.254.169.254", false),
             (&["169.254.169.254"], "169.254.169.254", true),
+            (&["fd00::/8"], "fd00:ec2::254", false),
+            (&["fd00::/8"], "fd12::1", true),
+            (&["::ffff:0:0/96"], "::ffff:169.254.169.254", false),
             (&["127.0.0.1"], "127.0.0.1", true),
             (&["127.0.0.1:81"], "127.0.0.1", false),
             (&["10.0.0.0/8", "!10.0.0.1"], "10.0.0.1", false),
             (&["!8.8.8.0/24"], "8.8.8.8", false),
         ] {
-            let checked = check_address(&parse_rules(rules), address(to), 80);
+            let checked = check_address(&parse_rules(rules), address(to), 80, &own);
             assert_eq!(checked.is_ok(), allowed, "{rules:?} {to}: {checked:?}");
         }
     }

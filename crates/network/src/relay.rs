@@ -45,9 +45,29 @@ const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The network of one sandbox. Dropping it ends every connection.
 pub struct Relay {
-    shared: Arc<RelayShared>,
+    writing: WritingTask,
     reader: JoinHandle<()>,
-    writer: JoinHandle<()>,
+}
+
+/// What sends to the helper. It ends with this value.
+struct WritingTask {
+    shared: Arc<RelayShared>,
+    task: JoinHandle<()>,
+}
+
+impl WritingTask {
+    fn start(shared: Arc<RelayShared>) -> Self {
+        let task = tokio::spawn(write_messages(Arc::clone(&shared)));
+        Self { shared, task }
+    }
+}
+
+impl Drop for WritingTask {
+    fn drop(&mut self) {
+        self.shared.outbox.close();
+        self.task.abort();
+        self.shared.streams.reset_all();
+    }
 }
 
 struct RelayShared {
@@ -75,21 +95,20 @@ impl Relay {
             control,
         });
         shared.outbox.send(&ToHelper::Setup(setup));
-        let writer = tokio::spawn(write_messages(shared.clone()));
+        let writing = WritingTask::start(Arc::clone(&shared));
         let mut reader = FrameReader { events, buffer: BytesMut::new() };
         let ready = timeout(READY_TIMEOUT, wait_until_ready(&mut reader)).await;
         if let Err(reason) = ready.unwrap_or_else(|_| Err("it does not answer".into())) {
-            shared.outbox.close();
             let message = format!("the sandbox's network cannot be set up: {reason}");
             return Err(Error::new(ErrorCode::System, "network", message));
         }
-        let reader = tokio::spawn(read_messages(shared.clone(), reader));
-        Ok(Self { shared, reader, writer })
+        let reader = tokio::spawn(read_messages(shared, reader));
+        Ok(Self { writing, reader })
     }
 
     /// What decides about connections.
     pub fn egress(&self) -> &Arc<Egress> {
-        &self.shared.egress
+        &self.writing.shared.egress
     }
 
     /// Whether the helper is there.
@@ -99,13 +118,14 @@ impl Relay {
 
     /// Connects to a port on the sandbox's own loopback.
     pub async fn connect(&self, port: u16) -> Result<GuestStream> {
+        let shared = &self.writing.shared;
         let number = {
-            let mut last = self.shared.last_own.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut last = shared.last_own.lock().unwrap_or_else(PoisonError::into_inner);
             *last += 2;
             *last
         };
-        let stream = self.shared.streams.open(number, &self.shared.outbox);
-        self.shared.outbox.send(&ToHelper::Connect(number, port));
+        let stream = shared.streams.open(number, &shared.outbox);
+        shared.outbox.send(&ToHelper::Connect(number, port));
         stream.wait_until_opened().await.map_err(|error| {
             let message = format!("nothing listens at port {port} of the sandbox");
             Error::new(ErrorCode::NotFound, "connect", message).source(error)
@@ -116,10 +136,7 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        self.shared.outbox.close();
         self.reader.abort();
-        self.writer.abort();
-        self.shared.streams.reset_all();
     }
 }
 
@@ -254,10 +271,15 @@ fn open_connection(
     connections: &mut JoinSet<()>,
 ) {
     let is_full = shared.streams.count() >= shared.egress.limits.connections;
+    let slot = Arc::clone(&shared.egress.shared.slots).try_acquire_owned();
     let stream = shared.streams.open(number, &shared.outbox);
-    if is_full {
-        stream.refuse(RefusalKind::Busy, "the sandbox has too many connections");
-        return;
-    }
-    connections.spawn(serve_connection(shared.egress.clone(), stream, request));
+    let Ok(slot) = slot.map_err(drop).and_then(|slot| if is_full { Err(()) } else { Ok(slot) })
+    else {
+        return stream.refuse(RefusalKind::Busy, "there are too many connections");
+    };
+    let egress = Arc::clone(&shared.egress);
+    connections.spawn(async move {
+        serve_connection(egress, stream, request).await;
+        drop(slot);
+    });
 }

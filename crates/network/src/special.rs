@@ -53,7 +53,16 @@ const SPECIAL_V4: &[SpecialRange<Ipv4Addr>] = &[
 ];
 
 const SPECIAL_V6: &[SpecialRange<Ipv6Addr>] = &[
-    // fd00:ec2::254, fd20:ce::254 and their kin are in the private range.
+    SpecialRange {
+        network: Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254),
+        prefix: 128,
+        reason: METADATA,
+    },
+    SpecialRange {
+        network: Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254),
+        prefix: 128,
+        reason: METADATA,
+    },
     range6([0xfc00, 0, 0, 0], 7, PRIVATE),
     range6([0xfe80, 0, 0, 0], 10, "link-local"),
     range6([0xfec0, 0, 0, 0], 10, PRIVATE),
@@ -80,8 +89,23 @@ pub struct Special {
     pub prefix: u8,
 }
 
+/// The addresses of this host's interfaces at one instant: they come and go.
+pub struct OwnAddresses(Option<Vec<IpAddr>>);
+
+impl OwnAddresses {
+    /// Lists them. Where they cannot be listed, every address may be one.
+    pub fn list() -> Self {
+        let listed = if_addrs::get_if_addrs();
+        Self(listed.ok().map(|all| all.iter().map(if_addrs::Interface::ip).collect()))
+    }
+
+    fn contains(&self, address: IpAddr) -> bool {
+        self.0.as_ref().is_none_or(|own| own.contains(&address))
+    }
+}
+
 /// Why an address is special. Nothing for an address of the public network.
-pub fn classify_address(address: IpAddr) -> Option<Special> {
+pub fn classify_address(address: IpAddr, own: &OwnAddresses) -> Option<Special> {
     let whole = |reason| Some(Special { reason, prefix: 128 });
     let found = match address {
         IpAddr::V4(v4) => {
@@ -96,7 +120,7 @@ pub fn classify_address(address: IpAddr) -> Option<Special> {
     };
     found.or_else(|| {
         let prefix = if address.is_ipv4() { 32 } else { 128 };
-        is_own_address(address).then_some(Special { reason: "this host's own address", prefix })
+        own.contains(address).then_some(Special { reason: "this host's own address", prefix })
     })
 }
 
@@ -106,14 +130,11 @@ fn is_isatap(address: Ipv6Addr) -> bool {
     matches!(flag, 0 | 0x200) && mark == 0x5efe
 }
 
-/// Asked anew each time: interfaces come and go. Where they cannot be listed, every address may be one.
-fn is_own_address(address: IpAddr) -> bool {
-    if_addrs::get_if_addrs().map_or(true, |all| all.iter().any(|own| own.ip() == address))
-}
-
 impl<A> SpecialRange<A> {
     fn special(&self) -> Special {
-        Special { reason: self.reason, prefix: self.prefix as u8 }
+        // What is wrapped may be any address: only a rule for that very one means it.
+        let prefix = if self.reason == WRAPPED { 128 } else { self.prefix as u8 };
+        Special { reason: self.reason, prefix }
     }
 }
 
@@ -176,7 +197,10 @@ mod tests {
             "2a00::5efe:8.8.8.8",
             "2a00::200:5efe:8.8.8.8",
         ] {
-            assert!(classify_address(address.parse().unwrap()).is_some(), "{address}");
+            assert!(
+                classify_address(address.parse().unwrap(), &OwnAddresses::list()).is_some(),
+                "{address}"
+            );
         }
     }
 
@@ -185,7 +209,11 @@ mod tests {
         for address in
             ["8.8.8.8", "1.1.1.1", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "2a00:1450::1"]
         {
-            assert_eq!(classify_address(address.parse().unwrap()), None, "{address}");
+            assert_eq!(
+                classify_address(address.parse().unwrap(), &OwnAddresses::list()),
+                None,
+                "{address}"
+            );
         }
     }
 }

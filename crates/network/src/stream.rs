@@ -10,6 +10,7 @@ use bytes::{Buf, BytesMut};
 use stockade_agent::protocol::network::{
     MAX_STREAM_DATA, RefusalKind, STREAM_WINDOW_BYTES, ToHelper,
 };
+use stockade_core::clean_foreign;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::outbox::Outbox;
@@ -182,7 +183,7 @@ impl GuestStream {
 
     /// Tells the program that there is none, and why.
     pub fn refuse(self, kind: RefusalKind, reason: &str) {
-        self.outbox.send(&ToHelper::Refused(self.number, kind, reason));
+        self.outbox.send(&ToHelper::Refused(self.number, kind, &clean_foreign(reason)));
         lock(&self.shared.state).reset = true;
     }
 

@@ -143,6 +143,12 @@ impl Setup {
     }
 }
 
+/// A host's name, which is never longer than this, with a dot at its end.
+fn take_host<'a>(from: &mut Take<'a>) -> Result<&'a str, DecodeError> {
+    let host = from.text()?;
+    if host.len() <= MAX_HOST_BYTES + 1 { Ok(host) } else { Err(DecodeError::Text) }
+}
+
 impl<'a> ToHelper<'a> {
     /// Appends it as a frame, or leaves `out` as it was.
     pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
@@ -271,10 +277,10 @@ impl<'a> FromHelper<'a> {
         }
         let number = from.u32()?;
         Ok(match tag {
-            3 => Self::Lookup(number, from.text()?),
+            3 => Self::Lookup(number, take_host(from)?),
             4 => Self::Open {
                 stream: number,
-                host: from.text()?,
+                host: take_host(from)?,
                 port: from.u16()?,
                 via: Via::take(from)?,
             },

@@ -13,7 +13,7 @@ use stockade_core::{
     Exit, ExitStatus, Process, ProcessControl, ProcessEvent, ProcessEvents, Result, StreamId,
 };
 use stockade_network::{
-    ConnectionLog, ConnectionRecord, Egress, EgressLimits, NameResolver, Relay, ResolverSettings,
+    ConnectionLog, ConnectionRecord, Egress, EgressLimits, Relay, ResolverSettings, SharedNetwork,
 };
 use tokio::sync::mpsc;
 
@@ -95,9 +95,9 @@ impl TestHelper {
         let log = Arc::new(KeptLog::default());
         // A server that never answers: a test resolves nothing but `localhost`.
         let settings = ResolverSettings { servers: vec!["127.0.0.1:9".parse().unwrap()] };
-        let resolver = Arc::new(NameResolver::new(&settings).unwrap());
+        let shared = Arc::new(SharedNetwork::new(&settings).unwrap());
         let limits = EgressLimits::default();
-        let egress = Arc::new(Egress::new(rules, resolver, limits, log.clone()));
+        let egress = Arc::new(Egress::new(rules, shared, limits, log.clone()));
         let process = Process {
             events: Box::new(HelperEvents(events)),
             control: Arc::new(HelperControl(control)),

@@ -93,6 +93,12 @@ fn parse_name(mut bytes: &[u8]) -> Option<(String, &[u8])> {
     }
 }
 
+/// "Malformed", as the whole reply to a query that cannot be read. Nothing for what is not even a query.
+pub fn refuse_query(message: &[u8]) -> Option<Vec<u8>> {
+    let header = message.get(..HEADER_LENGTH).filter(|header| header[2] & 0x80 == 0)?;
+    Some(vec![header[0], header[1], 0x80 | header[2] & 0x79, 0x81, 0, 0, 0, 0, 0, 0, 0, 0])
+}
+
 /// The reply to a question.
 pub fn build_reply(question: &Question, reply: Reply) -> Vec<u8> {
     let mut message = question.echoed.clone();
@@ -148,6 +154,15 @@ mod tests {
         query.extend([0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0]);
         let reply = build_reply(&parse_query(&query).unwrap(), Reply::NoSuchName);
         assert_eq!((reply.len(), reply[3] & 0x0F, &reply[10..12]), (question_end, 3, &[0, 0][..]));
+    }
+
+    #[test]
+    fn a_query_that_cannot_be_read_is_answered_as_malformed() {
+        let query = build_query(&[b"a b"], TYPE_A);
+        let reply = refuse_query(&query).unwrap();
+        assert_eq!(reply, [0xAB, 0xCD, 0x81, 0x81, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(refuse_query(&reply), None);
+        assert_eq!(refuse_query(&query[..11]), None);
     }
 
     #[test]

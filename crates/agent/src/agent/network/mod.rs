@@ -25,7 +25,7 @@ use super::files::WorkerStreams;
 use super::run::set_nonblocking;
 use crate::protocol::network::{FromHelper, MAX_STREAMS, RefusalKind, Setup, ToHelper};
 use crate::protocol::split_frame;
-use dns::{MAX_MESSAGE_BYTES, Question, Reply, build_reply, parse_query};
+use dns::{MAX_MESSAGE_BYTES, Question, Reply, build_reply, parse_query, refuse_query};
 use greeting::ProxyKind;
 use listeners::Listeners;
 use names::NameTable;
@@ -210,7 +210,7 @@ impl Helper {
             Source::Datagrams => self.receive_datagrams(),
             Source::QueryListener => self.tcp_queries.accept(&self.listeners.queries),
             Source::Query(number) => {
-                if let Some(message) = self.tcp_queries.read(number) {
+                for message in self.tcp_queries.read(number) {
                     self.start_query(&message, Asker::Connection(number));
                 }
             }
@@ -277,7 +277,12 @@ impl Helper {
     }
 
     fn start_query(&mut self, message: &[u8], asker: Asker) {
-        let Some(question) = parse_query(message) else { return };
+        let Some(question) = parse_query(message) else {
+            if let Some(reply) = refuse_query(message) {
+                self.send_answer(asker, &reply);
+            }
+            return;
+        };
         let number = self.next_query;
         self.next_query = self.next_query.wrapping_add(1);
         encode(&mut self.outbox, &FromHelper::Lookup(number, &question.name));
@@ -288,11 +293,14 @@ impl Helper {
     fn answer_query(&mut self, number: u32, ports: &[u16]) {
         let Some((question, asker)) = self.queries.remove(&number) else { return };
         let reply = self.find_reply(&question, ports);
-        let message = build_reply(&question, reply);
+        self.send_answer(asker, &build_reply(&question, reply));
+    }
+
+    fn send_answer(&mut self, asker: Asker, message: &[u8]) {
         match asker {
             // A program that does not take its answer asks again.
-            Asker::Datagram(to) => drop(self.listeners.datagrams.send_to(&message, to)),
-            Asker::Connection(connection) => self.tcp_queries.answer(connection, &message),
+            Asker::Datagram(to) => drop(self.listeners.datagrams.send_to(message, to)),
+            Asker::Connection(connection) => self.tcp_queries.answer(connection, message),
         }
     }
 

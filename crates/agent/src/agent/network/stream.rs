@@ -138,6 +138,10 @@ impl Stream {
             return Ok(());
         }
         self.write_inward(number, tell)?;
+        // Nothing more would be read from it, so this is the only sign that it is gone.
+        if ready.contains(PollFlags::ERR) && (self.outward_over || self.credit == 0) {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
         if ready.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) && !self.closing {
             self.read_outward(number, tell)?;
         }

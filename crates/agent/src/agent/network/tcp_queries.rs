@@ -36,27 +36,30 @@ impl TcpQueries {
         }
     }
 
-    /// The next whole message of a connection, if it has come. One that ended or is too long is closed.
-    pub fn read(&mut self, number: u32) -> Option<Vec<u8>> {
-        let (socket, said) = self.connections.get_mut(&number)?;
+    /// The whole messages of a connection that have come. One that ended, or whose message is too long, is
+    /// closed.
+    pub fn read(&mut self, number: u32) -> Vec<Vec<u8>> {
+        let Some((socket, said)) = self.connections.get_mut(&number) else { return Vec::new() };
         let mut buffer = [0; LENGTH_BYTES + MAX_MESSAGE_BYTES];
-        let room = buffer.len() - said.len();
-        match socket.read(&mut buffer[..room]) {
+        match socket.read(&mut buffer) {
             Ok(count @ 1..) => said.extend_from_slice(&buffer[..count]),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Vec::new(),
             Ok(_) | Err(_) => {
                 self.connections.remove(&number);
-                return None;
+                return Vec::new();
             }
         }
-        let length = usize::from(u16::from_be_bytes(*said.first_chunk()?));
-        if length > MAX_MESSAGE_BYTES {
-            self.connections.remove(&number);
-            return None;
+        let mut messages = Vec::new();
+        while let Some(length) = said.first_chunk().map(|it| u16::from_be_bytes(*it).into()) {
+            if length > MAX_MESSAGE_BYTES {
+                self.connections.remove(&number);
+                break;
+            }
+            let Some(message) = said.get(LENGTH_BYTES..LENGTH_BYTES + length) else { break };
+            messages.push(message.to_vec());
+            said.drain(..LENGTH_BYTES + length);
         }
-        let message = said.get(LENGTH_BYTES..LENGTH_BYTES + length)?.to_vec();
-        said.drain(..LENGTH_BYTES + length);
-        Some(message)
+        messages
     }
 
     /// Answers. A connection that does not take an answer at once is closed.
