@@ -200,7 +200,8 @@ fn without_any_place_for_state_the_remedy_is_told() {
 #[test]
 fn several_refusals_come_all_at_once() {
     let place = CliPlace::new();
-    let line = ["run", "--backend", "native", "--image", "oci:/etc", "--net", "a.example", "true"];
+    let line =
+        ["run", "--backend", "landlock", "--image", "oci:/etc", "--net", "a.example", "true"];
     let done = place.stockade(&line);
     assert_eq!((done.code, done.stderr.lines().count()), (125, 2), "{}", done.stderr);
     for feature in ["oci-image", "egress-allowlist"] {
@@ -214,13 +215,13 @@ fn several_refusals_come_all_at_once() {
 
 #[test]
 fn one_cause_is_one_line_and_every_backends_with_verbose() {
-    let place = CliPlace::new();
-    let asked = ["run", "--backend", "auto", "--net", "a.example", "true"];
-    place.stockade(&asked).is_refused(&["egress-allowlist: ", "remedy", "stockade explain"]);
+    let place = CliPlace::new().without_engine();
+    let asked = ["run", "--backend", "auto", "--image", "oci:/etc", "true"];
+    place.stockade(&asked).is_refused(&["oci-image: ", "remedy", "stockade explain"]);
     let done = place.stockade(&[&["--verbose"], &asked[..]].concat());
     assert_eq!(done.code, 125);
     for backend in ["native", "landlock"] {
-        let line = format!("stockade: refused: {backend}: egress-allowlist: ");
+        let line = format!("stockade: refused: {backend}: oci-image: ");
         assert!(done.stderr.contains(&line), "{}", done.stderr);
     }
 }
@@ -239,7 +240,7 @@ fn errors_are_json_where_json_was_asked_for() {
     let place = CliPlace::new();
     for (args, code) in [
         (&["run", "--json", "--mem", "lots", "true"][..], "invalid"),
-        (&["run", "--json", "--net", "a.example", "true"], "refused"),
+        (&["run", "--json", "--image", "oci:/etc", "true"], "refused"),
         (&["run", "--json", "--backend", "brick", "true"], "not-found"),
         (&["audit", "show", "--json", "nosuchjob"], "not-found"),
     ] {

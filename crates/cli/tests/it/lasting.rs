@@ -273,7 +273,7 @@ fn bad_use_is_refused_with_the_remedy_and_leaves_nothing() {
     place.stockade(&["create", "--lifetime", "soon"]).is_refused(&["soon", "30s"]);
     place.stockade(&["create", "--workspace", "/nowhere"]).is_refused(&["/nowhere"]);
     place
-        .stockade(&["create", "--backend", "native", "--net", "example.org"])
+        .stockade(&["create", "--backend", "landlock", "--net", "example.org"])
         .is_refused(&["egress"]);
     place.stockade(&["exec", &id]).is_refused(&["no command", "exec ID"]);
     place.stockade(&["exec", &id, "-t", "sh"]).is_refused(&["terminal"]);

@@ -78,6 +78,15 @@ impl CliPlace {
         fs::write(self.workspace().join(name), text).unwrap();
     }
 
+    /// Has its commands find no container engine, whatever this host has.
+    pub fn without_engine(self) -> Self {
+        let dir = self.path("home/.config/stockade");
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("config.toml"), "[docker]\nsocket = \"/nowhere/docker.sock\"\n")
+            .unwrap();
+        self
+    }
+
     /// Gives everything in the workspace to whom the commands run as.
     pub fn give_files(&self) {
         for entry in fs::read_dir(self.workspace()).unwrap() {
