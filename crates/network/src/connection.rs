@@ -76,7 +76,9 @@ impl PendingRecord {
     }
 
     fn set(&mut self, change: impl FnOnce(&mut ConnectionRecord)) {
-        self.record.iter_mut().for_each(change);
+        if let Some(record) = &mut self.record {
+            change(record);
+        }
     }
 }
 
@@ -154,8 +156,8 @@ async fn wait_until_denied(
             std::future::pending::<()>().await;
         }
         let now = rules.borrow_and_update().clone();
-        let checked =
-            check_target(&now, target, port).and_then(|_| check_address(&now, address, port));
+        let checked = check_target(&now, target, port)
+            .and_then(|_| check_address(&now, address, port, &OwnAddresses::list()));
         if let Err(reason) = checked {
             return reason;
         }
@@ -210,7 +212,7 @@ async fn relay_bytes(mut guest: GuestStream, mut socket: TcpStream) -> Result<()
 async fn inspect(guest: &GuestStream, target: &Target, web: bool) -> Result<Carried, RelayError> {
     // Not looked at again before there is something new to be seen.
     let mut needed = 1;
-    let judge = |bytes: &[u8], ended| {
+    let judge = |bytes: &[u8], ended: bool| {
         if bytes.len() < needed && !ended {
             return None;
         }

@@ -50,7 +50,8 @@ impl TcpQueries {
             }
         }
         let mut messages = Vec::new();
-        while let Some(length) = said.first_chunk().map(|it| u16::from_be_bytes(*it).into()) {
+        while let Some(prefix) = said.first_chunk() {
+            let length = usize::from(u16::from_be_bytes(*prefix));
             if length > MAX_MESSAGE_BYTES {
                 self.connections.remove(&number);
                 break;
