@@ -160,8 +160,13 @@ impl TestHelper {
     }
 
     /// Waits until the relay has ended.
-    pub async fn wait_for_end(&mut self) {
-        while self.hear().await.is_some() {}
+    pub async fn wait_for_end(&self) {
+        let ended = async {
+            while self.relay.as_ref().is_some_and(Relay::is_open) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(STEP_TIMEOUT, ended).await.expect("the relay ends");
     }
 
     /// Waits until so many connections are recorded.

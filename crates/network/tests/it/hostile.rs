@@ -33,7 +33,7 @@ async fn a_message_that_does_not_fit_ends_it() {
 async fn data_beyond_credit_ends_it() {
     let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = server.local_addr().unwrap();
-    let mut helper = TestHelper::start(&[rule_for(address)]).await;
+    let helper = TestHelper::start(&[rule_for(address)]).await;
     helper.open(1, "127.0.0.1", address.port());
     // Accepted by nobody and read by nobody.
     let chunk = [0; 64 * 1024];
@@ -46,7 +46,7 @@ async fn data_beyond_credit_ends_it() {
 #[tokio::test]
 async fn bytes_that_are_no_message_end_it() {
     for bytes in [&[0xFF; 64][..], &[1, 0, 0, 0, 99], &[0, 0, 0, 0]] {
-        let mut helper = TestHelper::start(&["a.org".into()]).await;
+        let helper = TestHelper::start(&["a.org".into()]).await;
         helper.say_bytes(bytes);
         helper.wait_for_end().await;
     }

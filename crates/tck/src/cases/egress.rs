@@ -31,7 +31,8 @@ pub(super) const EGRESS_CASES: &[Case] = &[
     case!("a connection carries requests for its own host only", "C-51", other_name)
         .needs(EGRESS_FEATURES),
     case!("a listed host does not open the network to addresses", "C-51", direct_address)
-        .needs(EGRESS_FEATURES),
+        .needs(EGRESS_FEATURES)
+        .isolation(),
 ];
 
 /// A server on the host's loopback that counts who came.
