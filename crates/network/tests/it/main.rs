@@ -9,5 +9,6 @@
 
 mod helper;
 mod hostile;
+mod http;
 mod policy;
 mod relayed;
