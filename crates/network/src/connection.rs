@@ -323,10 +323,18 @@ mod tests {
 
     #[test]
     fn the_ports_of_the_web_carry_tls_and_http_only() {
-        for bytes in [&b"SSH-2.0-x\r\n"[..], b"\x00\x01", b"PRI * HTTP/2.0\r\n\r\n", b"EHLO a\r\n"]
-        {
+        for bytes in [&b"SSH-2.0-x\r\n"[..], b"\x00\x01", b"EHLO a\r\n", b"\x16\x02\x00"] {
             assert!(matches!(judge(bytes, "a.org", true), Some(Err(RelayError::Denied(_)))));
             assert_eq!(judge(bytes, "a.org", false), Some(Ok(Carried::Raw)));
+        }
+        // No other spelling lets them through, at any port.
+        for web in [true, false] {
+            for bytes in [&b"PRI * HTTP/2.0\r\n\r\n"[..], b"\x16\x03\x01\x00\x00"] {
+                let judged = judge(bytes, "a.org", web);
+                assert!(matches!(judged, Some(Err(RelayError::Denied(_)))), "{judged:?}");
+            }
+            let spaced = judge(b"\r\n\nGET / HTTP/1.1 \r\n", "a.org", web);
+            assert_eq!(spaced, Some(Ok(Carried::Http)));
         }
         assert_eq!(judge(b"GET / HTTP/1.1\r\n", "a.org", true), Some(Ok(Carried::Http)));
         assert_eq!(judge(b"GET / HTTP/1.1\r\n", "a.org", false), Some(Ok(Carried::Http)));
