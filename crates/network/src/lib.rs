@@ -4,7 +4,7 @@
 //! programs make and asks, through the agent's pipe, for each name and each connection. Here is the one
 //! component that decides: it reads the name once ([`stockade_core::canonical_host`]), resolves it with its own
 //! resolver, checks every address, connects to exactly what it has checked, looks at what the first bytes say
-//! about the host ([`inspect`](crate::connection)), and records what it did.
+//! about the host, and records what it did.
 //!
 //! What the helper says is guest input: decoded strictly, bounded by credit, and the first message that does
 //! not fit ends the helper, and with it every connection (C-51, C-52).
