@@ -24,6 +24,14 @@ fn allocated_bytes(dir: &Path) -> u64 {
     files.map(|file| file.metadata().unwrap().blocks() * 512).sum()
 }
 
+/// A spec for programs that make deep trees. The disk watch would end them, if it looked in time: so deep a tree
+/// cannot be counted.
+fn spec_for_deep_trees(bench: &SshBench) -> SandboxSpec {
+    let mut spec = bench.spec();
+    spec.without.insert(Feature::DiskLimit);
+    spec
+}
+
 /// A command that goes on after it has said something.
 async fn start_command(
     bench: &SshBench,
@@ -97,9 +105,7 @@ async fn what_changed_here_is_kept_when_it_had_changed_there_before_it_was_sent(
 async fn a_tree_too_deep_to_be_copied_is_told_and_is_in_nobodys_way() {
     let sshd = Sshd::start();
     let bench = SshBench::new(vec![sshd.host()]).await;
-    let mut spec = bench.spec();
-    // The disk watch would end the program, if it looked in time: so deep a tree cannot be counted.
-    spec.without.insert(Feature::DiskLimit);
+    let spec = spec_for_deep_trees(&bench);
     let ran = bench.engine.run(spec, Command::shell(DEEP_TREE_SCRIPT)).await.unwrap();
     let outcome = ran.outcome().await;
     let Ending::Lost(why) = &outcome.ending else { panic!("{outcome:?}") };
@@ -113,7 +119,7 @@ async fn a_tree_too_deep_to_be_copied_is_told_and_is_in_nobodys_way() {
 async fn what_a_dead_process_left_there_is_removed_however_deep_it_is() {
     let sshd = Sshd::start();
     let bench = SshBench::new(vec![sshd.host()]).await;
-    let id = bench.engine.create(bench.spec()).await.unwrap();
+    let id = bench.engine.create(spec_for_deep_trees(&bench)).await.unwrap();
     let (_running, _follower) = start_command(&bench, &id, DEEP_TREE_SCRIPT).await;
     sshd.kill_carried();
     let measured = Ssh::new(vec![sshd.host()]).probe().await;
@@ -125,7 +131,7 @@ async fn what_a_dead_process_left_there_is_removed_however_deep_it_is() {
 async fn what_could_not_be_brought_back_at_the_end_is_an_error() {
     let sshd = Sshd::start();
     let bench = SshBench::new(vec![sshd.host()]).await;
-    let id = bench.engine.create(bench.spec()).await.unwrap();
+    let id = bench.engine.create(spec_for_deep_trees(&bench)).await.unwrap();
     let (running, _follower) = start_command(&bench, &id, DEEP_TREE_SCRIPT).await;
     // Its end cannot be told without its changes, so that it takes the sandbox along.
     let error = running.close().await.expect_err("the tree is lost");
