@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use rustix::fs::Mode;
 use rustix::mount::{MountFlags, mount};
@@ -27,6 +28,9 @@ use crate::vsock::Listener;
 const MODULES_DIR: &str = "/modules";
 /// The argument by which the second process is recognised.
 const SECOND_PROCESS_ARGUMENT: &str = "guest";
+/// How long a disk may take to appear.
+const DEVICE_TIMEOUT: Duration = Duration::from_secs(30);
+const DEVICE_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// The cgroup controllers enabled below the root group.
 const CGROUP_CONTROLLERS: &str = "+cpu +memory +pids";
 
@@ -81,6 +85,9 @@ fn prepare_root() -> io::Result<()> {
     fs::write("/new/sys/fs/cgroup/cgroup.subtree_control", CGROUP_CONTROLLERS)
         .map_err(|error| with_context("control groups", error))?;
     load_modules()?;
+    for device in ["/new/dev/vda", "/new/dev/vdb"] {
+        wait_for_device(device)?;
+    }
     let disk = format!("/new{GUEST_ROOT_DIR}");
     mount_filesystem(
         "/new/dev/vda",
@@ -115,6 +122,20 @@ fn mount_filesystem(
     fs::create_dir_all(target).map_err(failed)?;
     let data = std::ffi::CString::new(data)?;
     mount(source, target, kind, flags, data.as_c_str()).map_err(|error| failed(error.into()))
+}
+
+/// Drivers may find their devices after they were loaded: newer kernels do not wait for that.
+fn wait_for_device(path: &str) -> io::Result<()> {
+    let deadline = Instant::now() + DEVICE_TIMEOUT;
+    while !Path::new(path).exists() {
+        if Instant::now() >= deadline {
+            let devices = fs::read_dir("/new/sys/bus/virtio/devices").map_or(0, Iterator::count);
+            let message = format!("{path} does not appear; the bus has {devices} devices");
+            return Err(io::Error::new(io::ErrorKind::NotFound, message));
+        }
+        std::thread::sleep(DEVICE_POLL_INTERVAL);
+    }
+    Ok(())
 }
 
 fn load_modules() -> io::Result<()> {
