@@ -73,6 +73,10 @@ impl ProcessControl for Braked {
         self.control.kill().await
     }
 
+    async fn ended(&self) {
+        self.control.ended().await;
+    }
+
     async fn signal(&self, signal: Signal) -> Result<()> {
         self.control.signal(signal).await
     }
@@ -91,5 +95,41 @@ impl ProcessControl for Braked {
 
     async fn resize(&self, size: TerminalSize) -> Result<()> {
         self.control.resize(size).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    struct NoStopper;
+
+    #[async_trait]
+    impl Stopper for NoStopper {
+        async fn set(&self, _: bool) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The control of a program that has ended.
+    struct FinishedControl;
+
+    #[async_trait]
+    impl ProcessControl for FinishedControl {
+        async fn kill(&self) -> Result<()> {
+            Ok(())
+        }
+
+        async fn ended(&self) {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_a_program_is_passed_on() {
+        let brake = Brake::new(BackendName::literal("test"), NoStopper);
+        let braked = Braked { control: Arc::new(FinishedControl), brake };
+        let ended = tokio::time::timeout(Duration::from_secs(1), braked.ended()).await;
+        assert!(ended.is_ok(), "it never ends");
     }
 }
