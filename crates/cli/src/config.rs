@@ -75,7 +75,7 @@ impl Settings {
         self.ssh().program
     }
 
-    fn ssh(&self) -> ssh::factory::Settings {
+    fn ssh(&self) -> ssh::factory::SshSettings {
         // It was checked when it was read.
         stockade::backend::read_table(self.backend_table(&ssh::NAME)).unwrap_or_default()
     }

@@ -59,7 +59,7 @@ fn join_records(bytes: &[u8]) -> Result<HelloState<Vec<u8>>, HelloError> {
                 return Err(HelloError::Malformed);
             }
             if message.len() >= 4 + length {
-                // A client waits for an answer now: whatever more was in this record is not its hello.
+                // A client waits for the reply now: further bytes in this record are no part of its hello.
                 return if message.len() == 4 + length {
                     Ok(HelloState::Complete(message.split_off(4)))
                 } else {

@@ -53,7 +53,7 @@ enum Carried {
     Raw,
 }
 
-/// The record of a connection, written whatever becomes of it: also when it ends with its sandbox.
+/// The record of a connection, written when this value is dropped: also when the task is aborted.
 struct PendingRecord {
     egress: Arc<Egress>,
     counts: ByteCounts,
@@ -262,7 +262,7 @@ fn judge_tls(bytes: &[u8], target: &Target, web: bool) -> Option<Result<Carried,
             "the TLS client asks for `{}` over a connection to `{target}`",
             name.escape_debug()
         )),
-        // A rule for an address lets through whatever is behind it.
+        // A rule for an address does not say which name is served there.
         Err(_) if matches!(target, Target::Address(_)) => Some(Ok(Carried::Tls)),
         // Bytes of another protocol, which merely begin with the same one.
         Err(HelloError::Malformed) if !web && !bytes.starts_with(&TLS_START) => {

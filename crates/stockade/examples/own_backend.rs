@@ -30,32 +30,32 @@ impl Few {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take_place(&self, id: &SandboxId) -> Result<Place<'_>> {
+    fn reserve_slot(&self, id: &SandboxId) -> Result<SlotReservation<'_>> {
         let mut live = self.live();
         if live.len() >= self.most {
-            let message = format!("no place is left of {}", self.most);
+            let message = format!("no slot is left of {}", self.most);
             return Err(Error::new(ErrorCode::QuotaExceeded, "create", message)
                 .backend(NAME)
                 .remedy("end a sandbox"));
         }
         live.insert(id.clone());
-        Ok(Place { of: self, id: Some(id.clone()) })
+        Ok(SlotReservation { of: self, id: Some(id.clone()) })
     }
 }
 
-/// A place that is given back unless it is kept: a `create` that fails, or whose future is dropped, leaves nothing (C-32).
-struct Place<'a> {
+/// A slot that is freed unless it is kept: a `create` that fails, or whose future is dropped, leaves nothing (C-32).
+struct SlotReservation<'a> {
     of: &'a Few,
     id: Option<SandboxId>,
 }
 
-impl Place<'_> {
+impl SlotReservation<'_> {
     fn keep(mut self) {
         self.id = None;
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for SlotReservation<'_> {
     fn drop(&mut self) {
         if let Some(id) = &self.id {
             self.of.live().remove(id);
@@ -77,9 +77,9 @@ impl Backend for Few {
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
-        let place = self.take_place(id)?;
+        let slot = self.reserve_slot(id)?;
         let sandbox = self.inner.create(id, admitted).await?;
-        place.keep();
+        slot.keep();
         Ok(sandbox)
     }
 
@@ -89,9 +89,9 @@ impl Backend for Few {
         admitted: &Admitted,
         from: &Parts,
     ) -> Result<Arc<dyn Sandbox>> {
-        let place = self.take_place(id)?;
+        let slot = self.reserve_slot(id)?;
         let sandbox = self.inner.create_from(id, admitted, from).await?;
-        place.keep();
+        slot.keep();
         Ok(sandbox)
     }
 

@@ -1,4 +1,4 @@
-//! Stockade for Rust: runs commands that nobody vouches for, inside walls that are chosen, measured and read back.
+//! Stockade for Rust: runs untrusted commands inside walls that are chosen, measured and read back.
 //!
 //! # One command
 //!

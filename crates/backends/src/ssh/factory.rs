@@ -12,7 +12,7 @@ use crate::factory::{BackendFactory, TableReader, read_table};
 /// Other hosts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Settings {
+pub struct SshSettings {
     /// Those that sandboxes may be built on.
     pub hosts: Vec<Host>,
     /// The `stockade` that a teleport uses there; absent: the one in PATH.
@@ -23,21 +23,21 @@ pub struct Settings {
 pub fn factory() -> BackendFactory {
     BackendFactory {
         table: Some(TableReader {
-            check: |table| check_hosts(&Settings::deserialize(table)?),
+            check: |table| check_hosts(&SshSettings::deserialize(table)?),
             own_paths: |table| {
-                let settings: Settings = read_table(table.clone()).unwrap_or_default();
+                let settings: SshSettings = read_table(table.clone()).unwrap_or_default();
                 let files = settings.hosts.into_iter().filter_map(|host| host.config);
                 files.map(|file| (file, "the configuration of a host")).collect()
             },
         }),
         typical_start: Some("0.15 s"),
         ..BackendFactory::new(NAME, |table, _| {
-            Ok(Arc::new(Ssh::new(read_table::<Settings>(table)?.hosts)))
+            Ok(Arc::new(Ssh::new(read_table::<SshSettings>(table)?.hosts)))
         })
     }
 }
 
-fn check_hosts(settings: &Settings) -> Result<(), toml::de::Error> {
+fn check_hosts(settings: &SshSettings) -> Result<(), toml::de::Error> {
     let wrong = settings.hosts.iter().find_map(|host| Some((host, host.problem()?)));
     match wrong {
         Some((host, problem)) => {

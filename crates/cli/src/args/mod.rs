@@ -93,8 +93,9 @@ pub struct PlaceArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Environment")]
 pub struct SurroundingArgs {
-    /// Network: none, loopback, or a list of hosts. [default: loopback, where the backend has
-    /// one of its own]
+    /// Network: none, loopback, or what may be reached: names, *.name (one label), **.name (any
+    /// depth), addresses, each with an optional :port; preset:python|node|rust|go|debian|github;
+    /// ! before what is denied. [default: loopback, where the backend has one of its own]
     #[arg(long, alias = "network", value_name = "none|loopback|HOST[,HOST…]")]
     pub net: Option<NetArg>,
     /// Set an environment variable, or pass on yours of that name. Only language, time zone

@@ -58,7 +58,7 @@ fn fork_ten_ways() {
 #[test]
 fn own_backend() {
     let expected = "few: shared-kernel\none is there\n\
-                    quota-exceeded: no place is left of 1\nthe kit: passed\n";
+                    quota-exceeded: no slot is left of 1\nthe kit: passed\n";
     says("own_backend", expected);
 }
 

@@ -48,7 +48,7 @@ enum Asker {
 
 /// Something that can happen.
 #[derive(Debug, Clone, Copy)]
-enum Source {
+enum HelperSource {
     Input,
     Output,
     Datagrams,
@@ -155,7 +155,7 @@ impl Helper {
         self.flush().map(|()| true)
     }
 
-    fn wait_for_sources(&self) -> io::Result<Vec<(Source, PollFlags)>> {
+    fn wait_for_sources(&self) -> io::Result<Vec<(HelperSource, PollFlags)>> {
         let waits = self.list_sources();
         let mut fds: Vec<_> = waits.iter().map(|(_, fd, flags)| PollFd::new(fd, *flags)).collect();
         match poll(&mut fds, None) {
@@ -166,62 +166,68 @@ impl Helper {
         Ok(ready.map(|((source, ..), fd)| (*source, fd.revents())).collect())
     }
 
-    fn list_sources(&self) -> Vec<(Source, BorrowedFd<'_>, PollFlags)> {
-        let mut waits = vec![(Source::Input, self.input.as_fd(), PollFlags::IN)];
+    fn list_sources(&self) -> Vec<(HelperSource, BorrowedFd<'_>, PollFlags)> {
+        let mut waits = vec![(HelperSource::Input, self.input.as_fd(), PollFlags::IN)];
         if !self.outbox.is_empty() {
-            waits.push((Source::Output, self.output.as_fd(), PollFlags::OUT));
+            waits.push((HelperSource::Output, self.output.as_fd(), PollFlags::OUT));
         }
         let room = self.outbox.len() < HIGH_WATER_BYTES;
         if room && self.queries.len() < MAX_QUERIES {
-            waits.push((Source::Datagrams, self.listeners.datagrams.as_fd(), PollFlags::IN));
-            waits.push((Source::QueryListener, self.listeners.queries.as_fd(), PollFlags::IN));
+            waits.push((HelperSource::Datagrams, self.listeners.datagrams.as_fd(), PollFlags::IN));
+            waits.push((
+                HelperSource::QueryListener,
+                self.listeners.queries.as_fd(),
+                PollFlags::IN,
+            ));
             waits.extend(
                 self.tcp_queries
                     .fds()
-                    .map(|(number, fd)| (Source::Query(number), fd, PollFlags::IN)),
+                    .map(|(number, fd)| (HelperSource::Query(number), fd, PollFlags::IN)),
             );
         }
         if room && self.streams.len() < MAX_STREAMS {
             for (kind, listener) in &self.listeners.proxies {
-                waits.push((Source::Proxy(*kind), listener.as_fd(), PollFlags::IN));
+                waits.push((HelperSource::Proxy(*kind), listener.as_fd(), PollFlags::IN));
             }
             let names = self.listeners.names.iter().enumerate();
             waits.extend(
-                names.map(|(at, name)| (Source::Name(at), name.listener.as_fd(), PollFlags::IN)),
+                names.map(|(at, name)| {
+                    (HelperSource::Name(at), name.listener.as_fd(), PollFlags::IN)
+                }),
             );
         }
         // A stream that waits for nothing is still watched for the end of its connection.
         waits.extend(self.streams.iter().map(|(number, stream)| {
-            (Source::Stream(*number), stream.socket().as_fd(), stream.poll_flags(room))
+            (HelperSource::Stream(*number), stream.socket().as_fd(), stream.poll_flags(room))
         }));
         waits
     }
 
-    fn serve_source(&mut self, source: Source, flags: PollFlags) -> io::Result<bool> {
+    fn serve_source(&mut self, source: HelperSource, flags: PollFlags) -> io::Result<bool> {
         match source {
-            Source::Input => {
+            HelperSource::Input => {
                 if fill_inbox(&mut self.input, &mut self.inbox)? == 0 {
                     return Ok(false);
                 }
                 self.handle_inbox()?;
             }
             // Every turn ends by sending.
-            Source::Output => {}
-            Source::Datagrams => self.receive_datagrams(),
-            Source::QueryListener => self.tcp_queries.accept(&self.listeners.queries),
-            Source::Query(number) => {
+            HelperSource::Output => {}
+            HelperSource::Datagrams => self.receive_datagrams(),
+            HelperSource::QueryListener => self.tcp_queries.accept(&self.listeners.queries),
+            HelperSource::Query(number) => {
                 for message in self.tcp_queries.read(number) {
                     self.start_query(&message, Asker::Connection(number));
                 }
             }
-            Source::Proxy(kind) => {
+            HelperSource::Proxy(kind) => {
                 if let Some(socket) = self.listeners.accept_proxy(kind) {
                     let number = self.take_number();
                     self.streams.insert(number, Stream::to_proxy(socket, kind));
                 }
             }
-            Source::Name(at) => self.accept_name(at),
-            Source::Stream(number) => self.serve_stream(number, flags),
+            HelperSource::Name(at) => self.accept_name(at),
+            HelperSource::Stream(number) => self.serve_stream(number, flags),
         }
         Ok(true)
     }
