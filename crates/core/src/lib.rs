@@ -9,6 +9,7 @@ mod backend;
 mod boundary;
 mod capabilities;
 mod command;
+mod denied;
 mod error;
 mod feature;
 mod layers;
@@ -34,6 +35,7 @@ pub use backend::{
 pub use boundary::Boundary;
 pub use capabilities::{Capabilities, Gap, Support};
 pub use command::{Command, Run, Signal, Stdin, TerminalSize};
+pub use denied::{DeniedHost, MAX_DENIED_HOSTS, describe_denied_hosts};
 pub use error::{Error, ErrorCode, Result};
 pub use feature::Feature;
 pub use layers::Layers;

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, Enforcement, LimitKind, Signal, Span};
+use crate::{Bytes, DeniedHost, Enforcement, LimitKind, Signal, Span};
 
 /// How an execution ended, with everything a caller or a record wants to know.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +22,9 @@ pub struct Outcome {
     /// The limits that it ran into and was not ended for: a process that could not be started, a file that
     /// could not grow. What was dropped of its output is told beside the streams.
     pub limits_reached: Vec<LimitKind>,
+    /// The hosts that the network of its sandbox denied while it ran, at most
+    /// [`MAX_DENIED_HOSTS`](crate::MAX_DENIED_HOSTS) of them. Programs beside it in the sandbox are not told apart.
+    pub network_denied: Vec<DeniedHost>,
 }
 
 /// What ended an execution.
@@ -176,6 +179,9 @@ struct OutcomeWire {
     /// Absent in most, and in records of earlier versions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     limits_reached: Vec<LimitKind>,
+    /// Absent in most, and in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    network_denied: Vec<DeniedHost>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -210,6 +216,7 @@ impl From<Outcome> for OutcomeWire {
             usage: outcome.usage,
             limits: outcome.limits,
             limits_reached: outcome.limits_reached,
+            network_denied: outcome.network_denied,
         };
         match outcome.ending {
             Ending::Exited(exit_code) => Self { ending: EndingKind::Exited, exit_code, ..blank },
@@ -257,6 +264,7 @@ impl TryFrom<OutcomeWire> for Outcome {
             usage: wire.usage,
             limits: wire.limits,
             limits_reached: wire.limits_reached,
+            network_denied: wire.network_denied,
         })
     }
 }
@@ -273,6 +281,7 @@ mod tests {
             usage: Usage::default(),
             limits: Vec::new(),
             limits_reached: Vec::new(),
+            network_denied: Vec::new(),
         }
     }
 

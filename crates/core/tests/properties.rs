@@ -218,10 +218,15 @@ fn outcome() -> impl Strategy<Value = Outcome> {
             fuel,
         },
     );
-    (ending(), stream(), stream(), usage, vec(enforcement(), 0..4)).prop_map(
-        |(ending, stdout, stderr, usage, limits)| {
+    let text = || "[a-z0-9.:-]{1,12}";
+    let denied = (text(), option::of(any::<u16>()), option::of(text()), text()).prop_map(
+        |(host, port, allow_with, reason)| DeniedHost { host, port, allow_with, reason },
+    );
+    let limits = vec(enforcement(), 0..4);
+    (ending(), stream(), stream(), usage, limits, vec(denied, 0..3)).prop_map(
+        |(ending, stdout, stderr, usage, limits, network_denied)| {
             let limits_reached = limits.iter().map(Enforcement::limit).collect();
-            Outcome { ending, stdout, stderr, usage, limits, limits_reached }
+            Outcome { ending, stdout, stderr, usage, limits, limits_reached, network_denied }
         },
     )
 }

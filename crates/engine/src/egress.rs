@@ -13,8 +13,9 @@ use stockade_network::{
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use crate::denials::DenialWatchers;
 use crate::engine::{EngineInner, lock_mutex};
-use crate::journal::{Event, Journal};
+use crate::journal::{EgressVerdict, Event, Journal};
 use crate::sandboxes::{RunningSandbox, SandboxOrder};
 
 /// The most connections of one sandbox that were made and are recorded one by one.
@@ -60,12 +61,13 @@ impl EngineInner {
         &self,
         order: &SandboxOrder,
         sandbox: &dyn Sandbox,
+        denials: &Arc<DenialWatchers>,
     ) -> Result<Option<SandboxNetwork>> {
         let Network::Egress(rules) = &order.admitted.spec().network else {
             return Ok(None);
         };
         let shared = self.network.get(&self.config.resolver)?;
-        let (log, queue) = JournalLog::new(sandbox.id().clone());
+        let (log, queue) = JournalLog::new(sandbox.id().clone(), Arc::clone(denials));
         let egress = Egress::new(rules.clone(), shared, EgressLimits::default(), Arc::new(log));
         let helper = sandbox.open_network().await?;
         let relay = Relay::start(helper, Arc::new(egress)).await?;
@@ -76,7 +78,7 @@ impl EngineInner {
     /// Starts another relay in the place of the one there was: what it knew belongs to an earlier state.
     pub(crate) async fn reopen_network(&self, live: &RunningSandbox) -> Result<()> {
         self.close_network(live).await;
-        let network = self.open_network(&live.order, live.sandbox.as_ref()).await?;
+        let network = self.open_network(&live.order, live.sandbox.as_ref(), &live.denials).await?;
         *lock_mutex(&live.network) = network;
         Ok(())
     }
@@ -117,6 +119,7 @@ struct JournalLog {
     sandbox: SandboxId,
     queue: mpsc::Sender<Event>,
     seen: Mutex<SeenConnections>,
+    denials: Arc<DenialWatchers>,
 }
 
 #[derive(Default)]
@@ -143,32 +146,39 @@ impl SeenConnections {
 }
 
 impl JournalLog {
-    fn new(sandbox: SandboxId) -> (Self, mpsc::Receiver<Event>) {
+    fn new(sandbox: SandboxId, denials: Arc<DenialWatchers>) -> (Self, mpsc::Receiver<Event>) {
         let (queue, events) = mpsc::channel(RECORD_QUEUE_LEN);
-        (Self { sandbox, queue, seen: Mutex::default() }, events)
+        (Self { sandbox, queue, seen: Mutex::default(), denials }, events)
+    }
+}
+
+fn build_connection_event(sandbox: SandboxId, record: ConnectionRecord) -> Event {
+    let (verdict, rule, reason) = match record.verdict {
+        ConnectionVerdict::Allowed { rule } => (EgressVerdict::Allowed, Some(rule), None),
+        ConnectionVerdict::Denied { reason, .. } => (EgressVerdict::Denied, None, Some(reason)),
+        ConnectionVerdict::Failed { rule, reason } => (EgressVerdict::Failed, rule, Some(reason)),
+    };
+    Event::Connection {
+        sandbox,
+        host: clean_foreign(&record.host),
+        port: record.port,
+        address: record.address,
+        begun: record.begun.into(),
+        verdict,
+        rule,
+        reason: reason.map(|reason| clean_foreign(&reason)),
+        sent: record.sent,
+        received: record.received,
     }
 }
 
 impl ConnectionLog for JournalLog {
     fn record(&self, record: ConnectionRecord) {
+        self.denials.add_record(&record);
         if !lock_mutex(&self.seen).admit_record(&record) {
             return;
         }
-        let (allowed, reason) = match record.verdict {
-            ConnectionVerdict::Allowed { rule } => (true, rule),
-            ConnectionVerdict::Failed { reason } => (true, reason),
-            ConnectionVerdict::Denied { reason } => (false, reason),
-        };
-        let event = Event::Connection {
-            sandbox: self.sandbox.clone(),
-            host: clean_foreign(&record.host),
-            port: record.port,
-            address: record.address,
-            allowed,
-            reason: clean_foreign(&reason),
-            sent: record.sent,
-            received: record.received,
-        };
+        let event = build_connection_event(self.sandbox.clone(), record);
         if self.queue.try_send(event).is_err() {
             lock_mutex(&self.seen).omitted += 1;
         }
@@ -191,22 +201,70 @@ mod tests {
     use super::*;
 
     fn record_of(host: &str, verdict: ConnectionVerdict) -> ConnectionRecord {
-        let (sent, received) = (0, 0);
-        let host = host.to_owned();
-        ConnectionRecord { host, port: None, address: None, via: None, verdict, sent, received }
+        ConnectionRecord {
+            host: host.to_owned(),
+            port: None,
+            address: None,
+            via: None,
+            begun: std::time::SystemTime::UNIX_EPOCH,
+            verdict,
+            sent: 0,
+            received: 0,
+        }
+    }
+
+    fn denied() -> ConnectionVerdict {
+        ConnectionVerdict::Denied { reason: "no rule".into(), missing_rule: Some("a.org".into()) }
     }
 
     #[test]
     fn denials_do_not_use_up_the_room_for_connections() {
-        let (denied, allowed) = (
-            ConnectionVerdict::Denied { reason: String::new() },
-            ConnectionVerdict::Allowed { rule: String::new() },
-        );
+        let allowed = ConnectionVerdict::Allowed { rule: String::new() };
         let mut seen = SeenConnections::default();
         let admitted =
-            (0..5000).filter(|it| seen.admit_record(&record_of(&it.to_string(), denied.clone())));
+            (0..5000).filter(|it| seen.admit_record(&record_of(&it.to_string(), denied())));
         assert_eq!(admitted.count(), MAX_RECORDED_DENIALS);
         assert!(seen.admit_record(&record_of("a.org", allowed)));
         assert_eq!(seen.omitted, 5000 - MAX_RECORDED_DENIALS as u64);
+    }
+
+    #[test]
+    fn a_record_tells_allowed_denied_and_failed_apart() {
+        let failed = |rule: Option<&str>| ConnectionVerdict::Failed {
+            rule: rule.map(str::to_owned),
+            reason: "no such name".into(),
+        };
+        let allowed = ConnectionVerdict::Allowed { rule: "a.org".into() };
+        let no_name = Some("no such name");
+        for (verdict, told) in [
+            (allowed, [Some("allowed"), Some("a.org"), None]),
+            (denied(), [Some("denied"), None, Some("no rule")]),
+            (failed(Some("a.org")), [Some("failed"), Some("a.org"), no_name]),
+            (failed(None), [Some("failed"), None, no_name]),
+        ] {
+            let record = record_of("a.org", verdict);
+            let event = build_connection_event("boxa".parse().unwrap(), record);
+            let json = serde_json::to_value(&event).unwrap();
+            let fields = ["verdict", "rule", "reason"].map(|key| json[key].as_str());
+            assert_eq!(fields, told);
+            assert_eq!(serde_json::from_value::<Event>(json).unwrap(), event);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_denial_that_is_recorded_once_is_told_to_each_execution() {
+        let denials = Arc::new(DenialWatchers::default());
+        let (log, mut queue) = JournalLog::new("boxa".parse().unwrap(), Arc::clone(&denials));
+        for _ in 0..2 {
+            let watch = denials.watch();
+            log.record(record_of("a.org", denied()));
+            let told = watch.finish();
+            assert_eq!(told.len(), 1);
+            assert_eq!(told[0].allow_with.as_deref(), Some("a.org"));
+        }
+        drop(log);
+        assert!(matches!(queue.recv().await, Some(Event::Connection { .. })));
+        assert!(matches!(queue.recv().await, Some(Event::ConnectionsOmitted { count: 1, .. })));
+        assert!(queue.recv().await.is_none());
     }
 }

@@ -299,6 +299,7 @@ mod tests {
             usage: Usage::default(),
             limits: vec![],
             limits_reached: vec![],
+            network_denied: vec![],
         }
     }
 

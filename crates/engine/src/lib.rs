@@ -5,6 +5,7 @@
 
 mod capture;
 mod config;
+mod denials;
 mod egress;
 mod engine;
 mod execution;
@@ -31,8 +32,8 @@ pub use execution::{Execution, Watcher};
 pub use history::{HistoryBounds, OutputEvent, Subscription};
 pub use host_views::{OwnPath, real as real_path};
 pub use journal::{
-    Break, Damage, Digest, Event, Filter, Follower, Job, Jobs, Journal, JournalOptions, NewestJobs,
-    Prune, Receipt, Record, Records, Removed, Verdict,
+    Break, Damage, Digest, EgressVerdict, Event, Filter, Follower, Job, Jobs, Journal,
+    JournalOptions, NewestJobs, Prune, Receipt, Record, Records, Removed, Verdict,
 };
 pub use lease::{
     KillRequest, Lease, LeaseBody, LeaseInfo, LeaseListing, Leases, MalformedLease, StaleLease,

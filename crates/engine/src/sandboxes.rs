@@ -5,14 +5,15 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use stockade_core::{
-    Admitted, Backend, CarriedProgram, Command, EffectiveLimits, Ending, EnvName, Error, ErrorCode,
-    Network, Outcome, Parts, Process, Result, Sandbox, SandboxId, Signal, SnapshotId, StartFailure,
-    Stdin, StreamReport, Usage,
+    Admitted, Backend, CarriedProgram, Command, DeniedHost, EffectiveLimits, Ending, EnvName, Error,
+    ErrorCode, Network, Outcome, Parts, Process, Result, Sandbox, SandboxId, Signal, SnapshotId,
+    StartFailure, Stdin, StreamReport, Usage,
 };
 use stockade_fs::fresh_id;
 use stockade_network::GUEST_ENVIRONMENT;
 use tokio::sync::watch;
 
+use crate::denials::{DenialWatch, DenialWatchers};
 use crate::egress::SandboxNetwork;
 use crate::engine::{EngineInner, lock_mutex};
 use crate::execution::{ControlSlot, FinishedExecution, SharedExecution};
@@ -69,18 +70,21 @@ pub(crate) struct RunningSandbox {
     pub seat: Option<Seated>,
     /// What relays its connections, where it may have any.
     pub network: Mutex<Option<SandboxNetwork>>,
+    /// What that denies, for each execution.
+    pub denials: Arc<DenialWatchers>,
 }
 
 impl RunningSandbox {
     fn new(
         order: &SandboxOrder,
         sandbox: Arc<dyn Sandbox>,
-        network: Option<SandboxNetwork>,
+        (network, denials): (Option<SandboxNetwork>, Arc<DenialWatchers>),
         lease: Lease,
     ) -> Self {
         let lease = tokio::sync::Mutex::new(Some(lease));
         let (order, network) = (order.clone(), Mutex::new(network));
-        Self { order, sandbox, lease, executions: Mutex::default(), seat: None, network }
+        let executions = Mutex::default();
+        Self { order, sandbox, lease, executions, seat: None, network, denials }
     }
 
     /// Takes it over for a caller, whose labels it has from now on.
@@ -106,6 +110,8 @@ impl RunningSandbox {
 /// A program that was started, and what it is held to.
 struct StartedCommand {
     process: Process,
+    /// What the network denies meanwhile.
+    denials: DenialWatch,
     stdin: Stdin,
     limits: EffectiveLimits,
     terminal: bool,
@@ -114,10 +120,15 @@ struct StartedCommand {
 }
 
 impl StartedCommand {
-    fn of(process: Process, command: &Command, live: &RunningSandbox, one_shot: bool) -> Self {
+    fn of(
+        (process, denials): (Process, DenialWatch),
+        command: &Command,
+        live: &RunningSandbox,
+        one_shot: bool,
+    ) -> Self {
         let limits = live.order.admitted.limits_for(command);
         let (stdin, terminal) = (command.stdin.clone(), command.terminal.is_some());
-        Self { process, stdin, limits, terminal, one_shot }
+        Self { process, denials, stdin, limits, terminal, one_shot }
     }
 }
 
@@ -193,8 +204,8 @@ impl EngineInner {
                 Err(error) => Err(error),
             };
             match spawned {
-                Ok(process) => {
-                    let started = StartedCommand::of(process, &command, &live, true);
+                Ok(spawned) => {
+                    let started = StartedCommand::of(spawned, &command, &live, true);
                     tokio::spawn(self.see_through(live, shared, started));
                     Ok(())
                 }
@@ -220,8 +231,8 @@ impl EngineInner {
         in_a_task(async move {
             live.remember_execution(&shared);
             match self.spawn(&live, &command, &shared).await {
-                Ok(process) => {
-                    let started = StartedCommand::of(process, &command, &live, false);
+                Ok(spawned) => {
+                    let started = StartedCommand::of(spawned, &command, &live, false);
                     tokio::spawn(self.see_through(live, shared, started));
                     Ok(())
                 }
@@ -312,10 +323,11 @@ impl EngineInner {
         lease: Lease,
         mut cancelled: watch::Receiver<bool>,
     ) -> Result<RunningSandbox, NotBuilt> {
+        let denials: Arc<DenialWatchers> = Arc::default();
         let create = async {
             let sandbox = order.build(id).await?;
             // In a box: few sandboxes have one, and its future is large.
-            let network = Box::pin(self.open_network(order, sandbox.as_ref())).await?;
+            let network = Box::pin(self.open_network(order, sandbox.as_ref(), &denials)).await?;
             Ok((sandbox, network))
         };
         let created = tokio::select! {
@@ -327,7 +339,9 @@ impl EngineInner {
             }
         };
         match created {
-            Ok((sandbox, network)) => Ok(RunningSandbox::new(order, sandbox, network, lease)),
+            Ok((sandbox, network)) => {
+                Ok(RunningSandbox::new(order, sandbox, (network, denials), lease))
+            }
             Err(error) => {
                 // A create that failed may not leave anything, but that is checked, not assumed. If
                 // it cannot be confirmed the lease stays, and with it the duty to reap.
@@ -354,8 +368,10 @@ impl EngineInner {
         live: &RunningSandbox,
         command: &Command,
         shared: &SharedExecution,
-    ) -> Result<Process> {
+    ) -> Result<(Process, DenialWatch)> {
         live.check_network()?;
+        // Before it runs: what it does first is told too.
+        let denials = live.denials.watch();
         let limits = live.order.admitted.limits_for(command);
         let resolved = resolve_command(command, &live.order.admitted)?;
         let spawn = live.sandbox.spawn(&resolved, &limits);
@@ -363,7 +379,7 @@ impl EngineInner {
         let process =
             spawned.unwrap_or_else(|_| Err(too_slow("spawn", live.order.backend.as_ref())))?;
         let _ = shared.control.set(ControlSlot(Arc::clone(&process.control)));
-        Ok(process)
+        Ok((process, denials))
     }
 
     /// Opens a record for each program that went on when the sandbox was made from a captured state: it is an
@@ -378,7 +394,8 @@ impl EngineInner {
             let shared = self.begin_record(fresh_id()?, &live.order, id, &command).await?;
             let _ = shared.control.set(ControlSlot(Arc::clone(&process.control)));
             live.remember_execution(&shared);
-            let mut started = StartedCommand::of(process, &command, live, false);
+            let carried = (process, live.denials.watch());
+            let mut started = StartedCommand::of(carried, &command, live, false);
             started.limits.wall_time = live.order.admitted.spec().limits.wall_time;
             tokio::spawn(Arc::clone(self).see_through(Arc::clone(live), shared, started));
         }
@@ -392,7 +409,7 @@ impl EngineInner {
         shared: Arc<SharedExecution>,
         started: StartedCommand,
     ) {
-        let StartedCommand { process, stdin, limits, terminal, one_shot } = started;
+        let StartedCommand { process, denials, stdin, limits, terminal, one_shot } = started;
         // A terminal's output is not logged: no user expects a transcript of it on disk.
         let kept = self.config.keep_output && !terminal;
         let log = kept.then(|| self.output_logs.writer(&shared.job));
@@ -414,11 +431,17 @@ impl EngineInner {
         };
         // A reader of the outcome may destroy at once: no lease is held here by then.
         drop(live);
-        self.finish(&shared, ended, released).await;
+        self.finish(&shared, ended, denials.finish(), released).await;
     }
 
     /// Closes the record and reveals the outcome.
-    async fn finish(&self, shared: &SharedExecution, ended: SupervisedEnd, released: Result<()>) {
+    async fn finish(
+        &self,
+        shared: &SharedExecution,
+        ended: SupervisedEnd,
+        network_denied: Vec<DeniedHost>,
+        released: Result<()>,
+    ) {
         let outcome = Outcome {
             ending: ended.ending,
             stdout: ended.stdout,
@@ -426,6 +449,7 @@ impl EngineInner {
             usage: ended.usage,
             limits: shared.limits.clone(),
             limits_reached: ended.limits_reached,
+            network_denied,
         };
         let log =
             self.config.keep_output.then(|| self.output_logs.reference(&shared.job)).flatten();
@@ -461,7 +485,7 @@ impl EngineInner {
             limits_reached: Vec::new(),
             confirmed: true,
         };
-        self.finish(shared, ended, released).await;
+        self.finish(shared, ended, Vec::new(), released).await;
         error
     }
 }

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use stockade_agent::protocol::network::{RefusalKind, Via};
 use stockade_core::EgressRule;
@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use crate::client_hello::{HelloError, HelloState, MAX_HELLO_BYTES, read_server_name};
 use crate::dial::{DialError, Dialed, dial};
 use crate::http_relay::relay_http;
-use crate::policy::{Egress, Target, check_address, check_target};
+use crate::policy::{Denial, Egress, Target, check_address, check_target, describe_no_host};
 use crate::record::{ConnectionRecord, ConnectionVerdict};
 use crate::special::OwnAddresses;
 use crate::stream::{ByteCounts, GuestStream};
@@ -68,7 +68,8 @@ impl PendingRecord {
             port: Some(request.port),
             address: None,
             via: Some(request.via),
-            verdict: ConnectionVerdict::Failed { reason },
+            begun: SystemTime::now(),
+            verdict: ConnectionVerdict::Failed { rule: None, reason },
             sent: 0,
             received: 0,
         };
@@ -80,10 +81,14 @@ impl PendingRecord {
             change(record);
         }
     }
-}
 
-impl Drop for PendingRecord {
-    fn drop(&mut self) {
+    /// Writes it with this verdict, once.
+    fn conclude(&mut self, verdict: ConnectionVerdict) {
+        self.set(|record| record.verdict = verdict);
+        self.write();
+    }
+
+    fn write(&mut self) {
         if let Some(mut record) = self.record.take() {
             (record.sent, record.received) = self.counts.get();
             self.egress.record(record);
@@ -91,18 +96,28 @@ impl Drop for PendingRecord {
     }
 }
 
+impl Drop for PendingRecord {
+    fn drop(&mut self) {
+        self.write();
+    }
+}
+
 /// Serves a connection from its request to its end.
 pub async fn serve_connection(egress: Arc<Egress>, guest: GuestStream, request: OpenRequest) {
     let mut pending = PendingRecord::of(&egress, &guest, &request);
-    let verdict = match Target::parse(&request.host) {
-        None => {
-            let reason = format!("`{}` is no host name", request.host.escape_debug());
-            guest.refuse(RefusalKind::Denied, &reason);
-            ConnectionVerdict::Denied { reason }
+    match Target::parse(&request.host) {
+        None => refuse_denied(guest, describe_no_host(&request.host).into(), &mut pending),
+        Some(target) => {
+            let verdict = serve_target(&egress, guest, &request, &target, &mut pending).await;
+            pending.conclude(verdict);
         }
-        Some(target) => serve_target(&egress, guest, &request, &target, &mut pending).await,
-    };
-    pending.set(|record| record.verdict = verdict);
+    }
+}
+
+/// Recorded before the program hears of it: one that ends at once still has its denial told in its outcome.
+fn refuse_denied(guest: GuestStream, denial: Denial, pending: &mut PendingRecord) {
+    pending.conclude(denial.clone().into());
+    guest.refuse(RefusalKind::Denied, &denial.reason);
 }
 
 async fn serve_target(
@@ -115,13 +130,13 @@ async fn serve_target(
     let rules = egress.follow_rules();
     let Dialed { socket, address, rule } = match dial(egress, target, request.port).await {
         Ok(dialed) => dialed,
-        Err(DialError::Denied(reason)) => {
-            guest.refuse(RefusalKind::Denied, &reason);
-            return ConnectionVerdict::Denied { reason };
+        Err(DialError::Denied(denial)) => {
+            refuse_denied(guest, denial.clone(), pending);
+            return denial.into();
         }
-        Err(DialError::Failed(reason)) => {
+        Err(DialError::Failed { rule, reason }) => {
             guest.refuse(RefusalKind::Unreachable, &reason);
-            return ConnectionVerdict::Failed { reason };
+            return ConnectionVerdict::Failed { rule: Some(rule), reason };
         }
     };
     guest.accept();
@@ -134,12 +149,12 @@ async fn serve_target(
     let lost = wait_until_denied(rules, target, ip, request.port);
     let relayed = tokio::select! {
         relayed = relay_checked(guest, socket, request, target) => relayed,
-        reason = lost => Err(RelayError::Denied(reason)),
+        denial = lost => Err(RelayError::Denied(denial)),
     };
     match relayed {
         Ok(()) => ConnectionVerdict::Allowed { rule },
-        Err(RelayError::Denied(reason)) => ConnectionVerdict::Denied { reason },
-        Err(RelayError::Failed(reason)) => ConnectionVerdict::Failed { reason },
+        Err(RelayError::Denied(denial)) => denial.into(),
+        Err(RelayError::Failed(reason)) => ConnectionVerdict::Failed { rule: Some(rule), reason },
     }
 }
 
@@ -149,7 +164,7 @@ async fn wait_until_denied(
     target: &Target,
     address: std::net::IpAddr,
     port: u16,
-) -> String {
+) -> Denial {
     loop {
         if rules.changed().await.is_err() {
             // The policy ends with the sandbox, which ends the connection by itself.
@@ -158,8 +173,8 @@ async fn wait_until_denied(
         let now = rules.borrow_and_update().clone();
         let checked = check_target(&now, target, port)
             .and_then(|_| check_address(&now, address, port, &OwnAddresses::list()));
-        if let Err(reason) = checked {
-            return reason;
+        if let Err(denial) = checked {
+            return denial;
         }
     }
 }
@@ -168,7 +183,7 @@ async fn wait_until_denied(
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RelayError {
     /// What went over it is not allowed.
-    Denied(String),
+    Denied(Denial),
     /// It broke.
     Failed(String),
 }
@@ -253,7 +268,7 @@ fn judge_first_bytes(
 }
 
 fn judge_tls(bytes: &[u8], target: &Target, web: bool) -> Option<Result<Carried, RelayError>> {
-    let denied = |reason: String| Some(Err(RelayError::Denied(reason)));
+    let denied = |reason: String| Some(Err(RelayError::Denied(reason.into())));
     match read_server_name(bytes) {
         Ok(HelloState::Needs(_)) if bytes.len() < MAX_HELLO_BYTES => None,
         Ok(HelloState::Needs(_)) => denied("the TLS client's first message is too long".into()),

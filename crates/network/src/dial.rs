@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::policy::{Egress, Target, check_address, check_target};
+use crate::policy::{Denial, Egress, Target, check_address, check_target};
 use crate::special::OwnAddresses;
 
 /// How long one address may take to answer.
@@ -26,9 +26,9 @@ pub struct Dialed {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DialError {
     /// The policy does not allow it.
-    Denied(String),
-    /// It is allowed, and cannot be done.
-    Failed(String),
+    Denied(Denial),
+    /// It is allowed by this rule, and cannot be done.
+    Failed { rule: String, reason: String },
 }
 
 /// Connects to a host, if the rules allow it.
@@ -36,24 +36,28 @@ pub async fn dial(egress: &Egress, target: &Target, port: u16) -> Result<Dialed,
     let rules = egress.rules();
     let rule = check_target(&rules, target, port).map_err(DialError::Denied)?;
     let found = match target {
-        Target::Address(address) => vec![*address],
-        Target::Name(name) => {
-            egress.shared.resolver.resolve(name).await.map_err(DialError::Failed)?
-        }
+        Target::Address(address) => Ok(vec![*address]),
+        Target::Name(name) => egress.shared.resolver.resolve(name).await,
+    };
+    let found = match found {
+        Ok(found) => found,
+        Err(reason) => return Err(DialError::Failed { rule, reason: reason.into() }),
     };
     let own = OwnAddresses::list();
     let (mut allowed, mut refusal) = (Vec::new(), None);
     for address in found {
         match check_address(&rules, address, port, &own) {
             Ok(()) => allowed.push(SocketAddr::new(address, port)),
-            Err(reason) => refusal = Some(reason),
+            Err(denial) => refusal = Some(denial.reason),
         }
     }
     if let (true, Some(reason)) = (allowed.is_empty(), refusal) {
-        return Err(DialError::Denied(format!("`{target}` leads to {reason}")));
+        return Err(DialError::Denied(format!("`{target}` leads to {reason}").into()));
     }
-    let (socket, address) = connect_first(target, &alternate_families(allowed)).await?;
-    Ok(Dialed { socket, address, rule })
+    match connect_first(&alternate_families(allowed)).await {
+        Ok((socket, address)) => Ok(Dialed { socket, address, rule }),
+        Err(reason) => Err(DialError::Failed { rule, reason }),
+    }
 }
 
 /// One address of each family after the other: a host without the one still reaches the other.
@@ -63,11 +67,8 @@ fn alternate_families(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     pairs.flatten().copied().collect()
 }
 
-async fn connect_first(
-    target: &Target,
-    addresses: &[SocketAddr],
-) -> Result<(TcpStream, SocketAddr), DialError> {
-    let mut last = format!("`{target}` has no address");
+async fn connect_first(addresses: &[SocketAddr]) -> Result<(TcpStream, SocketAddr), String> {
+    let mut last = "no address".to_owned();
     for address in addresses.iter().take(MAX_ATTEMPTS) {
         last = match timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
             Ok(Ok(socket)) => {
@@ -79,7 +80,7 @@ async fn connect_first(
             Err(_) => format!("{address} did not answer in {} s", CONNECT_TIMEOUT.as_secs()),
         };
     }
-    Err(DialError::Failed(last))
+    Err(last)
 }
 
 #[cfg(test)]

@@ -86,7 +86,7 @@ pub async fn relay_http(
         }
     };
     if let Some(reason) = take(&relay.refusal) {
-        return Err(RelayError::Denied(reason));
+        return Err(RelayError::Denied(reason.into()));
     }
     match take(&relay.upgrade) {
         Some((guest, server)) => {

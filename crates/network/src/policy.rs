@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use stockade_core::{
     EgressDecision, EgressRule, canonical_host, decide_address, decide_name, list_ports,
@@ -25,6 +26,9 @@ pub struct SharedNetwork {
     /// Connections of all sandboxes together: each is an open file of the engine.
     pub(crate) slots: Arc<Semaphore>,
 }
+
+/// The port that most programs mean by a name alone.
+const HTTPS_PORT: u16 = 443;
 
 /// The most connections of all sandboxes of an engine together.
 const MAX_SHARED_CONNECTIONS: usize = 512;
@@ -51,6 +55,32 @@ pub struct Egress {
     log: Arc<dyn ConnectionLog>,
 }
 
+/// Why something is not allowed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Denial {
+    pub reason: String,
+    /// The rule that would allow it; absent where another rule denies it, or none can allow it.
+    pub missing_rule: Option<String>,
+}
+
+impl From<String> for Denial {
+    fn from(reason: String) -> Self {
+        Self { reason, missing_rule: None }
+    }
+}
+
+impl From<&str> for Denial {
+    fn from(reason: &str) -> Self {
+        reason.to_owned().into()
+    }
+}
+
+impl From<Denial> for ConnectionVerdict {
+    fn from(Denial { reason, missing_rule }: Denial) -> Self {
+        Self::Denied { reason, missing_rule }
+    }
+}
+
 /// A host that a program asked for, in canonical form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Target {
@@ -73,6 +103,18 @@ impl Target {
     pub fn is_same_host(&self, host: &str) -> bool {
         Self::parse(host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host))
             .is_some_and(|other| other == *self)
+    }
+
+    fn with_port(&self, port: u16) -> String {
+        match self {
+            Self::Address(IpAddr::V6(address)) => format!("[{address}]:{port}"),
+            Self::Name(_) | Self::Address(IpAddr::V4(_)) => format!("{self}:{port}"),
+        }
+    }
+
+    /// The shortest rule that allows it at this port.
+    fn rule_for(&self, port: u16) -> String {
+        if matches!(port, 80 | HTTPS_PORT) { self.to_string() } else { self.with_port(port) }
     }
 }
 
@@ -116,20 +158,31 @@ impl Egress {
 
     /// The ports at which a name may be reached. A name that may not is recorded.
     pub(crate) fn look_up(&self, name: &str) -> Vec<u16> {
-        let ports = canonical_host(name).map(|name| list_ports(&self.rules(), &name));
-        let ports = ports.unwrap_or_default();
-        if ports.is_empty() {
-            self.record(ConnectionRecord {
-                host: name.to_owned(),
-                port: None,
-                address: None,
-                via: None,
-                verdict: ConnectionVerdict::Denied { reason: describe_missing_rule(name, 443) },
-                sent: 0,
-                received: 0,
-            });
+        let rules = self.rules();
+        let Some(canonical) = canonical_host(name) else {
+            self.record_denied_lookup(name, describe_no_host(name).into());
+            return Vec::new();
+        };
+        let ports = list_ports(&rules, &canonical);
+        if ports.is_empty()
+            && let Err(denial) = check_target(&rules, &Target::Name(canonical), HTTPS_PORT)
+        {
+            self.record_denied_lookup(name, denial);
         }
         ports
+    }
+
+    fn record_denied_lookup(&self, name: &str, denial: Denial) {
+        self.record(ConnectionRecord {
+            host: name.to_owned(),
+            port: None,
+            address: None,
+            via: None,
+            begun: SystemTime::now(),
+            verdict: denial.into(),
+            sent: 0,
+            received: 0,
+        });
     }
 }
 
@@ -138,15 +191,22 @@ pub(crate) fn check_target(
     rules: &[EgressRule],
     target: &Target,
     port: u16,
-) -> Result<String, String> {
+) -> Result<String, Denial> {
     let decision = match target {
         Target::Name(name) => decide_name(rules, name, port),
         Target::Address(address) => decide_address(rules, *address, port),
     };
     match decision {
         EgressDecision::Allowed(rule) => Ok(rule.to_string()),
-        EgressDecision::Denied(rule) => Err(format!("`{target}:{port}` is denied by `{rule}`")),
-        EgressDecision::NoRule => Err(describe_missing_rule(&target.to_string(), port)),
+        EgressDecision::Denied(rule) => {
+            Err(format!("`{}` is denied by `{rule}`", target.with_port(port)).into())
+        }
+        EgressDecision::NoRule => {
+            let rule = target.rule_for(port);
+            let reason =
+                format!("no rule allows `{}`; `--net {rule}` would", target.with_port(port));
+            Err(Denial { reason, missing_rule: Some(rule) })
+        }
     }
 }
 
@@ -156,9 +216,9 @@ pub(crate) fn check_address(
     address: IpAddr,
     port: u16,
     own: &OwnAddresses,
-) -> Result<(), String> {
+) -> Result<(), Denial> {
     if let EgressDecision::Denied(rule) = decide_address(rules, address, port) {
-        return Err(format!("{address} is denied by `{rule}`"));
+        return Err(format!("{address} is denied by `{rule}`").into());
     }
     let Some(special) = classify_address(address, own) else {
         return Ok(());
@@ -171,12 +231,14 @@ pub(crate) fn check_address(
     if rules.iter().any(means_it) {
         return Ok(());
     }
-    Err(format!("{address} is {}: only a rule for that address opens it", special.reason))
+    // No rule is proposed: the owner of a name chooses where it leads, and would choose what is opened.
+    let reason = special.reason;
+    Err(format!("{address} is {reason}: only a rule for that address opens it").into())
 }
 
-fn describe_missing_rule(host: &str, port: u16) -> String {
-    let flag = if matches!(port, 80 | 443) { host.to_owned() } else { format!("{host}:{port}") };
-    format!("no rule allows `{host}:{port}`; `--net {flag}` would")
+/// What is said of a text that names no host.
+pub(crate) fn describe_no_host(given: &str) -> String {
+    format!("`{}` is no host name", given.escape_debug())
 }
 
 #[cfg(test)]
@@ -230,8 +292,18 @@ mod tests {
         let refused = |host: &str, port| {
             check_target(&rules, &Target::parse(host).unwrap(), port).unwrap_err()
         };
-        assert_eq!(refused("c.org", 443), "no rule allows `c.org:443`; `--net c.org` would");
-        assert_eq!(refused("a.org", 22), "no rule allows `a.org:22`; `--net a.org:22` would");
-        assert_eq!(refused("b.org", 443), "`b.org:443` is denied by `!b.org`");
+        for (host, port, asked, rule) in [
+            ("c.org", 443, "c.org:443", "c.org"),
+            ("a.org", 22, "a.org:22", "a.org:22"),
+            ("2001:db8::1", 80, "[2001:db8::1]:80", "2001:db8::1"),
+            ("2001:db8::1", 22, "[2001:db8::1]:22", "[2001:db8::1]:22"),
+        ] {
+            let denial = refused(host, port);
+            assert_eq!(denial.reason, format!("no rule allows `{asked}`; `--net {rule}` would"));
+            assert_eq!(denial.missing_rule.as_deref(), Some(rule));
+            let with_it = parse_rules(&[rule]);
+            assert!(check_target(&with_it, &Target::parse(host).unwrap(), port).is_ok(), "{rule}");
+        }
+        assert_eq!(refused("b.org", 443), Denial::from("`b.org:443` is denied by `!b.org`"));
     }
 }

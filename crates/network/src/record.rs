@@ -1,6 +1,7 @@
 //! What is told of each connection.
 
 use std::net::IpAddr;
+use std::time::SystemTime;
 
 use stockade_agent::protocol::network::Via;
 
@@ -15,6 +16,8 @@ pub struct ConnectionRecord {
     pub address: Option<IpAddr>,
     /// How the program asked; absent for a lookup.
     pub via: Option<Via>,
+    /// When the program asked for it. The record is made at its end.
+    pub begun: SystemTime,
     /// What was decided, and why.
     pub verdict: ConnectionVerdict,
     /// Bytes from the program.
@@ -35,9 +38,13 @@ pub enum ConnectionVerdict {
     Denied {
         /// Why.
         reason: String,
+        /// The rule that would allow it; absent where another rule denies it, or none can allow it.
+        missing_rule: Option<String>,
     },
     /// It was allowed, and failed.
     Failed {
+        /// The rule that allowed it; absent where it ended before that was decided.
+        rule: Option<String>,
         /// Why.
         reason: String,
     },

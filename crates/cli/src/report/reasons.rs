@@ -1,12 +1,15 @@
 //! Why a command ended other than by itself, in one line each.
 
-use stockade_core::{Ending, Enforcement, LimitKind, Limits, Outcome, StreamReport};
+use stockade_core::{
+    Ending, Enforcement, LimitKind, Limits, Outcome, StreamReport, describe_denied_hosts,
+};
 
 /// One line for each thing that the exit code alone does not tell.
 pub fn describe_outcome(outcome: &Outcome) -> Vec<String> {
     let mut lines: Vec<String> = describe_ending(outcome).into_iter().collect();
     lines.extend(describe_truncation(outcome));
     lines.extend(outcome.limits_reached.iter().map(|kind| describe_reached_limit(outcome, *kind)));
+    lines.extend(describe_denied_hosts(&outcome.network_denied));
     lines
 }
 

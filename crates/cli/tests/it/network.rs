@@ -1,12 +1,16 @@
 //! Other hosts by `--net`: real programs inside, a real server and a real name server outside.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::common::CliPlace;
+use serde_json::Value;
+
+use crate::common::lasting::Lasting;
+use crate::common::{CliPlace, wait};
 
 /// The one name that the name server knows.
 const KNOWN_NAME: &str = "pages.test";
@@ -142,6 +146,80 @@ mod needs_python {
         assert!(journal.contains(&format!("`--net {KNOWN_NAME}:{port}` would")), "{journal}");
     }
 
+    #[test]
+    fn what_was_denied_is_told_at_the_end_with_the_flag() {
+        let (place, internet) = (CliPlace::new(), Internet::start());
+        internet.configure(&place);
+        let port = internet.port;
+        let asked = format!("{KNOWN_NAME}:{port}");
+        let program = fetch_program(KNOWN_NAME, port, true);
+        let command = ["--net", "other.test", "--", "/usr/bin/python3", "-c", &program];
+        let done = place.stockade(&[&["run"], &command[..]].concat());
+        let told = format!("stockade: the network denied {asked} (allow with --net {asked})\n");
+        assert_eq!((done.code, done.stderr), (0, told));
+        let done = place.stockade(&[&["--json", "run"], &command[..]].concat());
+        let json: Value = serde_json::from_str(&done.stdout).unwrap();
+        let denied = &json["outcome"]["networkDenied"];
+        assert_eq!(denied.as_array().map(Vec::len), Some(1), "{json}");
+        assert_eq!((&denied[0]["host"], &denied[0]["port"]), (&KNOWN_NAME.into(), &port.into()));
+        assert_eq!(denied[0]["allowWith"], asked);
+        // A name that was only looked up has no port.
+        let program = fetch_program(KNOWN_NAME, port, false);
+        let net = ["run", "--net", "other.test", "--", "/usr/bin/python3", "-c", &program];
+        let told = format!("the network denied {KNOWN_NAME} (allow with --net {KNOWN_NAME})");
+        assert_eq!(place.stockade(&net).stderr, format!("stockade: {told}\n"));
+        assert_eq!(internet.visits(), 0);
+    }
+
+    #[test]
+    fn connections_are_shown_as_they_end_and_with_their_job() {
+        let (place, internet) = (Lasting::new(), Internet::start());
+        internet.configure(&place);
+        let port = internet.port;
+        let net = format!("{KNOWN_NAME}:{port},127.0.0.1:{port},gone.test:{port}");
+        let id = place.create(&["--net", &net]);
+        let mut logs =
+            place.command(&["logs", &id, "--net"]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(logs.stdout.take().unwrap()).lines();
+        let mut fetch = |host: &str, told: &str| {
+            let program = fetch_program(host, port, true);
+            let report = place.json(&["exec", &id, "--", "/usr/bin/python3", "-c", &program]);
+            let line = lines.next().unwrap().unwrap();
+            assert!(line.contains(&format!("  {host}:{port} {told}")), "{line}");
+            let job = report["job"].as_str().unwrap().to_owned();
+            (job, line, report["outcome"]["networkDenied"].clone())
+        };
+        let (reached, line, denied) = fetch(KNOWN_NAME, "(127.0.0.1) allowed by ");
+        assert!(line.contains(" sent, ") && line.ends_with(" received"), "{line}");
+        assert_eq!(denied, Value::Null);
+        fetch("gone.test", "failed: no such name");
+        let (refused, _, denied) = fetch("other.test", "denied: no rule allows ");
+        assert_eq!(denied[0]["allowWith"], format!("other.test:{port}"));
+        for (job, host, verdict) in
+            [(&reached, KNOWN_NAME, "allowed"), (&refused, "other.test", "denied")]
+        {
+            let shown = place.json(&["audit", "show", job]);
+            let made = shown["connections"].as_array().unwrap();
+            assert_eq!(made.len(), 1, "{shown}");
+            let event = &made[0]["event"];
+            assert_eq!((&event["host"], &event["verdict"]), (&host.into(), &verdict.into()));
+            let text = place.stockade(&["audit", "show", job]).stdout;
+            assert!(text.contains(&format!("{host}:{port} ")), "{text}");
+        }
+        place.stockade(&["kill", &id]).code_is(0);
+        assert_eq!(wait(logs).code, 0);
+        // By its beginning, by a job of it, and after its end.
+        for given in [&id[..6], &reached] {
+            let done = place.stockade(&["--json", "logs", given, "--net"]);
+            let kinds: Vec<Value> = done.stdout.lines().map(read_verdict).collect();
+            assert_eq!(kinds, ["allowed", "failed", "denied"], "{done:?}");
+        }
+    }
+
+    fn read_verdict(line: &str) -> Value {
+        serde_json::from_str::<Value>(line).unwrap()["event"]["verdict"].take()
+    }
+
     fn journal_text(place: &CliPlace) -> String {
         let files = fs::read_dir(place.state().join("journal")).unwrap().flatten();
         files.filter_map(|file| fs::read_to_string(file.path()).ok()).collect()
@@ -154,4 +232,16 @@ fn a_preset_that_is_not_there_is_refused_with_those_that_are() {
     let done = place.stockade(&["run", "--net", "preset:perl", "--", "true"]);
     done.code_is(125);
     assert!(done.stderr.contains("python, node, rust, go, debian, github"), "{done:?}");
+}
+
+#[test]
+fn connections_of_an_unknown_sandbox_are_an_error_and_of_one_without_a_network_none() {
+    let place = CliPlace::new();
+    place.stockade(&["run", "--", "true"]).is(0, "", "");
+    place.stockade(&["logs", "nothere", "--net"]).is_refused(&["`nothere`", "stockade ps"]);
+    let jobs = place.stockade(&["--json", "audit", "list"]).stdout;
+    let jobs: Value = serde_json::from_str(&jobs).unwrap();
+    let id = jobs[0]["started"]["event"]["sandbox"].as_str().unwrap();
+    let none = "stockade: the sandbox asked for no other host\n";
+    place.stockade(&["logs", id, "--net"]).is(0, "", none);
 }

@@ -8,6 +8,7 @@ use stockade_core::{
     BackendName, Boundary, Enforcement, EngineId, Feature, JobId, Outcome, SandboxId, SnapshotId,
     SnapshotKind, TenantName, Workspace, WorkspaceId,
 };
+use stockade_fs::Timestamp;
 
 use super::record::Digest;
 
@@ -154,10 +155,16 @@ pub enum Event {
         /// The address that was connected to.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         address: Option<std::net::IpAddr>,
-        /// Whether the policy allows it.
-        allowed: bool,
-        /// The rule that allows it, or why it was denied or failed.
-        reason: String,
+        /// When the program asked for it. The record is written at its end.
+        begun: Timestamp,
+        /// What became of it.
+        verdict: EgressVerdict,
+        /// The rule that allowed it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rule: Option<String>,
+        /// Why it was denied or failed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
         /// Bytes that the program sent.
         sent: u64,
         /// Bytes that it received.
@@ -200,6 +207,18 @@ pub enum Event {
         /// The number of the file that was finished.
         segment: u32,
     },
+}
+
+/// What became of a connection to another host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum EgressVerdict {
+    /// A rule allows it, and it was made.
+    Allowed,
+    /// The policy does not allow it.
+    Denied,
+    /// It was allowed, and could not be made or broke.
+    Failed,
 }
 
 impl Event {

@@ -25,7 +25,7 @@ use rustix::fs::OFlags;
 use stockade_core::{Bytes, JobId, Result};
 use stockade_fs::{Directory, LOCK_TIMEOUT, Locked, Sharing, StateDir, draft_name};
 
-pub use event::Event;
+pub use event::{EgressVerdict, Event};
 pub use follow::Follower;
 pub use newest::NewestJobs;
 pub use prune::{Prune, Removed};

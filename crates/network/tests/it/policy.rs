@@ -18,7 +18,39 @@ async fn a_name_gets_the_ports_of_its_rules_and_others_get_none() {
     }
     let record = helper.wait_for_records(1).await.remove(0);
     assert_eq!((record.host.as_str(), record.port), ("c.org", None));
-    assert!(matches!(record.verdict, ConnectionVerdict::Denied { .. }));
+    assert_eq!(
+        record.verdict,
+        ConnectionVerdict::Denied {
+            reason: "no rule allows `c.org:443`; `--net c.org` would".into(),
+            missing_rule: Some("c.org".into()),
+        }
+    );
+}
+
+#[tokio::test]
+async fn a_lookup_that_no_rule_could_allow_proposes_none() {
+    let rules = ["**.a.org", "!b.a.org"].map(String::from);
+    let mut helper = TestHelper::start(&rules).await;
+    for (query, name) in [(1, "b.a.org"), (2, "no_host.org")] {
+        helper.say(&FromHelper::Lookup(query, name));
+        assert_eq!(helper.hear().await, Some(Said::Found(query, vec![])));
+    }
+    let reasons = ["`b.a.org:443` is denied by `!b.a.org`", "`no_host.org` is no host name"];
+    for (record, why) in helper.wait_for_records(2).await.into_iter().zip(reasons) {
+        let denied = ConnectionVerdict::Denied { reason: why.into(), missing_rule: None };
+        assert_eq!(record.verdict, denied);
+    }
+}
+
+#[tokio::test]
+async fn an_allowed_name_that_does_not_exist_fails_in_plain_words() {
+    // The resolver knows by itself that there are no names below `invalid`.
+    let mut helper = TestHelper::start(&["gone.invalid".into()]).await;
+    helper.open(1, "gone.invalid", 443);
+    assert_eq!(helper.hear().await, Some(Said::Refused(1, "no such name".into())));
+    let record = helper.wait_for_records(1).await.remove(0);
+    let (rule, reason) = (Some("gone.invalid".into()), "no such name".into());
+    assert_eq!(record.verdict, ConnectionVerdict::Failed { rule, reason });
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 use stockade_core::{Ending, LimitKind, Outcome, Signal, StreamId};
 
-use super::exec::{describe_ending, ended_by, split_ending};
+use super::exec::{describe_outcome, ended_by, split_ending};
 use super::{approve_command, cut};
 use crate::approval::{Detail, Facts, Programs};
 use crate::arguments::Bash;
@@ -176,7 +176,7 @@ fn describe_job(job: &ToolJob) -> JobStatus {
         timed_out: outcome.is_some_and(|outcome| outcome.ending == Ending::TimedOut),
         signal,
         limit_exceeded,
-        note: outcome.and_then(|outcome| describe_ending(&outcome.ending)),
+        note: outcome.and_then(describe_outcome),
         stdout_bytes: now.kept[0],
         stderr_bytes: now.kept[1],
         dropped_bytes: outcome.map_or(0, |end| end.stdout.dropped + end.stderr.dropped),

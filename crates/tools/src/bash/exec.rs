@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use serde::Serialize;
-use stockade_core::{Ending, LimitKind, Outcome, StartFailure, StreamId};
+use stockade_core::{
+    DeniedHost, Ending, LimitKind, Outcome, StartFailure, StreamId, describe_denied_hosts,
+};
 
 use super::{approve_command, cut};
 use crate::arguments::Bash;
@@ -31,6 +33,7 @@ struct Executed {
     truncated: bool,
     signal: Option<String>,
     limit_exceeded: Option<LimitKind>,
+    network_denied: Vec<DeniedHost>,
     duration_ms: u64,
     job_id: String,
 }
@@ -73,7 +76,9 @@ fn build_answer(
     let (stdout, stdout_cut) = cut::cut_output(job, StreamId::Stdout)?;
     let (mut stderr, stderr_cut) = cut::cut_output(job, StreamId::Stderr)?;
     let (exit_code, signal, limit_exceeded) = split_ending(&outcome.ending);
-    if let Some(note) = describe_ending(&outcome.ending) {
+    if let Some(note) = describe_outcome(outcome) {
+        let is_open_line = !stderr.is_empty() && !stderr.ends_with('\n');
+        stderr.push_str(if is_open_line { "\n" } else { "" });
         stderr.push_str(&note);
     }
     let executed = Executed {
@@ -90,6 +95,7 @@ fn build_answer(
         truncated: stdout_cut || stderr_cut || outcome.truncated(),
         signal,
         limit_exceeded,
+        network_denied: outcome.network_denied.clone(),
         duration_ms: outcome.usage.wall_ms,
         job_id: job.watcher.job().to_string(),
     };
@@ -134,8 +140,15 @@ pub(super) const fn ended_by(ending: &Ending) -> &'static str {
     }
 }
 
-/// What a program that never ran, was stopped, or was lost, could not say itself.
-pub(super) fn describe_ending(ending: &Ending) -> Option<String> {
+/// What a program could not say itself: that it never ran, was stopped or was lost, and which hosts it was denied.
+pub(super) fn describe_outcome(outcome: &Outcome) -> Option<String> {
+    let denied = describe_denied_hosts(&outcome.network_denied);
+    let denied = denied.map(|sentence| format!("stockade: {sentence}\n"));
+    let notes: String = describe_ending(&outcome.ending).into_iter().chain(denied).collect();
+    (!notes.is_empty()).then_some(notes)
+}
+
+fn describe_ending(ending: &Ending) -> Option<String> {
     match ending {
         Ending::StartFailed(failure) => Some(start_failure(failure)),
         Ending::Lost(reason) => Some(format!("stockade: the command was lost: {reason}\n")),
@@ -150,4 +163,37 @@ pub(super) fn describe_ending(ending: &Ending) -> Option<String> {
 
 fn start_failure(failure: &StartFailure) -> String {
     format!("stockade: the command was not started: {}\n", failure.detail())
+}
+
+#[cfg(test)]
+mod tests {
+    use stockade_core::{StreamReport, Usage};
+
+    use super::*;
+
+    #[test]
+    fn what_the_network_denied_is_one_sentence_with_the_flag() {
+        let denied = DeniedHost {
+            host: "nothere.example".into(),
+            port: Some(443),
+            allow_with: Some("nothere.example".into()),
+            reason: "no rule".into(),
+        };
+        let mut outcome = Outcome {
+            ending: Ending::Exited(6),
+            stdout: StreamReport::default(),
+            stderr: StreamReport::default(),
+            usage: Usage::default(),
+            limits: Vec::new(),
+            limits_reached: Vec::new(),
+            network_denied: Vec::new(),
+        };
+        assert_eq!(describe_outcome(&outcome), None);
+        outcome.network_denied.push(denied);
+        let told = "the network denied nothere.example:443 (allow with --net nothere.example)";
+        assert_eq!(describe_outcome(&outcome), Some(format!("stockade: {told}\n")));
+        outcome.ending = Ending::Cancelled;
+        let both = format!("{STOPPED_NOTICE}stockade: {told}\n");
+        assert_eq!(describe_outcome(&outcome), Some(both));
+    }
 }

@@ -27,6 +27,7 @@ fn exec_answers_with_every_field_wherever_it_runs() {
                 "exitCode",
                 "jobId",
                 "limitExceeded",
+                "networkDenied",
                 "sandboxProviderId",
                 "sandboxSessionId",
                 "signal",

@@ -9,6 +9,7 @@ use stockade_engine::{Event, Job, Journal, Record};
 
 use super::select::SelectArgs;
 use super::{describe_result, format_command_line, to_the_second};
+use crate::report::connections::describe_connection;
 use crate::terminal::printer::{Printer, on_one_line};
 
 /// Poll interval of the journal.
@@ -89,12 +90,9 @@ fn format_record(record: &Record) -> String {
         Event::WorkspaceAcquired { root, .. } => root.clone(),
         Event::Captured { snapshot, .. } | Event::Restored { snapshot, .. } => snapshot.to_string(),
         Event::Destroyed { detail, .. } => detail.clone().unwrap_or_default(),
-        Event::Connection { host, port, allowed, reason, .. } => {
-            let port = port.map(|port| format!(":{port}")).unwrap_or_default();
-            let word = if *allowed { "allowed" } else { "denied" };
-            format!("{host}{port} {word}: {reason}")
+        Event::Connection { .. } | Event::ConnectionsOmitted { .. } => {
+            describe_connection(&record.event).unwrap_or_default()
         }
-        Event::ConnectionsOmitted { count, .. } => format!("{count} more connections"),
         Event::EndUnknown { .. }
         | Event::WorkspaceReleased { .. }
         | Event::Pruned { .. }

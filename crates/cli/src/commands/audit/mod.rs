@@ -1,5 +1,6 @@
 //! `stockade audit`: reads the journal, checks it, and removes its oldest files where that is asked for.
 
+mod connections;
 mod export;
 pub mod follow;
 mod select;
@@ -18,6 +19,7 @@ use crate::config::Settings;
 use crate::terminal::printer::{Printer, Tone};
 use crate::terminal::table::{Cell, Table};
 
+use connections::{JobConnections, ShownJob};
 use export::{ExportFormat, export_jobs};
 use select::SelectArgs;
 
@@ -205,10 +207,12 @@ fn show_job(journal: &Journal, id: &JobId, printer: &Printer) -> Result<i32> {
         )
         .remedy("`stockade audit list` shows the ones there are"));
     };
+    let connections = JobConnections::find(journal, &job)?;
+    let shown = ShownJob { job, connections };
     if printer.is_json() {
-        printer.json(&job);
+        printer.json(&shown);
     } else {
-        printer.data(&build_details_table(&job).render(printer));
+        printer.data(&build_details_table(&shown).render(printer));
     }
     Ok(0)
 }
@@ -221,7 +225,7 @@ fn by_beginning(journal: &Journal, given: &JobId) -> Result<Option<Job>> {
     Ok(all.into_iter().find(|job| meant.is_some() && job.started.event.job() == meant.as_ref()))
 }
 
-fn build_details_table(job: &Job) -> Table<2> {
+fn build_details_table(ShownJob { job, connections }: &ShownJob) -> Table<2> {
     let mut table = Table::new(["FIELD", "VALUE"]);
     let mut add = |name: &str, value: Vec<String>| {
         if !value.is_empty() {
@@ -260,6 +264,7 @@ fn build_details_table(job: &Job) -> Table<2> {
             vec![format!("{} bytes, errors {} bytes", outcome.stdout.bytes, outcome.stderr.bytes)],
         );
     }
+    add("network", connections.lines());
     if let Some(log) = find_output_log(job) {
         add("log", vec![log.to_owned()]);
     }

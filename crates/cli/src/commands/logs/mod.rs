@@ -1,5 +1,7 @@
-//! `stockade logs`: what a command in a sandbox has written, while it runs and after its end.
+//! `stockade logs`: what a command in a sandbox has written, while it runs and after its end; or what the sandbox has
+//! connected to.
 
+mod connections;
 mod stored;
 
 use clap::Args;
@@ -32,11 +34,17 @@ pub struct LogsArgs {
     /// The job, as printed by `exec --detach`. [default: the newest]
     #[arg(long, value_name = "JOB")]
     job: Option<JobId>,
+    /// Show the sandbox's connections to other hosts instead, and further ones for as long as it runs.
+    #[arg(long, conflicts_with = "job")]
+    net: bool,
 }
 
 /// Shows it: standard output and error, each where it belongs.
 pub async fn logs(args: &LogsArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
+    if args.net {
+        return connections::show_connections(&args.id, &settings, printer).await;
+    }
     match open_live(args, &settings).await {
         Ok(mut remote) => {
             if !printer.is_json() {

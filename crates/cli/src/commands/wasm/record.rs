@@ -72,6 +72,7 @@ impl CallRecord {
             },
             limits: self.admitted.enforcement().to_vec(),
             limits_reached: Vec::new(),
+            network_denied: Vec::new(),
         };
         self.engine.record(Event::Stopped { job: self.job, outcome, log: None }).await
     }

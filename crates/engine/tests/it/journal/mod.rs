@@ -57,6 +57,7 @@ fn stopped(job: &str) -> Event {
         usage: Usage { wall_ms: 3, cpu_ms: Some(1), peak_memory_bytes: None, fuel: None },
         limits: Vec::new(),
         limits_reached: Vec::new(),
+        network_denied: Vec::new(),
     };
     Event::Stopped { job: job.parse().unwrap(), outcome, log: Some("logs/x".into()) }
 }

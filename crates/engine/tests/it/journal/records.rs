@@ -4,7 +4,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use stockade_core::{BackendName, Boundary, ErrorCode, SnapshotKind};
-use stockade_engine::{Event, Filter, Journal, JournalOptions, Receipt, StateDir};
+use stockade_engine::{
+    EgressVerdict, Event, Filter, Journal, JournalOptions, Receipt, StateDir, Timestamp,
+};
 
 use super::{clean_count, files, journal_at, options, place, refused, started, stopped};
 
@@ -30,6 +32,18 @@ fn every_event_reads_back_as_it_was_recorded() {
         },
         Event::Restored { sandbox: sandbox(), snapshot: "snapa".parse().unwrap() },
         Event::Destroyed { sandbox: sandbox(), clean: false, detail: Some("a mount".into()) },
+        Event::Connection {
+            sandbox: sandbox(),
+            host: "gone.example".into(),
+            port: Some(443),
+            address: None,
+            begun: Timestamp::now(),
+            verdict: EgressVerdict::Failed,
+            rule: Some("gone.example".into()),
+            reason: Some("no such name".into()),
+            sent: 0,
+            received: 0,
+        },
         refused("memory-limit: no cgroup"),
     ];
     let receipts: Vec<Receipt> =
@@ -41,7 +55,7 @@ fn every_event_reads_back_as_it_was_recorded() {
     for (record, receipt) in records.iter().zip(receipts) {
         assert_eq!((record.seq, record.hash), (receipt.seq, receipt.hash));
     }
-    assert_eq!(clean_count(&journal), 7);
+    assert_eq!(clean_count(&journal), 8);
 }
 
 #[test]
