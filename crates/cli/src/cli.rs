@@ -16,7 +16,9 @@ use crate::commands::fork::ForkArgs;
 use crate::commands::kill::KillArgs;
 use crate::commands::logs::LogsArgs;
 use crate::commands::mcp::McpArgs;
+use crate::commands::net::NetArgs;
 use crate::commands::pause::PauseArgs;
+use crate::commands::port::PortArgs;
 use crate::commands::ps::PsArgs;
 use crate::commands::rm::RmArgs;
 use crate::commands::run::RunArgs;
@@ -63,6 +65,15 @@ pub enum Verb {
     Shell(ShellArgs),
     /// Copy files and directories into a sandbox or out of it.
     Cp(CpArgs),
+    /// Forward local ports to ports of a persistent sandbox.
+    ///
+    /// HTTP, WebSocket and any other TCP; many connections at once, until Ctrl-C or the end of the
+    /// sandbox. It works without --net: nothing gets out this way.
+    Port(PortArgs),
+    /// Show what a persistent sandbox may reach, or change it while it runs.
+    ///
+    /// Rules are those of --net. Connections that lose their right are cut, and no others.
+    Net(NetArgs),
     /// List the sandboxes of every stockade process of this user.
     Ps(PsArgs),
     /// Show the output of a command in a sandbox.

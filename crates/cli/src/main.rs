@@ -73,6 +73,8 @@ async fn run_verb(verb: Verb, native: Native, printer: &Printer) -> Result<i32> 
         Verb::Exec(args) => commands::exec::exec(args, printer).await,
         Verb::Shell(args) => commands::shell::shell(args, printer).await,
         Verb::Cp(args) => commands::cp::cp(&args, printer).await,
+        Verb::Port(args) => commands::port::port(args, printer).await,
+        Verb::Net(args) => commands::net::net(args, printer).await,
         Verb::Ps(args) => commands::ps::ps(&args, printer).await,
         Verb::Logs(args) => commands::logs::logs(&args, printer).await,
         Verb::Kill(args) => commands::kill::kill(&args, printer).await,

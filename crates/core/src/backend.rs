@@ -93,7 +93,8 @@ pub trait Sandbox: Send + Sync {
     }
 
     /// Starts the helper inside through which programs reach other hosts: its input and output are the
-    /// messages of the agent's network protocol. Requires `egress-allowlist`.
+    /// messages of the agent's network protocol. Requires `egress-allowlist`; a helper that is set up for ports
+    /// inside alone listens nowhere, and needs no more than `loopback-network`.
     ///
     /// - It decides nothing, and what it says is guest input.
     /// - It ends with the sandbox, and when its events are dropped; then nothing is reached any more (C-52).

@@ -95,6 +95,12 @@ impl EgressRule {
         self.denies
     }
 
+    /// The rule that denies what this one names, or allows it.
+    #[must_use]
+    pub fn with_denial(self, denies: bool) -> Self {
+        Self { denies, ..self }
+    }
+
     /// Whether a connection to this host name and port is covered. Addresses never match a name rule.
     pub fn covers_name(&self, name: &str, port: u16) -> bool {
         self.host.covers_name(name) && self.covers_port(port)

@@ -106,7 +106,7 @@ impl Engine {
             return Err(Error::new(ErrorCode::Invalid, "fork", message));
         }
         let live = self.inner.live(id)?;
-        let spec = spec_of_a_copy(live.order.admitted.spec());
+        let spec = spec_of_a_copy(&live.current_spec());
         let (engine, of) = (self.clone(), live.order.admitted.backend().clone());
         in_a_task(async move {
             let snapshot = engine
@@ -179,7 +179,7 @@ impl EngineInner {
         captured.unwrap_or_else(|_| Err(too_slow("snapshot", live.order.backend.as_ref())))?;
         let admitted = &live.order.admitted;
         let walls = (admitted.backend().clone(), admitted.boundary());
-        let spec = admitted.spec().clone();
+        let spec = live.current_spec();
         let stored = run_blocking(move || store.store(&draft, kind, walls, &spec)).await?;
         let sandbox = live.sandbox.id().clone();
         let snapshot = stored.id.clone();

@@ -5,7 +5,9 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use stockade_core::{Error, ErrorCode, Network, Result, Sandbox, SandboxId, clean_foreign};
+use stockade_core::{
+    Error, ErrorCode, Network, Result, Sandbox, SandboxId, SandboxSpec, clean_foreign,
+};
 use stockade_network::{
     ConnectionLog, ConnectionRecord, ConnectionVerdict, Egress, EgressLimits, Relay,
     ResolverSettings, SharedNetwork,
@@ -16,7 +18,7 @@ use tokio::task::JoinHandle;
 use crate::denials::DenialWatchers;
 use crate::engine::{EngineInner, lock_mutex};
 use crate::journal::{EgressVerdict, Event, Journal};
-use crate::sandboxes::{RunningSandbox, SandboxOrder};
+use crate::sandboxes::RunningSandbox;
 
 /// The most connections of one sandbox that were made and are recorded one by one.
 const MAX_RECORDED_CONNECTIONS: usize = 1000;
@@ -43,42 +45,54 @@ impl LazyNetwork {
 
 /// The relay of a sandbox, and the task that writes its records.
 pub(crate) struct SandboxNetwork {
-    relay: Relay,
-    records: JoinHandle<()>,
+    relay: Arc<Relay>,
+    /// Absent where there is nothing to record: no other host is reached.
+    records: Option<JoinHandle<()>>,
 }
 
 impl SandboxNetwork {
+    /// For ports alone.
+    pub(crate) fn for_ports(relay: Arc<Relay>) -> Self {
+        Self { relay, records: None }
+    }
+
     /// Ends every connection and waits until each is recorded.
     async fn close(self) {
+        // Not by dropping it: one who connects to a port at this moment holds it too.
+        self.relay.close();
         drop(self.relay);
-        let _ = tokio::time::timeout(FLUSH_TIMEOUT, self.records).await;
+        if let Some(records) = self.records {
+            let _ = tokio::time::timeout(FLUSH_TIMEOUT, records).await;
+        }
     }
 }
 
 impl EngineInner {
-    /// Starts the relay of a sandbox, if its spec asks for one. No program has run in it yet.
+    /// Starts the relay of a sandbox, if its policy asks for one. No program has run in it yet.
     pub(crate) async fn open_network(
         &self,
-        order: &SandboxOrder,
+        policy: &Network,
         sandbox: &dyn Sandbox,
         denials: &Arc<DenialWatchers>,
     ) -> Result<Option<SandboxNetwork>> {
-        let Network::Egress(rules) = &order.admitted.spec().network else {
+        let Network::Egress(rules) = policy else {
             return Ok(None);
         };
         let shared = self.network.get(&self.config.resolver)?;
         let (log, queue) = JournalLog::new(sandbox.id().clone(), Arc::clone(denials));
         let egress = Egress::new(rules.clone(), shared, EgressLimits::default(), Arc::new(log));
         let helper = sandbox.open_network().await?;
-        let relay = Relay::start(helper, Arc::new(egress)).await?;
+        let relay = Arc::new(Relay::start(helper, Arc::new(egress)).await?);
         let records = tokio::spawn(write_records(Arc::clone(&self.journal), queue));
-        Ok(Some(SandboxNetwork { relay, records }))
+        Ok(Some(SandboxNetwork { relay, records: Some(records) }))
     }
 
     /// Starts another relay in the place of the one there was: what it knew belongs to an earlier state.
     pub(crate) async fn reopen_network(&self, live: &RunningSandbox) -> Result<()> {
+        let _changes = live.network_changes.lock().await;
         self.close_network(live).await;
-        let network = self.open_network(&live.order, live.sandbox.as_ref(), &live.denials).await?;
+        let policy = live.network_policy();
+        let network = self.open_network(&policy, live.sandbox.as_ref(), &live.denials).await?;
         *lock_mutex(&live.network) = network;
         Ok(())
     }
@@ -93,11 +107,30 @@ impl EngineInner {
 }
 
 impl RunningSandbox {
+    /// Its relay, if there is one and its helper lives.
+    pub(crate) fn find_relay(&self) -> Option<Arc<Relay>> {
+        let network = lock_mutex(&self.network);
+        network.as_ref().map(|it| Arc::clone(&it.relay)).filter(|relay| relay.is_open())
+    }
+
+    /// What it may reach now: its rules may have changed since it was made.
+    pub(crate) fn network_policy(&self) -> Network {
+        match &self.order.admitted.spec().network {
+            Network::Egress(_) => Network::Egress(lock_mutex(&self.rules).clone()),
+            policy @ (Network::Auto | Network::None | Network::Loopback) => policy.clone(),
+        }
+    }
+
+    /// What it was asked to be, with what it may reach now: a copy gets no more than that.
+    pub(crate) fn current_spec(&self) -> SandboxSpec {
+        let network = self.network_policy();
+        SandboxSpec { network, ..self.order.admitted.spec().clone() }
+    }
+
     /// Refuses to go on without the network that was promised (C-52).
     pub(crate) fn check_network(&self) -> Result<()> {
         let wants = matches!(self.order.admitted.spec().network, Network::Egress(_));
-        let has = lock_mutex(&self.network).as_ref().is_some_and(|it| it.relay.is_open());
-        if !wants || has {
+        if !wants || self.find_relay().is_some() {
             return Ok(());
         }
         let message = "the sandbox's network is gone: its helper was ended from inside";

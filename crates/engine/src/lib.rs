@@ -17,6 +17,7 @@ mod measured;
 mod output;
 mod output_log;
 mod pool;
+mod ports;
 mod presence;
 mod registry;
 mod sandboxes;
@@ -46,4 +47,4 @@ pub use snapshots::{
     HostThings, Part, Passing, Snapshot, SnapshotListing, Snapshots, VerifiedParts,
 };
 pub use stockade_fs::{StateDir, Timestamp};
-pub use stockade_network::ResolverSettings;
+pub use stockade_network::{PortStream, ResolverSettings};

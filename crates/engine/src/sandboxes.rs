@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use stockade_core::{
-    Admitted, Backend, CarriedProgram, Command, DeniedHost, EffectiveLimits, Ending, EnvName, Error,
-    ErrorCode, Network, Outcome, Parts, Process, Result, Sandbox, SandboxId, Signal, SnapshotId,
-    StartFailure, Stdin, StreamReport, Usage,
+    Admitted, Backend, CarriedProgram, Command, DeniedHost, EffectiveLimits, EgressRule, Ending, EnvName,
+    Error, ErrorCode, Network, Outcome, Parts, Process, Result, Sandbox, SandboxId, Signal,
+    SnapshotId, StartFailure, Stdin, StreamReport, Usage,
 };
 use stockade_fs::fresh_id;
 use stockade_network::GUEST_ENVIRONMENT;
@@ -68,10 +68,14 @@ pub(crate) struct RunningSandbox {
     executions: Mutex<Vec<Weak<SharedExecution>>>,
     /// Its seat in a pool, free again when everything of it is gone.
     pub seat: Option<Seated>,
-    /// What relays its connections, where it may have any.
+    /// What relays its connections, where it may have any, and those to its ports.
     pub network: Mutex<Option<SandboxNetwork>>,
     /// What that denies, for each execution.
     pub denials: Arc<DenialWatchers>,
+    /// Held while its relay is started or its rules change, one after the other.
+    pub network_changes: tokio::sync::Mutex<()>,
+    /// The rules in force, where it may reach other hosts. They outlive its relay.
+    pub rules: Mutex<Vec<EgressRule>>,
 }
 
 impl RunningSandbox {
@@ -81,10 +85,21 @@ impl RunningSandbox {
         (network, denials): (Option<SandboxNetwork>, Arc<DenialWatchers>),
         lease: Lease,
     ) -> Self {
-        let lease = tokio::sync::Mutex::new(Some(lease));
-        let (order, network) = (order.clone(), Mutex::new(network));
-        let executions = Mutex::default();
-        Self { order, sandbox, lease, executions, seat: None, network, denials }
+        let rules = match &order.admitted.spec().network {
+            Network::Egress(rules) => rules.clone(),
+            Network::Auto | Network::None | Network::Loopback => Vec::new(),
+        };
+        Self {
+            order: order.clone(),
+            sandbox,
+            lease: tokio::sync::Mutex::new(Some(lease)),
+            executions: Mutex::default(),
+            seat: None,
+            network: Mutex::new(network),
+            denials,
+            network_changes: tokio::sync::Mutex::default(),
+            rules: Mutex::new(rules),
+        }
     }
 
     /// Takes it over for a caller, whose labels it has from now on.
@@ -327,7 +342,8 @@ impl EngineInner {
         let create = async {
             let sandbox = order.build(id).await?;
             // In a box: few sandboxes have one, and its future is large.
-            let network = Box::pin(self.open_network(order, sandbox.as_ref(), &denials)).await?;
+            let policy = &order.admitted.spec().network;
+            let network = Box::pin(self.open_network(policy, sandbox.as_ref(), &denials)).await?;
             Ok((sandbox, network))
         };
         let created = tokio::select! {

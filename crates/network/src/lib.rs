@@ -6,15 +6,20 @@
 //! resolver, checks every address, connects to exactly what it has checked, looks at what the first bytes say
 //! about the host, and records what it did.
 //!
+//! In the other direction it carries connections to ports inside ([`Relay::connect`]), also for a sandbox that may
+//! reach nothing ([`Relay::start_for_ports`]).
+//!
 //! What the helper says is guest input: decoded strictly, bounded by credit, and the first message that does
 //! not fit ends the helper, and with it every connection (C-51, C-52).
 
 mod client_hello;
 mod connection;
 mod dial;
+mod frame_reader;
 mod http_relay;
 mod outbox;
 mod policy;
+mod port;
 mod record;
 mod relay;
 mod resolver;
@@ -22,6 +27,7 @@ mod special;
 mod stream;
 
 pub use policy::{Egress, EgressLimits, SharedNetwork};
+pub use port::PortStream;
 pub use record::{ConnectionLog, ConnectionRecord, ConnectionVerdict};
 pub use relay::{GUEST_ENVIRONMENT, NAME_SERVER, Relay};
 pub use resolver::ResolverSettings;

@@ -76,6 +76,11 @@ impl Outbox {
         }
     }
 
+    /// Whether the helper is gone.
+    pub fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
     /// The helper is gone.
     pub fn close(&self) {
         let mut state = self.lock();

@@ -7,19 +7,18 @@ use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
 use stockade_agent::protocol::network::{FromHelper, RefusalKind, Setup, ToHelper};
-use stockade_agent::protocol::{HEADER_BYTES, frame_length};
-use stockade_core::{
-    Error, ErrorCode, Process, ProcessControl, ProcessEvent, ProcessEvents, Result, clean_foreign,
-};
+use stockade_core::{Error, ErrorCode, Process, ProcessControl, Result};
+use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
 use crate::connection::{OpenRequest, serve_connection};
+use crate::frame_reader::FrameReader;
 use crate::outbox::Outbox;
 use crate::policy::Egress;
-use crate::stream::{Broken, GuestStream, Streams};
+use crate::port::PortStream;
+use crate::stream::{Broken, Streams};
 
 /// Where the helper answers name queries, and where its proxies are.
 pub const NAME_SERVER: Ipv4Addr = Ipv4Addr::new(127, 63, 0, 53);
@@ -42,6 +41,10 @@ pub const GUEST_ENVIRONMENT: [(&str, &str); 8] = [
 
 /// How long the helper may take to listen.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a port inside may take to answer.
+const PORT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The most connections to ports inside at once.
+const MAX_PORT_CONNECTIONS: usize = 256;
 
 /// The network of one sandbox. Dropping it ends every connection.
 pub struct Relay {
@@ -60,44 +63,74 @@ impl WritingTask {
         let task = tokio::spawn(write_messages(Arc::clone(&shared)));
         Self { shared, task }
     }
-}
 
-impl Drop for WritingTask {
-    fn drop(&mut self) {
+    fn end(&self) {
         self.shared.outbox.close();
         self.task.abort();
         self.shared.streams.reset_all();
     }
 }
 
+impl Drop for WritingTask {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
 struct RelayShared {
-    egress: Arc<Egress>,
+    /// What decides about other hosts. Absent where only ports inside are connected to.
+    egress: Option<Arc<Egress>>,
     outbox: Arc<Outbox>,
     streams: Arc<Streams>,
     /// The number of the last stream that was opened from this side: even.
     last_own: Mutex<u32>,
+    port_slots: Arc<Semaphore>,
     control: Arc<dyn ProcessControl>,
+}
+
+impl RelayShared {
+    /// What decides about other hosts. A helper for ports alone was told to offer none, and may not ask.
+    fn egress(&self) -> std::result::Result<&Arc<Egress>, Broken> {
+        self.egress.as_ref().ok_or(Broken("it asks for another host, and is for ports alone"))
+    }
+
+    fn take_number(&self) -> u32 {
+        let mut last = self.last_own.lock().unwrap_or_else(PoisonError::into_inner);
+        *last += 2;
+        *last
+    }
 }
 
 impl Relay {
     /// Takes a helper into use. Returns once it listens; until then no program may run.
     pub async fn start(helper: Process, egress: Arc<Egress>) -> Result<Self> {
-        Self::start_with(helper, egress, default_setup()).await
+        Self::start_with(helper, Some(egress), Some(default_setup())).await
     }
 
-    async fn start_with(helper: Process, egress: Arc<Egress>, setup: Setup) -> Result<Self> {
+    /// Takes a helper into use for [`Relay::connect`] alone: it listens nowhere, and asking for another host
+    /// ends it.
+    pub async fn start_for_ports(helper: Process) -> Result<Self> {
+        Self::start_with(helper, None, None).await
+    }
+
+    async fn start_with(
+        helper: Process,
+        egress: Option<Arc<Egress>>,
+        setup: Option<Setup>,
+    ) -> Result<Self> {
         let Process { events, control } = helper;
         let shared = Arc::new(RelayShared {
             egress,
             outbox: Arc::default(),
             streams: Arc::default(),
             last_own: Mutex::new(0),
+            port_slots: Arc::new(Semaphore::new(MAX_PORT_CONNECTIONS)),
             control,
         });
         shared.outbox.send(&ToHelper::Setup(setup));
         let writing = WritingTask::start(Arc::clone(&shared));
-        let mut reader = FrameReader { events, buffer: BytesMut::new() };
-        let ready = timeout(READY_TIMEOUT, wait_until_ready(&mut reader)).await;
+        let mut reader = FrameReader::new(events);
+        let ready = timeout(READY_TIMEOUT, reader.wait_until_ready()).await;
         if let Err(reason) = ready.unwrap_or_else(|_| Err("it does not answer".into())) {
             let message = format!("the sandbox's network cannot be set up: {reason}");
             return Err(Error::new(ErrorCode::System, "network", message));
@@ -106,32 +139,56 @@ impl Relay {
         Ok(Self { writing, reader })
     }
 
-    /// What decides about connections.
-    pub fn egress(&self) -> &Arc<Egress> {
-        &self.writing.shared.egress
+    /// What decides about connections to other hosts, where there may be any.
+    pub fn egress(&self) -> Option<&Arc<Egress>> {
+        self.writing.shared.egress.as_ref()
     }
 
     /// Whether the helper is there.
     pub fn is_open(&self) -> bool {
-        !self.reader.is_finished()
+        !self.reader.is_finished() && !self.writing.shared.outbox.is_closed()
+    }
+
+    /// Ends the helper and every connection, also those that others still wait for.
+    pub fn close(&self) {
+        self.reader.abort();
+        self.writing.end();
     }
 
     /// Connects to a port on the sandbox's own loopback.
-    pub async fn connect(&self, port: u16) -> Result<GuestStream> {
+    pub async fn connect(&self, port: u16) -> Result<PortStream> {
         let shared = &self.writing.shared;
-        let number = {
-            let mut last = shared.last_own.lock().unwrap_or_else(PoisonError::into_inner);
-            *last += 2;
-            *last
-        };
+        let slot = Arc::clone(&shared.port_slots).try_acquire_owned().map_err(|_| {
+            let message = format!("{MAX_PORT_CONNECTIONS} connections to its ports are open");
+            connect_error(ErrorCode::TooLarge, message).remedy("wait until one has ended")
+        })?;
+        let number = shared.take_number();
         let stream = shared.streams.open(number, &shared.outbox);
         shared.outbox.send(&ToHelper::Connect(number, port));
-        stream.wait_until_opened().await.map_err(|error| {
-            let message = format!("nothing listens at port {port} of the sandbox");
-            Error::new(ErrorCode::NotFound, "connect", message).source(error)
-        })?;
-        Ok(stream)
+        // Looked at now: whoever ends the relay from here on resets the stream.
+        let gone = || connect_error(ErrorCode::Gone, "the sandbox's network helper is gone".into());
+        if !self.is_open() {
+            return Err(gone());
+        }
+        match timeout(PORT_TIMEOUT, stream.wait_until_opened()).await {
+            Ok(Ok(())) => Ok(PortStream::new(stream, slot)),
+            Ok(Err(_)) if !self.is_open() => Err(gone()),
+            Ok(Err(error)) => {
+                let message = format!("nothing listens at port {port} of the sandbox");
+                Err(connect_error(ErrorCode::NotFound, message)
+                    .remedy("start the server, or see at which port it listens")
+                    .source(error))
+            }
+            Err(_) => {
+                let message = format!("port {port} of the sandbox does not answer");
+                Err(connect_error(ErrorCode::TooSlow, message))
+            }
+        }
     }
+}
+
+fn connect_error(code: ErrorCode, message: String) -> Error {
+    Error::new(code, "connect", message)
 }
 
 impl Drop for Relay {
@@ -149,50 +206,6 @@ fn default_setup() -> Setup {
         dns_port: DNS_PORT,
         http_port: HTTP_PORT,
         socks_port: SOCKS_PORT,
-    }
-}
-
-/// Reads whole frames.
-struct FrameReader {
-    events: Box<dyn ProcessEvents>,
-    buffer: BytesMut,
-}
-
-impl FrameReader {
-    /// The body of the next frame.
-    async fn next(&mut self) -> std::result::Result<Bytes, String> {
-        loop {
-            let length = frame_length(&self.buffer).map_err(|error| error.to_string())?;
-            if let Some(length) = length.filter(|it| self.buffer.len() >= HEADER_BYTES + it) {
-                let frame = self.buffer.split_to(HEADER_BYTES + length).freeze();
-                return Ok(frame.slice(HEADER_BYTES..));
-            }
-            match self.events.next().await {
-                Some(ProcessEvent::Output(_, data)) => self.buffer.extend_from_slice(&data),
-                Some(ProcessEvent::Exit(exit)) => {
-                    return Err(format!("it ended: {:?}", exit.status));
-                }
-                None => return Err("it ended".into()),
-            }
-        }
-    }
-}
-
-async fn wait_until_ready(reader: &mut FrameReader) -> std::result::Result<(), String> {
-    let body = reader.next().await?;
-    match FromHelper::decode(&body) {
-        Ok(FromHelper::Ready) => Ok(()),
-        Ok(FromHelper::Failed(reason)) => Err(clean_foreign(reason)),
-        Ok(
-            FromHelper::Lookup(..)
-            | FromHelper::Open { .. }
-            | FromHelper::Opened(_)
-            | FromHelper::Data(..)
-            | FromHelper::End(_)
-            | FromHelper::Reset(_)
-            | FromHelper::Credit(..),
-        ) => Err("it spoke out of turn".into()),
-        Err(error) => Err(error.to_string()),
     }
 }
 
@@ -234,7 +247,7 @@ fn handle_message(
     match message {
         FromHelper::Ready | FromHelper::Failed(_) => Err(Broken("it said twice that it listens")),
         FromHelper::Lookup(query, name) => {
-            let ports = shared.egress.look_up(name);
+            let ports = shared.egress()?.look_up(name);
             shared.outbox.send(&ToHelper::Found(query, ports));
             Ok(())
         }
@@ -244,7 +257,7 @@ fn handle_message(
             }
             *last_stream = stream;
             let request = OpenRequest { host: host.to_owned(), port, via };
-            open_connection(shared, stream, request, connections);
+            open_connection(shared, shared.egress()?, stream, request, connections);
             Ok(())
         }
         FromHelper::Opened(number) => streams.change(number, |stream| {
@@ -265,19 +278,20 @@ fn handle_message(
 }
 
 fn open_connection(
-    shared: &Arc<RelayShared>,
+    shared: &RelayShared,
+    egress: &Arc<Egress>,
     number: u32,
     request: OpenRequest,
     connections: &mut JoinSet<()>,
 ) {
-    let is_full = shared.streams.count() >= shared.egress.limits.connections;
-    let slot = Arc::clone(&shared.egress.shared.slots).try_acquire_owned();
+    let is_full = shared.streams.count_opened_inside() >= egress.limits.connections;
+    let slot = Arc::clone(&egress.shared.slots).try_acquire_owned();
     let stream = shared.streams.open(number, &shared.outbox);
     let Ok(slot) = slot.map_err(drop).and_then(|slot| if is_full { Err(()) } else { Ok(slot) })
     else {
         return stream.refuse(RefusalKind::Busy, "there are too many connections");
     };
-    let egress = Arc::clone(&shared.egress);
+    let egress = Arc::clone(egress);
     connections.spawn(async move {
         serve_connection(egress, stream, request).await;
         drop(slot);

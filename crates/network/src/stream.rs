@@ -64,9 +64,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Streams {
-    /// How many are open.
-    pub fn count(&self) -> usize {
-        lock(&self.open).len()
+    /// How many are open that programs inside have opened: those with odd numbers.
+    pub fn count_opened_inside(&self) -> usize {
+        lock(&self.open).keys().filter(|number| *number % 2 == 1).count()
     }
 
     /// Opens one.

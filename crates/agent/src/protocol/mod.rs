@@ -29,7 +29,7 @@ pub use parts::{
 pub use wire::{DecodeError, TooLong, frame_length, split_frame};
 
 /// The version both sides must speak.
-pub const PROTOCOL_VERSION: u16 = 5;
+pub const PROTOCOL_VERSION: u16 = 6;
 /// The longest body of a frame.
 pub const MAX_FRAME: usize = 256 * 1024;
 /// The most data one frame should carry: leaves room for the fields around it.

@@ -56,8 +56,9 @@ byte_enum!(
 /// What the engine tells the helper.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToHelper<'a> {
-    /// The first message.
-    Setup(Setup),
+    /// The first message: where to listen. Nothing where other hosts are not to be reached: the helper then
+    /// listens nowhere, and only connects to ports inside.
+    Setup(Option<Setup>),
     /// The answer to a lookup: the ports at which this name may be reached; none where it may not.
     Found(u32, Vec<u16>),
     /// The connection stands.
@@ -72,7 +73,7 @@ pub enum ToHelper<'a> {
     Reset(StreamNumber),
     /// More bytes of this stream may be sent.
     Credit(StreamNumber, u32),
-    /// Connects to a port of the sandbox's own loopback.
+    /// Connects to a port of the sandbox's own loopback, IPv4 before IPv6.
     Connect(StreamNumber, u16),
 }
 
@@ -163,7 +164,10 @@ impl<'a> ToHelper<'a> {
         match self {
             Self::Setup(setup) => {
                 to.u8(1);
-                setup.put(to);
+                to.flag(setup.is_some());
+                if let Some(setup) = setup {
+                    setup.put(to);
+                }
             }
             Self::Found(query, ports) => {
                 open(2, query);
@@ -203,7 +207,7 @@ impl<'a> ToHelper<'a> {
     fn take(from: &mut Take<'a>) -> Result<Self, DecodeError> {
         let tag = from.u8()?;
         if tag == 1 {
-            return Setup::take(from).map(Self::Setup);
+            return from.option(Setup::take).map(Self::Setup);
         }
         let number = from.u32()?;
         Ok(match tag {
@@ -291,5 +295,23 @@ impl<'a> FromHelper<'a> {
             9 => Self::Credit(number, from.u32()?),
             tag => return Err(DecodeError::Tag { what: "message from the network helper", tag }),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setup_for_ports_alone_names_no_place_to_listen() {
+        let (address, first) = ([127, 63, 0, 53], [127, 64, 0, 1]);
+        let setup = Setup { address, first, dns_port: 53, http_port: 3128, socks_port: 1080 };
+        for setup in [None, Some(setup)] {
+            let message = ToHelper::Setup(setup);
+            let mut frame = Vec::new();
+            message.encode(&mut frame).unwrap();
+            assert_eq!(ToHelper::decode(&frame[super::super::HEADER_BYTES..]), Ok(message));
+        }
+        assert_eq!(ToHelper::decode(&[1, 0, 0]), Err(DecodeError::Trailing));
     }
 }

@@ -2,15 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 use stockade_core::{
-    BackendName, Boundary, Command, Enforcement, Entry, JobId, Outcome, SandboxId, SandboxPath,
-    SandboxSpec, SnapshotId, SnapshotKind, Span, StreamId, TerminalSize, Workspace, WorkspaceId,
+    BackendName, Boundary, Command, EgressRule, Enforcement, Entry, JobId, Network, Outcome,
+    SandboxId, SandboxPath, SandboxSpec, SnapshotId, SnapshotKind, Span, StreamId, TerminalSize,
+    Workspace, WorkspaceId,
 };
 use stockade_engine::{Snapshot, Timestamp, VerifiedParts};
 
 use super::wire_error::WireError;
 
 /// Version of the protocol that both sides must speak. Raised with every change that an older side misreads.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 7;
 
 /// Chunk size of file operations and of input.
 pub const CHUNK_BYTES: u32 = 256 << 10;
@@ -31,6 +32,11 @@ pub enum SupervisorRequest {
     File(SandboxFileRequest),
     /// About its whole state.
     State(SandboxStateRequest),
+    /// About its network.
+    Network(SandboxNetworkRequest),
+    /// Connects to a port inside. Takes up the connection: after [`SupervisorReply::Done`] both sides send
+    /// [`PortFrame`] and nothing else.
+    Connect { port: u16 },
     /// For the program that takes up the connection.
     Program(ProgramRequest),
     /// Ends the sandbox.
@@ -69,6 +75,40 @@ pub enum SandboxStateRequest {
     Resume,
     /// What it was made of, for one who makes copies.
     Describe,
+}
+
+/// What is asked about the network of a sandbox. One answer each.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum SandboxNetworkRequest {
+    /// What it may reach now.
+    Show,
+    /// Puts other rules in force; answers with what it may reach then.
+    Change(RuleChange),
+    /// Makes sure that ports inside can be connected to.
+    PreparePorts,
+}
+
+/// How the rules of a sandbox change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum RuleChange {
+    /// These instead of all there are.
+    Set(Vec<EgressRule>),
+    /// These too. Each takes the place of the rule that says the opposite.
+    Add(Vec<EgressRule>),
+}
+
+/// What both sides of a connection to a port send. The payload of data is at most one piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum PortFrame {
+    /// The payload is a piece of the stream.
+    Data,
+    /// A piece of the stream was passed on: one more may be sent.
+    Taken,
+    /// There are no more pieces, and all were taken.
+    End,
 }
 
 /// What a program that takes up the connection is sent.
@@ -117,6 +157,8 @@ pub enum SupervisorReply {
     Snapshot(Box<Snapshot>),
     /// Answers [`SandboxStateRequest::Describe`].
     Described(Box<Described>),
+    /// What the sandbox may reach now.
+    Network(Network),
     /// It is done.
     Done,
     /// It is not.

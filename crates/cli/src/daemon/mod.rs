@@ -12,6 +12,7 @@ mod frame;
 pub mod launch;
 pub mod message;
 mod peer;
+pub mod port_stream;
 pub mod remote;
 pub mod sandbox_directory;
 mod socket;

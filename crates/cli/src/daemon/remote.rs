@@ -117,6 +117,7 @@ impl ProgramEvents for RemoteEvents {
                 | SupervisorReply::Data
                 | SupervisorReply::Snapshot(_)
                 | SupervisorReply::Described(_)
+                | SupervisorReply::Network(_)
                 | SupervisorReply::Done
                 | SupervisorReply::Failed(_) => return Err(out_of_turn(self.operation)),
             }

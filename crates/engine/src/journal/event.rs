@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use stockade_core::{
-    BackendName, Boundary, Enforcement, EngineId, Feature, JobId, Outcome, SandboxId, SnapshotId,
-    SnapshotKind, TenantName, Workspace, WorkspaceId,
+    BackendName, Boundary, EgressRule, Enforcement, EngineId, Feature, JobId, Outcome, SandboxId,
+    SnapshotId, SnapshotKind, TenantName, Workspace, WorkspaceId,
 };
 use stockade_fs::Timestamp;
 
@@ -177,6 +177,15 @@ pub enum Event {
         /// How many.
         count: u64,
     },
+    /// What a sandbox may reach is about to change while it runs.
+    RulesReplaced {
+        /// The sandbox.
+        sandbox: SandboxId,
+        /// The rules that were in force.
+        old: Vec<EgressRule>,
+        /// Those that are from now on.
+        new: Vec<EgressRule>,
+    },
     /// A workspace was handed out.
     WorkspaceAcquired {
         /// Its id.
@@ -239,6 +248,7 @@ impl Event {
             | Self::WorkspaceReleased { .. }
             | Self::Connection { .. }
             | Self::ConnectionsOmitted { .. }
+            | Self::RulesReplaced { .. }
             | Self::Pruned { .. }
             | Self::Rotated { .. } => None,
         }
@@ -260,6 +270,7 @@ impl Event {
             | Self::WorkspaceReleased { .. }
             | Self::Connection { .. }
             | Self::ConnectionsOmitted { .. }
+            | Self::RulesReplaced { .. }
             | Self::Pruned { .. }
             | Self::Rotated { .. } => None,
         }
@@ -282,6 +293,7 @@ impl Event {
             | Self::WorkspaceReleased { .. }
             | Self::Connection { .. }
             | Self::ConnectionsOmitted { .. }
+            | Self::RulesReplaced { .. }
             | Self::Pruned { .. }
             | Self::Rotated { .. } => None,
         }
@@ -297,7 +309,8 @@ impl Event {
             | Self::Restored { sandbox, .. }
             | Self::Destroyed { sandbox, .. }
             | Self::Connection { sandbox, .. }
-            | Self::ConnectionsOmitted { sandbox, .. } => Some(sandbox),
+            | Self::ConnectionsOmitted { sandbox, .. }
+            | Self::RulesReplaced { sandbox, .. } => Some(sandbox),
             Self::Decided { sandbox, .. } => sandbox.as_ref(),
             Self::Stopped { .. }
             | Self::EndUnknown { .. }
@@ -326,6 +339,7 @@ impl Event {
             | Self::WorkspaceReleased { .. }
             | Self::Connection { .. }
             | Self::ConnectionsOmitted { .. }
+            | Self::RulesReplaced { .. }
             | Self::Pruned { .. }
             | Self::Rotated { .. } => None,
         }
@@ -348,6 +362,7 @@ impl Event {
             | Self::WorkspaceReleased { .. }
             | Self::Connection { .. }
             | Self::ConnectionsOmitted { .. }
+            | Self::RulesReplaced { .. }
             | Self::Pruned { .. }
             | Self::Rotated { .. } => None,
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use stockade_agent::protocol::network::{FromHelper, ToHelper, Via};
+use stockade_agent::protocol::network::{FromHelper, Setup, ToHelper, Via};
 use stockade_agent::protocol::split_frame;
 use stockade_core::{
     Exit, ExitStatus, Process, ProcessControl, ProcessEvent, ProcessEvents, Result, StreamId,
@@ -81,6 +81,8 @@ pub struct TestHelper {
     hears: mpsc::UnboundedReceiver<Bytes>,
     heard: Vec<u8>,
     waiting: VecDeque<Said>,
+    /// Where it was told to listen.
+    pub setup: Option<Setup>,
     pub relay: Option<Relay>,
     pub egress: Arc<Egress>,
     pub log: Arc<KeptLog>,
@@ -89,6 +91,19 @@ pub struct TestHelper {
 impl TestHelper {
     /// A relay under these rules.
     pub async fn start(rules: &[String]) -> Self {
+        let (mut helper, process) = Self::new(rules);
+        helper.relay = Some(Relay::start(process, helper.egress.clone()).await.unwrap());
+        helper
+    }
+
+    /// A relay for ports alone.
+    pub async fn start_for_ports() -> Self {
+        let (mut helper, process) = Self::new(&[]);
+        helper.relay = Some(Relay::start_for_ports(process).await.unwrap());
+        helper
+    }
+
+    fn new(rules: &[String]) -> (Self, Process) {
         let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
         let (says, events) = mpsc::unbounded_channel();
         let (control, hears) = mpsc::unbounded_channel();
@@ -103,10 +118,10 @@ impl TestHelper {
             control: Arc::new(HelperControl(control)),
         };
         let (heard, waiting) = (Vec::new(), VecDeque::new());
-        let mut helper = Self { says, hears, heard, waiting, relay: None, egress, log };
+        let (setup, relay) = (None, None);
+        let helper = Self { says, hears, heard, waiting, setup, relay, egress, log };
         helper.say(&FromHelper::Ready);
-        helper.relay = Some(Relay::start(process, helper.egress.clone()).await.unwrap());
-        helper
+        (helper, process)
     }
 
     pub fn say(&self, message: &FromHelper<'_>) {
@@ -139,7 +154,10 @@ impl TestHelper {
     fn decode_heard(&mut self) {
         while let Some((body, rest)) = split_frame(&self.heard).unwrap() {
             let said = match ToHelper::decode(body).unwrap() {
-                ToHelper::Setup(_) => None,
+                ToHelper::Setup(setup) => {
+                    self.setup = setup;
+                    None
+                }
                 ToHelper::Found(query, ports) => Some(Said::Found(query, ports)),
                 ToHelper::Opened(stream) => Some(Said::Opened(stream)),
                 ToHelper::Refused(stream, _, reason) => Some(Said::Refused(stream, reason.into())),

@@ -11,4 +11,5 @@ mod helper;
 mod hostile;
 mod http;
 mod policy;
+mod ports;
 mod relayed;

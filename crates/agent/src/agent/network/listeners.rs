@@ -1,7 +1,7 @@
 //! The sockets at which the helper listens, all on the sandbox's own loopback.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -27,11 +27,12 @@ pub struct NameListener {
     port: u16,
 }
 
-/// Every listening socket.
+/// Every listening socket. None of them where no other host is to be reached.
+#[derive(Default)]
 pub struct Listeners {
-    pub datagrams: UdpSocket,
-    pub queries: TcpListener,
-    pub proxies: [(ProxyKind, TcpListener); 2],
+    pub datagrams: Option<UdpSocket>,
+    pub queries: Option<TcpListener>,
+    pub proxies: Vec<(ProxyKind, TcpListener)>,
     pub names: Vec<NameListener>,
 }
 
@@ -50,9 +51,9 @@ impl Listeners {
             socket.set_nonblocking(true).map(|()| socket)
         });
         Ok(Self {
-            datagrams: datagrams.map_err(|error| ("the name server cannot listen", error))?,
-            queries: tcp("the name server cannot listen", setup.dns_port)?,
-            proxies: [
+            datagrams: Some(datagrams.map_err(|error| ("the name server cannot listen", error))?),
+            queries: Some(tcp("the name server cannot listen", setup.dns_port)?),
+            proxies: vec![
                 (ProxyKind::Http, tcp("the HTTP proxy cannot listen", setup.http_port)?),
                 (ProxyKind::Socks, tcp("the SOCKS proxy cannot listen", setup.socks_port)?),
             ],
@@ -113,23 +114,24 @@ fn open_patiently<T>(open: impl Fn() -> io::Result<T>) -> io::Result<T> {
 }
 
 fn listen_at(address: Ipv4Addr, port: u16) -> io::Result<TcpListener> {
-    let socket = open_socket()?;
+    let socket = open_socket(AddressFamily::INET)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
     bind(&socket, &SocketAddrV4::new(address, port))?;
     listen(&socket, BACKLOG)?;
     Ok(TcpListener::from(socket))
 }
 
-/// Begins to connect to a port of the sandbox.
-pub fn begin_connecting(port: u16) -> io::Result<TcpStream> {
-    let socket = open_socket()?;
-    match connect(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)) {
+/// Begins to connect to a server of the sandbox.
+pub fn begin_connecting(address: SocketAddr) -> io::Result<TcpStream> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = open_socket(family)?;
+    match connect(&socket, &address) {
         Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(TcpStream::from(socket)),
         Err(error) => Err(error.into()),
     }
 }
 
-fn open_socket() -> io::Result<OwnedFd> {
+fn open_socket(family: AddressFamily) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?)
+    Ok(socket_with(family, SocketType::STREAM, flags, None)?)
 }

@@ -1,6 +1,7 @@
 //! The network helper: a worker of the agent that takes the connections which programs inside make, and asks
 //! the engine about each. It answers name queries with addresses that it invents, listens at those, and
-//! offers an HTTP and a SOCKS5 proxy for programs that use one.
+//! offers an HTTP and a SOCKS5 proxy for programs that use one. It also connects to ports inside for the engine;
+//! where no other host is to be reached, that is all it does, and it listens nowhere.
 //!
 //! It decides nothing, and so it need not be trusted: it runs inside the walls, where no network but loopback
 //! is. One thread, one poll loop; everything is bounded.
@@ -15,7 +16,7 @@ mod tcp_queries;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -75,14 +76,15 @@ struct Helper {
     next_stream: u32,
 }
 
-/// Runs until the engine ends its input. The first message says where to listen.
+/// Runs until the engine ends its input. The first message says where to listen, if at all.
 pub fn serve(streams: WorkerStreams) -> io::Result<()> {
     let WorkerStreams { mut input, output } = streams;
     set_nonblocking(&output)?;
     let mut inbox = Vec::new();
     let setup = read_setup(&mut input, &mut inbox)?;
     let mut first = Vec::new();
-    let listeners = match Listeners::open(&setup) {
+    let opened = setup.map_or_else(|| Ok(Listeners::default()), |setup| Listeners::open(&setup));
+    let listeners = match opened {
         Ok(listeners) => listeners,
         Err((what, error)) => {
             let reason = format!("{what}: {error}");
@@ -91,6 +93,8 @@ pub fn serve(streams: WorkerStreams) -> io::Result<()> {
         }
     };
     encode(&mut first, &FromHelper::Ready);
+    // Without a setup no name is ever answered.
+    let first_address = setup.map_or(Ipv4Addr::UNSPECIFIED, |setup| setup.first.into());
     let mut helper = Helper {
         input,
         output,
@@ -98,7 +102,7 @@ pub fn serve(streams: WorkerStreams) -> io::Result<()> {
         outbox: first,
         listeners,
         tcp_queries: TcpQueries::default(),
-        names: NameTable::starting_at(setup.first.into()),
+        names: NameTable::starting_at(first_address),
         queries: HashMap::new(),
         next_query: 1,
         streams: BTreeMap::new(),
@@ -109,7 +113,7 @@ pub fn serve(streams: WorkerStreams) -> io::Result<()> {
     Ok(())
 }
 
-fn read_setup(input: &mut File, inbox: &mut Vec<u8>) -> io::Result<Setup> {
+fn read_setup(input: &mut File, inbox: &mut Vec<u8>) -> io::Result<Option<Setup>> {
     loop {
         if let Some((body, rest)) = split_frame(inbox).map_err(broken)? {
             let ToHelper::Setup(setup) = ToHelper::decode(body).map_err(broken)? else {
@@ -173,12 +177,10 @@ impl Helper {
         }
         let room = self.outbox.len() < HIGH_WATER_BYTES;
         if room && self.queries.len() < MAX_QUERIES {
-            waits.push((HelperSource::Datagrams, self.listeners.datagrams.as_fd(), PollFlags::IN));
-            waits.push((
-                HelperSource::QueryListener,
-                self.listeners.queries.as_fd(),
-                PollFlags::IN,
-            ));
+            let Listeners { datagrams, queries, .. } = &self.listeners;
+            let datagrams = datagrams.iter().map(|it| (HelperSource::Datagrams, it.as_fd()));
+            let queries = queries.iter().map(|it| (HelperSource::QueryListener, it.as_fd()));
+            waits.extend(datagrams.chain(queries).map(|(of, fd)| (of, fd, PollFlags::IN)));
             waits.extend(
                 self.tcp_queries
                     .fds()
@@ -214,7 +216,11 @@ impl Helper {
             // Every turn ends by sending.
             HelperSource::Output => {}
             HelperSource::Datagrams => self.receive_datagrams(),
-            HelperSource::QueryListener => self.tcp_queries.accept(&self.listeners.queries),
+            HelperSource::QueryListener => {
+                if let Some(listener) = &self.listeners.queries {
+                    self.tcp_queries.accept(listener);
+                }
+            }
             HelperSource::Query(number) => {
                 for message in self.tcp_queries.read(number) {
                     self.start_query(&message, Asker::Connection(number));
@@ -276,7 +282,8 @@ impl Helper {
     fn receive_datagrams(&mut self) {
         let mut buffer = [0; MAX_MESSAGE_BYTES];
         while self.queries.len() < MAX_QUERIES
-            && let Ok((length, from)) = self.listeners.datagrams.recv_from(&mut buffer)
+            && let Some(socket) = &self.listeners.datagrams
+            && let Ok((length, from)) = socket.recv_from(&mut buffer)
         {
             self.start_query(&buffer[..length], Asker::Datagram(from));
         }
@@ -305,7 +312,11 @@ impl Helper {
     fn send_answer(&mut self, asker: Asker, message: &[u8]) {
         match asker {
             // A program that does not take its answer asks again.
-            Asker::Datagram(to) => drop(self.listeners.datagrams.send_to(message, to)),
+            Asker::Datagram(to) => {
+                if let Some(socket) = &self.listeners.datagrams {
+                    let _ = socket.send_to(message, to);
+                }
+            }
             Asker::Connection(connection) => self.tcp_queries.answer(connection, message),
         }
     }
@@ -381,9 +392,9 @@ impl Helper {
 
     /// Connects to a server of the sandbox.
     fn connect_inward(&mut self, number: u32, port: u16) {
-        match listeners::begin_connecting(port) {
-            Ok(socket) if self.streams.len() < MAX_STREAMS => {
-                self.streams.insert(number, Stream::connecting(socket));
+        match Stream::to_port(port) {
+            Ok(stream) if self.streams.len() < MAX_STREAMS => {
+                self.streams.insert(number, stream);
             }
             Ok(_) | Err(_) => encode(&mut self.outbox, &FromHelper::Reset(number)),
         }

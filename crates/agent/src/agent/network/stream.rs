@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream};
 
 use rustix::event::PollFlags;
 
 use super::greeting::{Greeting, MAX_HEAD_BYTES, ProxyKind};
+use super::listeners::begin_connecting;
 use crate::protocol::network::{
     FromHelper, MAX_STREAM_DATA, RefusalKind, STREAM_WINDOW_BYTES, Via,
 };
@@ -17,8 +18,8 @@ enum StreamPhase {
     Greeting { kind: ProxyKind, greeted: bool, said: Vec<u8> },
     /// The engine was asked.
     Asked(Via),
-    /// The engine asked, and the socket connects.
-    Connecting,
+    /// The engine asked, and the socket connects; where that fails, to this address.
+    Connecting { otherwise: Option<SocketAddr> },
     /// It stands.
     Open,
 }
@@ -70,9 +71,16 @@ impl Stream {
         Self::new(socket, StreamPhase::Greeting { kind, greeted: false, said: Vec::new() })
     }
 
-    /// A connection that the engine wants, under way.
-    pub fn connecting(socket: TcpStream) -> Self {
-        Self::new(socket, StreamPhase::Connecting)
+    /// A connection that the engine wants to a port of the sandbox, under way. Some servers listen at the
+    /// IPv6 loopback alone.
+    pub fn to_port(port: u16) -> io::Result<Self> {
+        let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, port));
+        let first = begin_connecting(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        let (socket, otherwise) = match first {
+            Ok(socket) => (socket, Some(v6)),
+            Err(_) => (begin_connecting(v6)?, None),
+        };
+        Ok(Self::new(socket, StreamPhase::Connecting { otherwise }))
     }
 
     fn new(socket: TcpStream, phase: StreamPhase) -> Self {
@@ -102,7 +110,7 @@ impl Stream {
     /// What its socket is waited for.
     pub fn poll_flags(&self, room: bool) -> PollFlags {
         let mut flags = PollFlags::empty();
-        let connecting = matches!(self.phase, StreamPhase::Connecting);
+        let connecting = matches!(self.phase, StreamPhase::Connecting { .. });
         let greeting = matches!(self.phase, StreamPhase::Greeting { .. });
         let readable = greeting || (self.credit > 0 && !connecting);
         if room && readable && !self.outward_over && !self.closing {
@@ -129,13 +137,8 @@ impl Stream {
     }
 
     fn serve_socket(&mut self, number: u32, ready: PollFlags, tell: Outbox<'_>) -> io::Result<()> {
-        if matches!(self.phase, StreamPhase::Connecting) {
-            if let Some(error) = self.socket.take_error()? {
-                return Err(error);
-            }
-            self.phase = StreamPhase::Open;
-            tell(&FromHelper::Opened(number));
-            return Ok(());
+        if let StreamPhase::Connecting { otherwise } = self.phase {
+            return self.finish_connecting(otherwise, number, tell);
         }
         self.write_inward(number, tell)?;
         // Nothing more would be read from it, so this is the only sign that it is gone.
@@ -144,6 +147,28 @@ impl Stream {
         }
         if ready.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) && !self.closing {
             self.read_outward(number, tell)?;
+        }
+        Ok(())
+    }
+
+    fn finish_connecting(
+        &mut self,
+        otherwise: Option<SocketAddr>,
+        number: u32,
+        tell: Outbox<'_>,
+    ) -> io::Result<()> {
+        match (self.socket.take_error()?, otherwise) {
+            (None, _) => {
+                self.phase = StreamPhase::Open;
+                tell(&FromHelper::Opened(number));
+            }
+            (Some(_), Some(address)) => {
+                self.socket = begin_connecting(address)?;
+                // A socket that refuses it works as well.
+                let _ = self.socket.set_nodelay(true);
+                self.phase = StreamPhase::Connecting { otherwise: None };
+            }
+            (Some(error), None) => return Err(error),
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::thread::sleep;
 use std::time::Duration;
 
-use stockade_core::{JobId, Result};
+use stockade_core::{EgressRule, JobId, Result};
 use stockade_engine::{Event, Job, Journal, Record};
 
 use super::select::SelectArgs;
@@ -93,6 +93,9 @@ fn format_record(record: &Record) -> String {
         Event::Connection { .. } | Event::ConnectionsOmitted { .. } => {
             describe_connection(&record.event).unwrap_or_default()
         }
+        Event::RulesReplaced { old, new, .. } => {
+            format!("{} instead of {}", join_rules(new), join_rules(old))
+        }
         Event::EndUnknown { .. }
         | Event::WorkspaceReleased { .. }
         | Event::Pruned { .. }
@@ -100,6 +103,10 @@ fn format_record(record: &Record) -> String {
     };
     let (when, kind) = (to_the_second(record.time), text("kind"));
     format!("{when}  {kind:<17}  {subject}  {}\n", on_one_line(&detail))
+}
+
+fn join_rules(rules: &[EgressRule]) -> String {
+    rules.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// Hands on what is recorded from now on, until told to stop.

@@ -85,19 +85,19 @@ impl SupervisorHost {
         Ok(())
     }
 
-    /// Refuses a command that would wait for a sandbox which stands still.
-    fn refuse_paused(&self) -> Result<()> {
+    /// Refuses what would wait for a sandbox which stands still.
+    pub fn refuse_paused(&self, operation: &'static str) -> Result<()> {
         if !self.paused.load(Ordering::Relaxed) {
             return Ok(());
         }
         let message = format!("sandbox `{}` is paused", self.id);
-        Err(Error::new(ErrorCode::Denied, "exec", message)
+        Err(Error::new(ErrorCode::Denied, operation, message)
             .remedy(format!("continue it with `stockade resume {}`", self.id)))
     }
 
     /// Starts a program, with a follower from its first byte on.
     pub async fn exec(self: &Arc<Self>, command: Command) -> Result<(Execution, Subscription)> {
-        self.refuse_paused()?;
+        self.refuse_paused("exec")?;
         self.jobs().room()?;
         let busy = self.activity.begin();
         let started = self.engine.exec_followed(&self.id, command).await;

@@ -8,6 +8,7 @@ mod files;
 mod host;
 mod jobs;
 mod keeper;
+mod network;
 mod replay;
 mod session;
 mod states;

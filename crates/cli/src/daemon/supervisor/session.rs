@@ -1,5 +1,5 @@
-//! One connection: a greeting, then requests one after the other. Starting a program or reading its
-//! output takes the connection up; everything else is answered and the next may follow.
+//! One connection: a greeting, then requests one after the other. Starting a program, reading its output or
+//! connecting to a port takes the connection up; everything else is answered and the next may follow.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +11,11 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::activity::Busy;
 use super::host::SupervisorHost;
-use super::{attach, files, replay, states};
+use super::{attach, files, network, replay, states};
 use crate::daemon::frame::{self, SupervisorFrameError};
 use crate::daemon::message::{
-    PROTOCOL_VERSION, SandboxFileRequest, SandboxStateRequest, SupervisorReply, SupervisorRequest,
+    PROTOCOL_VERSION, SandboxFileRequest, SandboxNetworkRequest, SandboxStateRequest,
+    SupervisorReply, SupervisorRequest,
 };
 use crate::daemon::peer::{self, Stranger};
 use crate::daemon::wire_error::WireError;
@@ -100,6 +101,8 @@ impl ClientSession {
                     self.serve_file_request(request, payload).await?
                 }
                 SupervisorRequest::State(request) => self.serve_state_request(request).await?,
+                SupervisorRequest::Network(request) => self.serve_network_request(request).await?,
+                SupervisorRequest::Connect { port } => return network::serve_port(self, port).await,
                 SupervisorRequest::Destroy => return self.destroy_sandbox().await,
                 SupervisorRequest::Hello { .. } | SupervisorRequest::Program(_) => {
                     return self.out_of_turn().await;
@@ -121,7 +124,13 @@ impl ClientSession {
 
     /// Looking does not keep a sandbox alive, and neither does the wish that it ends.
     fn note_use(&mut self, request: &SupervisorRequest) {
-        if !matches!(request, SupervisorRequest::Info | SupervisorRequest::Destroy) {
+        let looks = matches!(
+            request,
+            SupervisorRequest::Info
+                | SupervisorRequest::Destroy
+                | SupervisorRequest::Network(SandboxNetworkRequest::Show)
+        );
+        if !looks {
             self.busy.get_or_insert_with(|| self.host.activity.begin());
         }
     }
@@ -147,6 +156,16 @@ impl ClientSession {
         request: SandboxStateRequest,
     ) -> Result<(), SupervisorFrameError> {
         match states::answer_state_request(&self.host, request).await {
+            Ok(reply) => self.reply(&reply).await,
+            Err(error) => self.fail(&error).await,
+        }
+    }
+
+    async fn serve_network_request(
+        &mut self,
+        request: SandboxNetworkRequest,
+    ) -> Result<(), SupervisorFrameError> {
+        match network::answer_network_request(&self.host, request).await {
             Ok(reply) => self.reply(&reply).await,
             Err(error) => self.fail(&error).await,
         }

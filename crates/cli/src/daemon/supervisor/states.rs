@@ -1,6 +1,6 @@
 //! What is asked about the whole state of a sandbox: capture it, bring it back, stop it, describe it.
 
-use stockade_core::{Feature, Result};
+use stockade_core::{Feature, Network, Result};
 
 use super::host::SupervisorHost;
 use crate::daemon::message::{Described, SandboxStateRequest, SupervisorReply};
@@ -35,8 +35,15 @@ pub async fn answer_state_request(
 async fn describe_sandbox(host: &SupervisorHost) -> Result<Described> {
     let (backend, _) = host.engine.walls(&host.id)?;
     let measured = host.engine.detect_one(&backend).await;
+    let mut spec = host.spec.clone();
+    // A copy gets the rules in force, not those that were once asked for.
+    if let Network::Egress(rules) = &mut spec.network
+        && let Network::Egress(now) = host.engine.network(&host.id)?
+    {
+        *rules = now;
+    }
     Ok(Described {
-        spec: host.spec.clone(),
+        spec,
         full: measured.is_some_and(|it| it.has(Feature::FullSnapshot)),
         idle: host.idle,
         lifetime: host.lifetime,
