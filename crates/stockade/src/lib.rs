@@ -169,7 +169,7 @@ pub use stockade_core::{
     Result, SandboxId, SandboxPath, SandboxSpec, Signal, SnapshotId, SnapshotKind, StartFailure,
     Stdin, StreamId, Support, Usage, Workspace,
 };
-pub use stockade_engine::{Engine, EngineConfig, Output, OutputEvent, Snapshot};
+pub use stockade_engine::{Engine, EngineConfig, Output, OutputEvent, PortStream, Snapshot};
 
 pub use builder::SandboxBuilder;
 pub use config::Settings;

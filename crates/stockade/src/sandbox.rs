@@ -5,7 +5,7 @@ use stockade_core::{
     BackendName, Boundary, Command, Error, ErrorCode, FilesExt, Result, SandboxId, SandboxPath,
     SandboxSpec, SnapshotKind,
 };
-use stockade_engine::{Engine, Snapshot};
+use stockade_engine::{Engine, PortStream, Snapshot};
 use tokio::runtime::Handle;
 
 use crate::builder::SandboxBuilder;
@@ -71,6 +71,11 @@ impl Sandbox {
         let path = parse_path(path)?;
         let content = Data::from(content.into());
         self.engine.sandbox(&self.id)?.files()?.write_all(&path, content).await
+    }
+
+    /// Connects to a port on its own loopback, as `stockade port` does. The error is `not-found` where nothing listens.
+    pub async fn connect_port(&self, port: u16) -> Result<PortStream> {
+        self.engine.connect_port(&self.id, port).await
     }
 
     /// Captures its state while it goes on. [`SandboxBuilder::from_snapshot`] begins with it, [`Sandbox::restore`]

@@ -26,6 +26,7 @@ mod machines;
 mod mcp_ends;
 mod mcp_http;
 mod network;
+mod ports;
 mod private;
 mod readme_picture;
 mod review;

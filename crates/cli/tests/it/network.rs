@@ -13,17 +13,17 @@ use crate::common::lasting::Lasting;
 use crate::common::{CliPlace, wait};
 
 /// The one name that the name server knows.
-const KNOWN_NAME: &str = "pages.test";
+pub const KNOWN_NAME: &str = "pages.test";
 
 /// A web server and a name server on this host's loopback. They live as long as the test's process.
-struct Internet {
+pub struct Internet {
     port: u16,
     visits: Arc<AtomicUsize>,
     name_server: SocketAddr,
 }
 
 impl Internet {
-    fn start() -> Self {
+    pub fn start() -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let visits = Arc::new(AtomicUsize::new(0));
@@ -48,7 +48,7 @@ impl Internet {
     }
 
     /// Has the commands of this place ask the name server.
-    fn configure(&self, place: &CliPlace) {
+    pub fn configure(&self, place: &CliPlace) {
         let dir = place.path("home/.config/stockade");
         fs::create_dir_all(&dir).unwrap();
         let text = format!("[network]\nresolvers = [\"{}\"]\n", self.name_server);
