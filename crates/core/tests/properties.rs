@@ -219,9 +219,8 @@ fn outcome() -> impl Strategy<Value = Outcome> {
         },
     );
     let text = || "[a-z0-9.:-]{1,12}";
-    let denied = (text(), option::of(any::<u16>()), option::of(text()), text()).prop_map(
-        |(host, port, allow_with, reason)| DeniedHost { host, port, allow_with, reason },
-    );
+    let denied = (text(), option::of(any::<u16>()), option::of(text()), text())
+        .prop_map(|(host, port, allow_with, reason)| DeniedHost { host, port, allow_with, reason });
     let limits = vec(enforcement(), 0..4);
     (ending(), stream(), stream(), usage, limits, vec(denied, 0..3)).prop_map(
         |(ending, stdout, stderr, usage, limits, network_denied)| {

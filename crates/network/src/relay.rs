@@ -170,7 +170,8 @@ impl Relay {
         if !self.is_open() {
             return Err(gone());
         }
-        match timeout(PORT_TIMEOUT, stream.wait_until_opened()).await {
+        let opened = timeout(PORT_TIMEOUT, stream.wait_until_opened()).await;
+        match opened {
             Ok(Ok(())) => Ok(PortStream::new(stream, slot)),
             Ok(Err(_)) if !self.is_open() => Err(gone()),
             Ok(Err(error)) => {

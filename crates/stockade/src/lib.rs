@@ -164,10 +164,10 @@ pub use stockade_core as contract;
 pub use stockade_engine as engine;
 
 pub use stockade_core::{
-    Backend, BackendChoice, BackendName, Boundary, Capabilities, Command, DeniedHost, Ending, Error,
-    ErrorCode, Feature, HostPath, Image, LimitKind, Limits, Mount, Network, Outcome, Refusals,
-    Result, SandboxId, SandboxPath, SandboxSpec, Signal, SnapshotId, SnapshotKind, StartFailure,
-    Stdin, StreamId, Support, Usage, Workspace,
+    Backend, BackendChoice, BackendName, Boundary, Capabilities, Command, DeniedHost, Ending,
+    Error, ErrorCode, Feature, HostPath, Image, LimitKind, Limits, Mount, Network, Outcome,
+    Refusals, Result, SandboxId, SandboxPath, SandboxSpec, Signal, SnapshotId, SnapshotKind,
+    StartFailure, Stdin, StreamId, Support, Usage, Workspace,
 };
 pub use stockade_engine::{Engine, EngineConfig, Output, OutputEvent, PortStream, Snapshot};
 

@@ -78,8 +78,12 @@ async fn read_stream(
         let mut piece = BytesMut::with_capacity(PIECE_BYTES);
         match stream.read_buf(&mut piece).await {
             Ok(0) => break true,
-            Ok(_) if frames.send((PortFrame::Data, piece.freeze())).await.is_ok() => {}
-            Ok(_) | Err(_) => break false,
+            Ok(_) => {
+                if frames.send((PortFrame::Data, piece.freeze())).await.is_err() {
+                    break false;
+                }
+            }
+            Err(_) => break false,
         }
     };
     // The other side has everything before it hears of the end, be it a good one or not.
@@ -220,7 +224,7 @@ mod tests {
             let mut small = [0; 5];
             tokio::select! {
                 () = async { while to_near.write_all(&[1; 4096]).await.is_ok() {} } => {}
-                read = from_near.read_exact(&mut small) => drop(read.unwrap()),
+                read = from_near.read_exact(&mut small) => assert_eq!(read.unwrap(), 5),
             }
             small
         });

@@ -9,7 +9,8 @@ pub fn describe_connection(event: &Event) -> Option<String> {
     if let Event::ConnectionsOmitted { count, .. } = event {
         return Some(format!("{count} more connections"));
     }
-    let Event::Connection { host, port, address, verdict, rule, reason, sent, received, .. } = event
+    let Event::Connection { host, port, address, verdict, rule, reason, sent, received, .. } =
+        event
     else {
         return None;
     };

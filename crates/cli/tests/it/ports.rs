@@ -127,7 +127,8 @@ fn rules_are_changed_only_where_there_are_some() {
     assert_eq!(set["rules"], serde_json::json!(["registry.npmjs.org:443"]));
     assert_eq!((&set["network"], &set["sandbox"]), (&"egress".into(), &ruled.into()));
     let journal = journal_text(&place);
-    let recorded = "\"old\":[\"a.test\",\"!b.test\"],\"new\":[\"b.test\",\"c.test:22\",\"!a.test\"]";
+    let recorded =
+        "\"old\":[\"a.test\",\"!b.test\"],\"new\":[\"b.test\",\"c.test:22\",\"!a.test\"]";
     assert!(journal.contains("\"kind\":\"rulesReplaced\""), "{journal}");
     assert!(journal.contains(recorded), "{journal}");
 }

@@ -102,7 +102,9 @@ impl ClientSession {
                 }
                 SupervisorRequest::State(request) => self.serve_state_request(request).await?,
                 SupervisorRequest::Network(request) => self.serve_network_request(request).await?,
-                SupervisorRequest::Connect { port } => return network::serve_port(self, port).await,
+                SupervisorRequest::Connect { port } => {
+                    return network::serve_port(self, port).await;
+                }
                 SupervisorRequest::Destroy => return self.destroy_sandbox().await,
                 SupervisorRequest::Hello { .. } | SupervisorRequest::Program(_) => {
                     return self.out_of_turn().await;
