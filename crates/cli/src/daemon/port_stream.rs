@@ -31,7 +31,7 @@ enum QueuedPiece {
 }
 
 /// What the two directions have to know of each other.
-struct Carried {
+struct CarriedStream {
     /// How many pieces may be sent.
     credit: Semaphore,
     /// The end of this side's stream was told.
@@ -47,7 +47,7 @@ pub async fn carry_stream(
     stream: impl AsyncRead + AsyncWrite,
 ) -> bool {
     let (from_stream, to_stream) = tokio::io::split(stream);
-    let carried = Carried {
+    let carried = CarriedStream {
         credit: Semaphore::new(WINDOW_PIECES as usize),
         told_end: AtomicBool::new(false),
     };
@@ -69,7 +69,7 @@ pub async fn carry_stream(
 /// Sends what the stream yields. False if it broke.
 async fn read_stream(
     mut stream: impl AsyncRead + Unpin,
-    carried: &Carried,
+    carried: &CarriedStream,
     frames: Frames,
 ) -> bool {
     let complete = loop {
@@ -138,7 +138,7 @@ async fn send_frames(
 async fn receive_frames(
     reader: &mut OwnedReadHalf,
     queue: mpsc::Sender<QueuedPiece>,
-    carried: &Carried,
+    carried: &CarriedStream,
 ) {
     let mut ended = false;
     while let Ok(Some((header, data))) = frame::receive_frame::<PortFrame>(reader).await {

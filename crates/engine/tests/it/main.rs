@@ -13,6 +13,7 @@ mod journal;
 mod leases;
 mod pipeline;
 mod pool;
+mod ports;
 mod pump;
 mod snapshots;
 mod state;
