@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use stockade_core::{
-    Admitted, Backend, CarriedProgram, Command, DeniedHost, EffectiveLimits, EgressRule, Ending, EnvName,
-    Error, ErrorCode, Network, Outcome, Parts, Process, Result, Sandbox, SandboxId, Signal,
-    SnapshotId, StartFailure, Stdin, StreamReport, Usage,
+    Admitted, Backend, CarriedProgram, Command, DeniedHost, EffectiveLimits, EgressRule, Ending,
+    EnvName, Error, ErrorCode, Network, Outcome, Parts, Process, Result, Sandbox, SandboxId,
+    Signal, SnapshotId, StartFailure, Stdin, StreamReport, Usage,
 };
 use stockade_fs::fresh_id;
 use stockade_network::GUEST_ENVIRONMENT;
