@@ -293,7 +293,8 @@ mod needs_python {
         let rule = format!("{KNOWN_NAME}:{a}");
         let left = format!("{KNOWN_NAME}:{b}\n127.0.0.1/32:{a}\n127.0.0.1/32:{b}\n!{rule}\n");
         place.stockade(&["net", &id, "--deny", &rule]).is(0, &left, "");
-        wait(cut).is(0, "over\n", "");
+        let cut = wait(cut);
+        assert_eq!((cut.code, cut.stdout.as_str()), (0, "over\n"), "{cut:?}");
         let before = sent.load(Ordering::SeqCst);
         let goes_on = || sent.load(Ordering::SeqCst) > before + 100_000;
         eventually("the other download goes on", goes_on);
