@@ -1,64 +1,57 @@
 //! Builds the programs that a backend carries along, statically, so that one file installs.
 
-include!("../../build/static_bin.rs");
+use std::path::{Path, PathBuf};
 
-/// What the program for other hosts is made of, beside itself.
-const FAR: [&str; 11] = [
-    "crates/backends/far",
-    "crates/backends/src/across",
-    "crates/backends/src/agent_sandbox",
-    "crates/backends/src/linux",
-    "crates/backends/src/managed",
-    "crates/backends/src/native",
-    "crates/backends/Cargo.toml",
-    "crates/agent/src",
-    "crates/launcher/src",
-    "crates/core/src",
-    FS,
-];
+use stockade_static_bin::{StaticBin, StaticBinError, manifest_dir_of};
 
-/// What every program here uses.
-const FS: &str = "crates/fs";
+/// The programs that were built already: for the inner build of the program for other hosts, which embeds them too.
+const GIVEN_AGENT: &str = "STOCKADE_GIVEN_AGENT";
+const GIVEN_LAUNCHER: &str = "STOCKADE_GIVEN_LAUNCHER";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let wanted = |feature| std::env::var_os(feature).is_some();
-    if !wanted("CARGO_FEATURE_LINUX") {
+    println!("cargo::rerun-if-changed=build.rs");
+    let has_feature = |variable| std::env::var_os(variable).is_some();
+    if !has_feature("CARGO_FEATURE_LINUX") {
         return Ok(());
     }
-    let agent = carried(GIVEN_AGENT, "stockade-agent", "crates/agent")?;
-    let launcher = carried(GIVEN_LAUNCHER, "stockade-launcher", "crates/launcher")?;
+    let agent = build_embedded(GIVEN_AGENT, "stockade-agent", "stockade_agent")?;
+    let launcher = build_embedded(GIVEN_LAUNCHER, "stockade-launcher", "stockade_launcher")?;
     println!("cargo::rustc-env=STOCKADE_AGENT={}", agent.display());
     println!("cargo::rustc-env=STOCKADE_LAUNCHER={}", launcher.display());
-    if wanted("CARGO_FEATURE_NEAR") {
-        let given = [(GIVEN_AGENT, agent.as_path()), (GIVEN_LAUNCHER, launcher.as_path())];
-        let far = static_bin("stockade-far", "stockade-far", &[], &FAR, &given)?;
+    if has_feature("CARGO_FEATURE_NEAR") {
+        let far = build_far(&agent, &launcher)?;
         println!("cargo::rustc-env=STOCKADE_FAR={}", far.display());
-        println!("cargo::rustc-env=STOCKADE_FAR_SUM={}", sum(&std::fs::read(far)?));
+        println!("cargo::rustc-env=STOCKADE_FAR_SUM={}", sha256_hex(&std::fs::read(far)?));
     }
     Ok(())
 }
 
-/// The programs that were built already, when this is a part of one that carries them as well.
-const GIVEN_AGENT: &str = "STOCKADE_GIVEN_AGENT";
-const GIVEN_LAUNCHER: &str = "STOCKADE_GIVEN_LAUNCHER";
-
-fn carried(
-    given: &str,
-    program: &str,
-    source: &str,
-) -> Result<std::path::PathBuf, Box<dyn std::error::Error>> {
+fn build_embedded(given: &str, program: &str, links: &str) -> Result<PathBuf, StaticBinError> {
     println!("cargo::rerun-if-env-changed={given}");
-    match std::env::var_os(given) {
-        Some(path) => {
-            println!("cargo::rerun-if-changed={}", std::path::Path::new(&path).display());
-            Ok(path.into())
-        }
-        None => static_bin(program, program, &[], &[source, FS], &[]),
+    if let Some(path) = std::env::var_os(given).map(PathBuf::from) {
+        println!("cargo::rerun-if-changed={}", path.display());
+        return Ok(path);
     }
+    let manifest_dir = manifest_dir_of(links)?;
+    let (package, bin) = (program, program);
+    StaticBin { manifest_dir: &manifest_dir, package, bin, features: &[], given: &[] }.build()
+}
+
+/// The program for other hosts is one of this package. Its feature embeds the agent and the launcher, and never leads
+/// to `near`: otherwise it would embed itself, and this script would run without end.
+fn build_far(agent: &Path, launcher: &Path) -> Result<PathBuf, StaticBinError> {
+    StaticBin {
+        manifest_dir: Path::new(env!("CARGO_MANIFEST_DIR")),
+        package: "stockade-backends",
+        bin: "stockade-far",
+        features: &["far-program"],
+        given: &[(GIVEN_AGENT, agent), (GIVEN_LAUNCHER, launcher)],
+    }
+    .build()
 }
 
 /// Digest taken at build time, so that the whole program need not be read just to know which one it is.
-fn sum(program: &[u8]) -> String {
+fn sha256_hex(program: &[u8]) -> String {
     use sha2::Digest;
     sha2::Sha256::digest(program).iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -2,10 +2,18 @@
 
 use std::path::Path;
 
-include!("../../build/static_bin.rs");
+use stockade_static_bin::{StaticBin, manifest_dir_of};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let probe = static_bin("stockade-probe", "stockade-probe", &[], &["crates/tck/probe"], &[])?;
+    println!("cargo::rerun-if-changed=build.rs");
+    let probe = StaticBin {
+        manifest_dir: &manifest_dir_of("stockade_probe")?,
+        package: "stockade-probe",
+        bin: "stockade-probe",
+        features: &[],
+        given: &[],
+    }
+    .build()?;
     println!("cargo::rustc-env=STOCKADE_PROBE={}", probe.display());
     let here = std::path::PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").ok_or("no crate")?);
     for (name, directory) in [
