@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use crate::denials::DenialWatchers;
 use crate::engine::{EngineInner, lock_mutex};
 use crate::journal::{EgressVerdict, Event, Journal};
-use crate::sandboxes::RunningSandbox;
+use crate::lifecycle::RunningSandbox;
 
 /// The most connections of one sandbox that were made and are recorded one by one.
 const MAX_RECORDED_CONNECTIONS: usize = 1000;

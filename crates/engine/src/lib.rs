@@ -3,7 +3,9 @@
 //! Every front end goes through [`Engine`]. Backends are passed in; nothing is looked up in the
 //! surroundings, and nothing here knows how any wall is built.
 
-mod capture;
+mod admission;
+mod audit;
+mod capability_cache;
 mod config;
 mod denials;
 mod egress;
@@ -13,20 +15,22 @@ mod history;
 mod host_views;
 mod journal;
 mod lease;
-mod measured;
+mod lifecycle;
 mod output;
 mod output_log;
+mod pipeline;
 mod pool;
 mod ports;
 mod presence;
+mod processes;
 mod registry;
-mod sandboxes;
+mod request;
 mod select;
+mod snapshot_ops;
 mod snapshots;
 mod supervise;
 mod teardown;
 
-pub use capture::{FORK_CONCURRENCY, MAX_FORK_COPIES, spec_of_a_copy};
 pub use config::{EngineConfig, Quota};
 pub use engine::Engine;
 pub use execution::{Execution, Watcher};
@@ -43,6 +47,7 @@ pub use output::Output;
 pub use output_log::{OutputLogBounds, OutputLogReader, OutputLogs};
 pub use pool::{Pool, PoolSpec, PoolStatus};
 pub use select::{Choice, Selection, select};
+pub use snapshot_ops::{FORK_CONCURRENCY, MAX_FORK_COPIES, spec_of_a_copy};
 pub use snapshots::{
     HostThings, Part, Passing, Snapshot, SnapshotListing, Snapshots, VerifiedParts,
 };

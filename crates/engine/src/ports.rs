@@ -13,7 +13,7 @@ use stockade_network::{PortStream, Relay};
 use crate::egress::SandboxNetwork;
 use crate::engine::{Engine, EngineInner, lock_mutex};
 use crate::journal::Event;
-use crate::sandboxes::{RunningSandbox, in_a_task, too_slow};
+use crate::lifecycle::{RunningSandbox, in_a_task, too_slow};
 
 /// The most rules of one sandbox: twice as many fit a record.
 const MAX_RULES: usize = 1000;

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use stockade_core::{Backend, BackendChoice, BackendName, Boundary, Capabilities, SandboxSpec};
 use tokio::sync::OnceCell;
 
-use crate::measured::Measurements;
+use crate::capability_cache::CapabilityCache;
 
 /// A probe that takes longer than this is an answer too.
 const PROBE_DEADLINE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Registry {
     backends: Vec<Registered>,
-    kept: Measurements,
+    kept: CapabilityCache,
 }
 
 struct Registered {
@@ -22,7 +22,7 @@ struct Registered {
 }
 
 impl Registry {
-    pub(crate) fn new(backends: Vec<Arc<dyn Backend>>, kept: Measurements) -> Self {
+    pub(crate) fn new(backends: Vec<Arc<dyn Backend>>, kept: CapabilityCache) -> Self {
         let unmeasured = |backend| Registered { backend, capabilities: OnceCell::new() };
         Self { backends: backends.into_iter().map(unmeasured).collect(), kept }
     }
@@ -90,7 +90,7 @@ fn build_unmeasured_capabilities(backend: BackendName, reason: String) -> Capabi
 }
 
 impl Registered {
-    async fn measure(&self, kept: &Measurements, named: bool) -> &Capabilities {
+    async fn measure(&self, kept: &CapabilityCache, named: bool) -> &Capabilities {
         let measure = || async {
             match kept.read_measurement(self.backend.as_ref()) {
                 // Who names a backend wants to know how it is now.

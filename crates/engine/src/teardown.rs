@@ -11,38 +11,48 @@ use crate::engine::{EngineInner, lock_mutex};
 use crate::execution::SharedExecution;
 use crate::journal::Event;
 use crate::lease::{Lease, LeaseBody, StaleLease};
-use crate::sandboxes::{RunningSandbox, in_a_task, too_slow};
+use crate::lifecycle::{RunningSandbox, in_a_task, too_slow};
 
 /// How long the commands of a sandbox may take to end before its walls come down.
 const END_GRACE: Duration = Duration::from_secs(6);
 
 impl EngineInner {
-    /// Ends a live sandbox: first what runs in it, so that each outcome is its own, then the walls.
-    pub(crate) async fn retire(self: Arc<Self>, live: Arc<RunningSandbox>) -> Result<()> {
+    /// Destroys a live sandbox: first what runs in it, so that each outcome is its own, then the walls.
+    pub(crate) async fn destroy_live(self: Arc<Self>, live: Arc<RunningSandbox>) -> Result<()> {
         in_a_task(async move {
             let executions = end_executions(&live).await;
-            self.take_down_for_good(&live).await?;
+            self.destroy_sandbox(&live).await?;
             all_finished(&executions).await;
             Ok(())
         })
         .await
     }
 
-    /// Takes down and forgets. What could not be taken down stays known, so that it can be tried again.
-    pub(crate) async fn take_down_for_good(&self, live: &RunningSandbox) -> Result<()> {
-        self.take_down(live).await?;
+    /// Destroys a sandbox that no caller has. If that fails it stays known, for a retry.
+    pub(crate) async fn destroy_unclaimed(&self, live: RunningSandbox) -> Result<()> {
+        let destroyed = self.destroy_sandbox(&live).await;
+        if destroyed.is_err() {
+            lock_mutex(&self.live).insert(live.sandbox.id().clone(), Arc::new(live));
+        }
+        destroyed
+    }
+
+    /// Destroys the walls and forgets them. What could not be destroyed stays known, so that it can be tried
+    /// again.
+    pub(crate) async fn destroy_sandbox(&self, live: &RunningSandbox) -> Result<()> {
+        self.destroy_walls(live).await?;
         lock_mutex(&self.live).remove(live.sandbox.id());
         Ok(())
     }
 
     /// Destroys, checks, records, and only then gives the lease back.
-    pub(crate) async fn take_down(&self, live: &RunningSandbox) -> Result<()> {
+    async fn destroy_walls(&self, live: &RunningSandbox) -> Result<()> {
         let id = live.sandbox.id();
         let mut held = live.lease.lock().await;
         if held.is_none() {
             return Ok(());
         }
-        let destroyed = self.destroy_within(live.order.backend.as_ref(), id).await;
+        let destroyed = self.destroy_within_deadline(live.order.backend.as_ref(), id).await;
         // After its processes, which could not do without; before the record that it is gone.
         self.close_network(live).await;
         let detail = destroyed.as_ref().err().map(|error| error.message().to_owned());
@@ -54,7 +64,11 @@ impl EngineInner {
         recorded
     }
 
-    pub(crate) async fn destroy_within(&self, backend: &dyn Backend, id: &SandboxId) -> Result<()> {
+    pub(crate) async fn destroy_within_deadline(
+        &self,
+        backend: &dyn Backend,
+        id: &SandboxId,
+    ) -> Result<()> {
         let destroyed =
             tokio::time::timeout(self.config.destroy_deadline, backend.destroy(id)).await;
         destroyed.unwrap_or_else(|_| Err(too_slow("destroy", backend)))
@@ -65,7 +79,7 @@ impl EngineInner {
         if let Some(stale) = self.leases.claim_stale()?.into_iter().find(|it| it.body().id == *id) {
             let name = &stale.body().backend;
             let backend = self.registry.get(name).ok_or_else(|| backend_missing(id, name))?;
-            return self.reap_one(backend.as_ref(), stale).await;
+            return self.destroy_stale(backend.as_ref(), stale).await;
         }
         if self.leases.list()?.leases.iter().any(|lease| lease.body.id == *id) {
             let message = format!("sandbox `{id}` belongs to another running engine");
@@ -86,7 +100,7 @@ impl EngineInner {
             if silent.contains(&name) {
                 continue;
             }
-            match self.reap_one(backend.as_ref(), stale).await {
+            match self.destroy_stale(backend.as_ref(), stale).await {
                 Ok(()) => reaped.push(id),
                 // Each other one would wait as long again for an answer that does not come.
                 Err(error)
@@ -100,9 +114,10 @@ impl EngineInner {
         Ok(reaped)
     }
 
-    async fn reap_one(&self, backend: &dyn Backend, stale: StaleLease) -> Result<()> {
+    /// Destroys what a dead engine left of one sandbox.
+    async fn destroy_stale(&self, backend: &dyn Backend, stale: StaleLease) -> Result<()> {
         let sandbox = stale.body().id.clone();
-        self.destroy_within(backend, &sandbox).await?;
+        self.destroy_within_deadline(backend, &sandbox).await?;
         let detail = Some("reaped: its engine had ended".into());
         self.journal.append(Event::Destroyed { sandbox, clean: true, detail })?;
         stale.finish()

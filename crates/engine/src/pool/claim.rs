@@ -7,7 +7,7 @@ use stockade_core::{Result, SandboxId};
 
 use super::machine::{PoolAsker, PoolSeat};
 use super::steward::Steward;
-use crate::sandboxes::{RunningSandbox, SandboxOrder};
+use crate::lifecycle::{RunningSandbox, SandboxOrder};
 
 /// A sandbox that was given to a caller who has not yet taken it.
 pub(crate) struct Claim {
@@ -48,7 +48,7 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         if let Some(live) = self.live.take() {
-            self.steward.take_down(live);
+            self.steward.destroy(live);
         }
     }
 }

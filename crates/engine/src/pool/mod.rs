@@ -5,8 +5,8 @@
 
 mod claim;
 mod fit;
+mod handover;
 mod machine;
-mod pipeline;
 #[cfg(test)]
 mod schedules;
 mod steward;
@@ -19,10 +19,10 @@ use stockade_core::{
     BackendName, Error, ErrorCode, Result, SandboxId, SandboxSpec, TenantName, Workspace,
 };
 
-pub(crate) use claim::{Claim, Seated};
+pub(crate) use claim::{Claim, ClaimAnswer, Seated};
 
 use crate::engine::{Engine, EngineInner, lock_mutex};
-use crate::sandboxes::{RunningSandbox, SandboxOrder};
+use crate::lifecycle::{RunningSandbox, SandboxOrder};
 use machine::{PoolBounds, PoolCounts};
 use steward::Steward;
 
@@ -108,7 +108,7 @@ impl Engine {
         let bounds = pool.bounds()?;
         refuse_overlay(&pool.spec)?;
         self.refuse_beyond_quota(&pool)?;
-        let order = self.inner.admit_order(&pool.spec, None).await?;
+        let order = self.inner.admit_spec(&pool.spec, None).await?;
         let steward = self.inner.pools.open(order, bounds, &self.inner)?;
         Ok(Pool { steward })
     }

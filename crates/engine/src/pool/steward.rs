@@ -17,7 +17,7 @@ use super::machine::{
     Moment, PoolAct, PoolAsker, PoolBounds, PoolCounts, PoolMachine, PoolSeat, Why,
 };
 use crate::engine::{EngineInner, lock_mutex};
-use crate::sandboxes::{RunningSandbox, SandboxOrder};
+use crate::lifecycle::{RunningSandbox, SandboxOrder};
 
 /// Interval at which ready sandboxes are checked.
 const READY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -62,7 +62,7 @@ impl Parked {
 enum StewardDeed {
     Make(PoolSeat),
     Answer(oneshot::Sender<Result<Claim>>, Result<Claim>),
-    TakeDown(RunningSandbox),
+    Destroy(RunningSandbox),
 }
 
 impl Steward {
@@ -215,12 +215,12 @@ impl Steward {
     ) -> Option<StewardDeed> {
         Some(match act {
             PoolAct::Make(seat) => StewardDeed::Make(seat),
-            PoolAct::Retire(seat) => StewardDeed::TakeDown(state.parked.remove(&seat)?.live),
+            PoolAct::Retire(seat) => StewardDeed::Destroy(state.parked.remove(&seat)?.live),
             PoolAct::Give(asker, seat) => {
                 let live = state.parked.remove(&seat)?.live;
                 match state.line.remove(&asker) {
                     Some(answer) => StewardDeed::Answer(answer, Ok(Claim::new(self, seat, live))),
-                    None => StewardDeed::TakeDown(live),
+                    None => StewardDeed::Destroy(live),
                 }
             }
             PoolAct::Refuse(asker, why) => {
@@ -238,7 +238,7 @@ impl Steward {
             StewardDeed::Make(seat) => {
                 drop(self.runtime.spawn(Arc::clone(self).make(seat, self.work())))
             }
-            StewardDeed::TakeDown(live) => self.take_down(live),
+            StewardDeed::Destroy(live) => self.destroy(live),
             // One who has gone away leaves its sandbox to be taken down, as the answer is dropped.
             StewardDeed::Answer(to, answer) => drop(to.send(answer)),
         }
@@ -252,7 +252,7 @@ impl Steward {
     async fn make(self: Arc<Self>, seat: PoolSeat, _working: Working) {
         // Should this task end before its time, the seat is free again.
         let seated = Seated::new(&self, seat);
-        match self.build().await {
+        match self.prepare().await {
             Ok(mut parked) => {
                 parked.live.seat = Some(seated);
                 self.tell_machine(None, |state, now| {
@@ -266,7 +266,7 @@ impl Steward {
         }
     }
 
-    async fn build(&self) -> Result<Parked> {
+    async fn prepare(&self) -> Result<Parked> {
         let engine = self.engine.upgrade().ok_or_else(build_closed_error)?;
         // Looked at before anything is made of it, so that a change meanwhile is noticed.
         let places = HostPlaces::of(self.template.admitted.spec());
@@ -275,14 +275,14 @@ impl Steward {
         Ok(Parked { live, places })
     }
 
-    /// Takes down a sandbox that no caller will get any more.
-    pub(super) fn take_down(self: &Arc<Self>, live: RunningSandbox) {
+    /// Destroys a sandbox that no caller will get any more.
+    pub(super) fn destroy(self: &Arc<Self>, live: RunningSandbox) {
         let working = self.work();
         let engine = self.engine.upgrade();
         self.runtime.spawn(async move {
             if let Some(engine) = engine {
                 // Recorded, and known to the engine if it failed.
-                let _ = engine.dismiss_sandbox(live).await;
+                let _ = engine.destroy_unclaimed(live).await;
             }
             drop(working);
         });

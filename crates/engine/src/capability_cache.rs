@@ -1,4 +1,4 @@
-//! Measurements kept on disk, so that not every engine has to build a sandbox just to look at it. Only what
+//! Measured capabilities kept on disk, so that not every engine has to build a sandbox just to look at it. Only what
 //! a backend says depends on a fingerprint is kept. That it cannot be had is kept only where finding out
 //! takes long, and believed for a minute: a user who follows the remedy should see its effect.
 
@@ -11,7 +11,7 @@ use stockade_core::{Backend, Capabilities};
 use stockade_fs::{Survives, draft_name, write_atomically};
 
 /// The directory of kept measurements.
-pub(crate) struct Measurements(PathBuf);
+pub(crate) struct CapabilityCache(PathBuf);
 
 /// How long a backend that could not be had is not looked for again.
 const ABSENT_FOR: Duration = Duration::from_secs(60);
@@ -22,7 +22,7 @@ const SLOW_PROBE_TIME: Duration = Duration::from_millis(100);
 /// Upper bound of a cache file, longer than any that is written.
 const MAX_CACHE_FILE_BYTES: u64 = 1 << 20;
 
-impl Measurements {
+impl CapabilityCache {
     pub(crate) fn below(state: &Path) -> Self {
         Self(state.join("capabilities"))
     }

@@ -1,14 +1,13 @@
-//! Where a pool meets the pipeline: preparing, handing over, taking down sandboxes that no caller has.
-
-use std::sync::Arc;
+//! Where a pool meets the pipeline: preparing sandboxes and handing them over.
 
 use stockade_core::{Error, ErrorCode, Result, SandboxId};
 use tokio::sync::watch;
 
 use super::Claim;
+use crate::audit::build_created_event;
 use crate::engine::{EngineInner, lock_mutex};
 use crate::journal::Event;
-use crate::sandboxes::{RunningSandbox, SandboxOrder, build_created_event};
+use crate::lifecycle::{RunningSandbox, SandboxOrder};
 
 impl EngineInner {
     /// A prepared sandbox, where there is a pool for what is ordered.
@@ -54,18 +53,9 @@ impl EngineInner {
         if live.sandbox.alive() {
             return Ok(live);
         }
-        self.dismiss_sandbox(live).await?;
+        self.destroy_unclaimed(live).await?;
         Err(Error::new(ErrorCode::Gone, "create", "it ended right after it was created")
             .backend(order.backend.name()))
-    }
-
-    /// Takes down a sandbox that no caller has. If that fails it stays known, for a retry.
-    pub(crate) async fn dismiss_sandbox(&self, live: RunningSandbox) -> Result<()> {
-        let down = self.take_down(&live).await;
-        if down.is_err() {
-            lock_mutex(&self.live).insert(live.sandbox.id().clone(), Arc::new(live));
-        }
-        down
     }
 }
 

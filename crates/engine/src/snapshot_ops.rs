@@ -12,9 +12,11 @@ use crate::engine::{Engine, EngineInner};
 use crate::execution::Execution;
 use crate::history::Subscription;
 use crate::journal::Event;
-use crate::sandboxes::{
+use crate::lifecycle::{
     CAPTURE_TIMEOUT, Origin, RunningSandbox, SandboxOrder, in_a_task, too_slow,
 };
+use crate::pipeline::follow_from_start;
+use crate::request::SandboxRequest;
 use crate::snapshots::{Snapshot, Snapshots};
 
 /// Copies that a fork makes at the same time: more would only wait for each other.
@@ -60,10 +62,8 @@ impl Engine {
     /// Builds a sandbox that starts with a captured state. What the spec leaves to automatic choice is
     /// taken from where the state was captured.
     pub async fn create_from(&self, snapshot: &SnapshotId, spec: SandboxSpec) -> Result<SandboxId> {
-        let stored = self.inner.snapshots.get(snapshot)?;
-        let order = self.order_from(&stored, spec, None).await?;
-        let origin = self.inner.read_origin(&stored).await?;
-        self.inner.clone().create_live(order.beginning_with(origin)).await
+        let request = SandboxRequest { spec, from: Some(snapshot.clone()) };
+        Arc::clone(&self.inner).create(request).await
     }
 
     /// Runs a command in a sandbox of its own that starts with a captured state, with a follower who is
@@ -74,27 +74,8 @@ impl Engine {
         spec: SandboxSpec,
         command: Command,
     ) -> Result<(Execution, Subscription)> {
-        let stored = self.inner.snapshots.get(snapshot)?;
-        let order = self.order_from(&stored, spec, Some(&command)).await?;
-        let origin = self.inner.read_origin(&stored).await?;
-        self.run_order(order.beginning_with(origin), command).await
-    }
-
-    /// What is to be built where a snapshot goes on, before that is read.
-    async fn order_from(
-        &self,
-        stored: &Snapshot,
-        mut spec: SandboxSpec,
-        command: Option<&Command>,
-    ) -> Result<SandboxOrder> {
-        if spec.backend == BackendChoice::Auto {
-            spec.backend = BackendChoice::Named(stored.backend.clone());
-        }
-        if let BackendChoice::Named(name) = &spec.backend {
-            same_backend(stored, name.as_str())?;
-        }
-        stored.fits_this_host()?;
-        self.inner.admit_order(&spec, command).await
+        let request = SandboxRequest { spec, from: Some(snapshot.clone()) };
+        Arc::clone(&self.inner).run_once(request, command, follow_from_start).await
     }
 
     /// Makes this many copies of a live sandbox, memory and all where its backend can. Each has a
@@ -135,8 +116,9 @@ impl Engine {
                 let (engine, origin) = (self.clone(), origin.clone());
                 let (snapshot, spec) = (snapshot.clone(), spec.clone());
                 making.spawn(async move {
-                    let order = engine.order_from(&snapshot, spec, None).await?;
-                    engine.inner.clone().create_live(order.beginning_with(origin)).await
+                    let order = engine.inner.admit_restored(&snapshot, spec, None).await?;
+                    let order = order.beginning_with(origin);
+                    Arc::clone(&engine.inner).create_admitted(order).await
                 });
                 begun += 1;
             }
@@ -170,6 +152,23 @@ fn record_copy_result(
 }
 
 impl EngineInner {
+    /// Admits what is to be built where a snapshot goes on, before that is read.
+    pub(crate) async fn admit_restored(
+        &self,
+        stored: &Snapshot,
+        mut spec: SandboxSpec,
+        command: Option<&Command>,
+    ) -> Result<SandboxOrder> {
+        if spec.backend == BackendChoice::Auto {
+            spec.backend = BackendChoice::Named(stored.backend.clone());
+        }
+        if let BackendChoice::Named(name) = &spec.backend {
+            same_backend(stored, name.as_str())?;
+        }
+        stored.fits_this_host()?;
+        self.admit_spec(&spec, command).await
+    }
+
     async fn capture_sandbox(&self, live: &RunningSandbox, kind: SnapshotKind) -> Result<Snapshot> {
         let store = Arc::clone(&self.snapshots);
         let draft = store.draft()?;
@@ -193,7 +192,7 @@ impl EngineInner {
         run_blocking(move || store.parts(&snapshot)).await
     }
 
-    async fn read_origin(&self, stored: &Snapshot) -> Result<Origin> {
+    pub(crate) async fn read_origin(&self, stored: &Snapshot) -> Result<Origin> {
         let parts = Arc::new(self.read_checked_parts(stored).await?);
         Ok(Origin { snapshot: stored.id.clone(), parts })
     }

@@ -1,0 +1,188 @@
+//! The run step of the pipeline: a command becomes a process of a sandbox and is watched to its end.
+
+use std::sync::Arc;
+
+use stockade_core::{
+    Admitted, CarriedProgram, Command, EffectiveLimits, Ending, EnvName, Error, ErrorCode, Network,
+    Process, Result, SandboxId, Signal, Stdin,
+};
+use stockade_fs::fresh_id;
+use stockade_network::GUEST_ENVIRONMENT;
+
+use crate::denials::DenialWatch;
+use crate::engine::EngineInner;
+use crate::execution::{ControlSlot, SharedExecution};
+use crate::lifecycle::{NotBuilt, RunningSandbox, too_slow};
+use crate::supervise::{Sink, SupervisedEnd, supervise_process};
+
+/// `PATH` of a clean environment.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// A program that was started, and what it is held to.
+pub(crate) struct StartedCommand {
+    process: Process,
+    /// What the network denies meanwhile.
+    denials: DenialWatch,
+    stdin: Stdin,
+    limits: EffectiveLimits,
+    terminal: bool,
+}
+
+/// A command that is over.
+pub(crate) struct EndedCommand {
+    pub end: SupervisedEnd,
+    /// What the network denied, up to when the record is closed; absent where nothing ran.
+    pub denials: Option<DenialWatch>,
+}
+
+impl StartedCommand {
+    fn of(
+        (process, denials): (Process, DenialWatch),
+        command: &Command,
+        live: &RunningSandbox,
+    ) -> Self {
+        let limits = live.order.admitted.limits_for(command);
+        let (stdin, terminal) = (command.stdin.clone(), command.terminal.is_some());
+        Self { process, denials, stdin, limits, terminal }
+    }
+}
+
+impl EngineInner {
+    /// Starts the first command of a sandbox, after what went on in it from a captured state.
+    pub(crate) async fn start_first_command(
+        self: &Arc<Self>,
+        live: &Arc<RunningSandbox>,
+        command: &Command,
+        shared: &SharedExecution,
+    ) -> Result<StartedCommand, NotBuilt> {
+        match self.supervise_carried_programs(live).await {
+            Ok(()) => self.start_command(live, command, shared).await,
+            Err(error) => Err(self.failed_start(error, live)),
+        }
+    }
+
+    /// Starts a command in a sandbox.
+    pub(crate) async fn start_command(
+        &self,
+        live: &RunningSandbox,
+        command: &Command,
+        shared: &SharedExecution,
+    ) -> Result<StartedCommand, NotBuilt> {
+        match self.spawn_process(live, command, shared).await {
+            Ok(spawned) => Ok(StartedCommand::of(spawned, command, live)),
+            Err(error) => Err(self.failed_start(error, live)),
+        }
+    }
+
+    fn failed_start(&self, error: Error, live: &RunningSandbox) -> NotBuilt {
+        NotBuilt { error, killed: self.kill_is_requested(live.sandbox.id()) }
+    }
+
+    async fn spawn_process(
+        &self,
+        live: &RunningSandbox,
+        command: &Command,
+        shared: &SharedExecution,
+    ) -> Result<(Process, DenialWatch)> {
+        live.check_network()?;
+        // Before it runs: what it does first is told too.
+        let denials = live.denials.watch();
+        let limits = live.order.admitted.limits_for(command);
+        let resolved = resolve_command(command, &live.order.admitted)?;
+        let spawn = live.sandbox.spawn(&resolved, &limits);
+        let spawned = tokio::time::timeout(self.config.create_deadline, spawn).await;
+        let process =
+            spawned.unwrap_or_else(|_| Err(too_slow("spawn", live.order.backend.as_ref())))?;
+        let _ = shared.control.set(ControlSlot(Arc::clone(&process.control)));
+        Ok((process, denials))
+    }
+
+    /// Opens a record for each program that went on when the sandbox was made from a captured state: it is an
+    /// execution like any other from now on. Its wall time, where one was named, begins now.
+    pub(crate) async fn supervise_carried_programs(
+        self: &Arc<Self>,
+        live: &Arc<RunningSandbox>,
+    ) -> Result<()> {
+        for CarriedProgram { command, process } in live.sandbox.take_carried() {
+            let command = Command::program(command);
+            let id = live.sandbox.id().clone();
+            let shared = self.open_record(fresh_id()?, &live.order, id, &command).await?;
+            let _ = shared.control.set(ControlSlot(Arc::clone(&process.control)));
+            live.remember_execution(&shared);
+            let carried = (process, live.denials.watch());
+            let mut started = StartedCommand::of(carried, &command, live);
+            started.limits.wall_time = live.order.admitted.spec().limits.wall_time;
+            tokio::spawn(Arc::clone(self).finish_command(Arc::clone(live), shared, started));
+        }
+        Ok(())
+    }
+
+    /// Watches a command of a sandbox that lives on to its end, and records that.
+    pub(crate) async fn finish_command(
+        self: Arc<Self>,
+        live: Arc<RunningSandbox>,
+        shared: Arc<SharedExecution>,
+        started: StartedCommand,
+    ) {
+        let ended = self.supervise_command(&live, &shared, started).await;
+        // A process whose end was not confirmed takes its sandbox with it: only that makes sure (C-11).
+        let destroyed =
+            if ended.end.confirmed { Ok(()) } else { self.destroy_sandbox(&live).await };
+        // A reader of the outcome may destroy at once: no lease is held here by then.
+        drop(live);
+        self.close_record(&shared, ended, destroyed).await;
+    }
+
+    /// Watches a command to its end.
+    pub(crate) async fn supervise_command(
+        &self,
+        live: &RunningSandbox,
+        shared: &SharedExecution,
+        started: StartedCommand,
+    ) -> EndedCommand {
+        let StartedCommand { process, denials, stdin, limits, terminal } = started;
+        // A terminal's output is not logged: no user expects a transcript of it on disk.
+        let kept = self.config.keep_output && !terminal;
+        let log = kept.then(|| self.output_logs.writer(&shared.job));
+        let output = Sink { history: &shared.history, log };
+        let mut end = supervise_process(process, stdin, &limits, output, shared.cancelled()).await;
+        if self.was_killed(&end.ending, live.sandbox.id()) {
+            end.confirmed &= end.ending == Ending::Cancelled;
+            end.ending = Ending::Killed;
+        }
+        EndedCommand { end, denials: Some(denials) }
+    }
+
+    /// Whether an end that looks like a loss was meant, or a cancellation came with the end of the whole
+    /// sandbox: another process is ending it.
+    fn was_killed(&self, ending: &Ending, id: &SandboxId) -> bool {
+        matches!(ending, Ending::Lost(_) | Ending::Signalled(Signal::KILL) | Ending::Cancelled)
+            && self.kill_is_requested(id)
+    }
+
+    pub(crate) fn kill_is_requested(&self, id: &SandboxId) -> bool {
+        self.leases.kill_is_requested(id).unwrap_or(false)
+    }
+}
+
+/// What the backend is given: environment, directory and user merged, and input always a stream.
+fn resolve_command(command: &Command, admitted: &Admitted) -> Result<Command> {
+    let spec = admitted.spec();
+    let mut resolved = command.clone();
+    resolved.env = spec.env.clone();
+    resolved.env.extend(command.env.clone());
+    let proxies = matches!(spec.network, Network::Egress(_)).then_some(GUEST_ENVIRONMENT);
+    let defaults = [("PATH", DEFAULT_PATH), ("LANG", "C.UTF-8")];
+    for (name, value) in defaults.into_iter().chain(proxies.into_iter().flatten()) {
+        let name: EnvName = name.parse().map_err(|error| {
+            Error::new(ErrorCode::Invalid, "resolve", "a built-in name").source(error)
+        })?;
+        resolved.env.entry(name).or_insert_with(|| value.to_owned());
+    }
+    resolved.dir = command.dir.clone().or_else(|| spec.workdir.clone());
+    resolved.user = command.user.or(spec.user);
+    if resolved.stdin != Stdin::None {
+        resolved.stdin = Stdin::Stream;
+    }
+    Ok(resolved)
+}
