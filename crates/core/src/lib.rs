@@ -25,6 +25,7 @@ mod secrets;
 mod spec;
 mod text;
 mod units;
+mod workspace_source;
 
 pub use admission::{Admitted, Refusal, Refusals, admit, admit_command};
 pub use backend::{
@@ -56,3 +57,4 @@ pub use spec::{
 };
 pub use text::{MAX_FOREIGN_CHARS, clean_foreign, is_unsafe_to_show};
 pub use units::{Bytes, Millicores, Span, UnitError};
+pub use workspace_source::{HeldWorkspace, WorkspaceSource};

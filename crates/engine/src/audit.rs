@@ -14,6 +14,13 @@ use crate::journal::Event;
 use crate::lifecycle::{NotBuilt, SandboxOrder};
 use crate::processes::EndedCommand;
 use crate::supervise::SupervisedEnd;
+use crate::workspace_guard::WorkspaceSlot;
+
+/// The outcome that was recorded, and whether it could be.
+pub(crate) struct ClosedRecord {
+    outcome: Outcome,
+    recorded: Result<()>,
+}
 
 impl EngineInner {
     /// Writes to the journal: at once where no other writer holds its lock, else from another thread.
@@ -74,13 +81,12 @@ impl EngineInner {
         Ok(shared)
     }
 
-    /// Closes the record and reveals the outcome.
+    /// Closes the record of an execution. Its outcome is known here and not revealed yet.
     pub(crate) async fn close_record(
         &self,
         shared: &SharedExecution,
         EndedCommand { end, denials }: EndedCommand,
-        destroyed: Result<()>,
-    ) {
+    ) -> ClosedRecord {
         let outcome = Outcome {
             ending: end.ending,
             stdout: end.stdout,
@@ -93,17 +99,30 @@ impl EngineInner {
         let log =
             self.config.keep_output.then(|| self.output_logs.reference(&shared.job)).flatten();
         let event = Event::Stopped { job: shared.job.clone(), outcome: outcome.clone(), log };
-        let recorded = self.record(event).await;
-        lock_mutex(&self.running).remove(&shared.job);
-        shared.finish(FinishedExecution { outcome, released: destroyed.and(recorded) });
+        ClosedRecord { outcome, recorded: self.record(event).await }
     }
 
-    /// Closes the record of a command that never got as far as a process; answers why.
+    /// Reveals the outcome of an execution, and whether everything it held is released.
+    pub(crate) fn reveal_outcome(
+        &self,
+        shared: &SharedExecution,
+        ClosedRecord { outcome, recorded }: ClosedRecord,
+        destroyed: Result<()>,
+        released: Result<()>,
+    ) {
+        lock_mutex(&self.running).remove(&shared.job);
+        let released = destroyed.and(recorded).and(released);
+        shared.finish(FinishedExecution { outcome, released });
+    }
+
+    /// Closes the record of a command that never got as far as a process, and releases the workspace that was
+    /// acquired for it alone; answers why.
     pub(crate) async fn close_unstarted_record(
         &self,
         shared: &SharedExecution,
         NotBuilt { error, killed }: NotBuilt,
         destroyed: Result<()>,
+        workspace: WorkspaceSlot,
     ) -> Error {
         let end = SupervisedEnd {
             ending: if killed { Ending::Killed } else { ending_of_no_start(&error, shared) },
@@ -114,8 +133,11 @@ impl EngineInner {
             confirmed: true,
         };
         let ended = EndedCommand { end, denials: None };
-        self.close_record(shared, ended, destroyed).await;
-        error
+        let closed = self.close_record(shared, ended).await;
+        let released = workspace.release().await;
+        let told = released.clone().err().unwrap_or(error);
+        self.reveal_outcome(shared, closed, destroyed, released);
+        told
     }
 }
 

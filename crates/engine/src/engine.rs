@@ -8,6 +8,7 @@ use stockade_core::{
     Error, ErrorCode, Feature, JobId, Result, Sandbox, SandboxId, SandboxSpec, Support,
 };
 use stockade_fs::{StateDir, fresh_id};
+use tokio::task::JoinHandle;
 
 use crate::capability_cache::CapabilityCache;
 use crate::config::EngineConfig;
@@ -46,6 +47,8 @@ pub(crate) struct EngineInner {
     pub running: Mutex<HashMap<JobId, Weak<SharedExecution>>>,
     pub pools: Pools,
     pub network: LazyNetwork,
+    /// Workspaces that are being released since their callers went away before there was a sandbox.
+    pub releases: Mutex<Vec<JoinHandle<()>>>,
 }
 
 pub(crate) fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -69,6 +72,7 @@ impl Engine {
             running: Mutex::default(),
             pools: Pools::default(),
             network: LazyNetwork::default(),
+            releases: Mutex::default(),
             config,
         };
         let engine = Self { inner: Arc::new(inner) };
@@ -111,27 +115,30 @@ impl Engine {
     }
 
     /// Runs one command in a sandbox of its own, which is destroyed before the outcome is revealed.
-    /// If this future is dropped, nothing is left (C-32).
-    pub async fn run(&self, spec: SandboxSpec, command: Command) -> Result<Execution> {
-        let request = SandboxRequest { spec, from: None };
-        let run = Arc::clone(&self.inner).run_once(request, command, |_| ());
+    /// So is its workspace released, if the request names where it comes from. If this future is dropped,
+    /// nothing is left (C-32).
+    pub async fn run(
+        &self,
+        request: impl Into<SandboxRequest>,
+        command: Command,
+    ) -> Result<Execution> {
+        let run = Arc::clone(&self.inner).run_once(request.into(), command, |_| ());
         run.await.map(|(execution, ())| execution)
     }
 
     /// Like [`Engine::run`], with a follower who is there from the first byte on.
     pub async fn run_followed(
         &self,
-        spec: SandboxSpec,
+        request: impl Into<SandboxRequest>,
         command: Command,
     ) -> Result<(Execution, Subscription)> {
-        let request = SandboxRequest { spec, from: None };
-        Arc::clone(&self.inner).run_once(request, command, follow_from_start).await
+        Arc::clone(&self.inner).run_once(request.into(), command, follow_from_start).await
     }
 
     /// A sandbox that stays until it is destroyed or its engine ends: a prepared one where a pool has
     /// what is asked for, else a new one.
-    pub async fn create(&self, spec: SandboxSpec) -> Result<SandboxId> {
-        Arc::clone(&self.inner).create(SandboxRequest { spec, from: None }).await
+    pub async fn create(&self, request: impl Into<SandboxRequest>) -> Result<SandboxId> {
+        Arc::clone(&self.inner).create(request.into()).await
     }
 
     /// Runs one more command in a sandbox of this engine.
@@ -245,6 +252,7 @@ impl Engine {
         for shared in running {
             result = result.and(shared.finished().await.released);
         }
+        self.inner.finish_releases().await;
         result
     }
 

@@ -30,6 +30,7 @@ mod snapshot_ops;
 mod snapshots;
 mod supervise;
 mod teardown;
+mod workspace_guard;
 
 pub use config::{EngineConfig, Quota};
 pub use engine::Engine;
@@ -46,6 +47,7 @@ pub use lease::{
 pub use output::Output;
 pub use output_log::{OutputLogBounds, OutputLogReader, OutputLogs};
 pub use pool::{Pool, PoolSpec, PoolStatus};
+pub use request::SandboxRequest;
 pub use select::{Choice, Selection, select};
 pub use snapshot_ops::{FORK_CONCURRENCY, MAX_FORK_COPIES, spec_of_a_copy};
 pub use snapshots::{
@@ -53,3 +55,4 @@ pub use snapshots::{
 };
 pub use stockade_fs::{StateDir, Timestamp};
 pub use stockade_network::{PortStream, ResolverSettings};
+pub use workspace_guard::WorkspaceGuard;

@@ -17,6 +17,7 @@ use crate::engine::{EngineInner, lock_mutex};
 use crate::execution::SharedExecution;
 use crate::lease::{Lease, LeaseBody};
 use crate::pool::{Claim, ClaimAnswer, Seated};
+use crate::workspace_guard::WorkspaceSlot;
 
 /// Timeout of capturing or restoring a state.
 pub(crate) const CAPTURE_TIMEOUT: Duration = Duration::from_secs(300);
@@ -68,6 +69,8 @@ pub(crate) struct RunningSandbox {
     pub network_changes: tokio::sync::Mutex<()>,
     /// The rules in force, where it may reach other hosts. They outlive its relay.
     pub rules: Mutex<Vec<EgressRule>>,
+    /// The workspace to be released when it is gone, where it lives on after its first command.
+    pub workspace: Mutex<WorkspaceSlot>,
 }
 
 impl RunningSandbox {
@@ -91,6 +94,7 @@ impl RunningSandbox {
             denials,
             network_changes: tokio::sync::Mutex::default(),
             rules: Mutex::new(rules),
+            workspace: Mutex::default(),
         }
     }
 

@@ -14,6 +14,7 @@ use crate::engine::EngineInner;
 use crate::execution::{ControlSlot, SharedExecution};
 use crate::lifecycle::{NotBuilt, RunningSandbox, too_slow};
 use crate::supervise::{Sink, SupervisedEnd, supervise_process};
+use crate::workspace_guard::WorkspaceSlot;
 
 /// `PATH` of a clean environment.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -126,11 +127,17 @@ impl EngineInner {
     ) {
         let ended = self.supervise_command(&live, &shared, started).await;
         // A process whose end was not confirmed takes its sandbox with it: only that makes sure (C-11).
-        let destroyed =
-            if ended.end.confirmed { Ok(()) } else { self.destroy_sandbox(&live).await };
+        let (destroyed, workspace) = if ended.end.confirmed {
+            (Ok(()), WorkspaceSlot::default())
+        } else {
+            (self.destroy_sandbox(&live).await, live.workspace())
+        };
         // A reader of the outcome may destroy at once: no lease is held here by then.
         drop(live);
-        self.close_record(&shared, ended, destroyed).await;
+        let closed = self.close_record(&shared, ended).await;
+        // What cannot be released stays listed with its changes.
+        let _ = workspace.release().await;
+        self.reveal_outcome(&shared, closed, destroyed, Ok(()));
     }
 
     /// Watches a command to its end.

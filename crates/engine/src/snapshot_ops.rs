@@ -18,6 +18,7 @@ use crate::lifecycle::{
 use crate::pipeline::follow_from_start;
 use crate::request::SandboxRequest;
 use crate::snapshots::{Snapshot, Snapshots};
+use crate::workspace_guard::WorkspaceGuard;
 
 /// Copies that a fork makes at the same time: more would only wait for each other.
 pub const FORK_CONCURRENCY: usize = 8;
@@ -62,7 +63,7 @@ impl Engine {
     /// Builds a sandbox that starts with a captured state. What the spec leaves to automatic choice is
     /// taken from where the state was captured.
     pub async fn create_from(&self, snapshot: &SnapshotId, spec: SandboxSpec) -> Result<SandboxId> {
-        let request = SandboxRequest { spec, from: Some(snapshot.clone()) };
+        let request = SandboxRequest { spec, workspace: None, from: Some(snapshot.clone()) };
         Arc::clone(&self.inner).create(request).await
     }
 
@@ -74,7 +75,7 @@ impl Engine {
         spec: SandboxSpec,
         command: Command,
     ) -> Result<(Execution, Subscription)> {
-        let request = SandboxRequest { spec, from: Some(snapshot.clone()) };
+        let request = SandboxRequest { spec, workspace: None, from: Some(snapshot.clone()) };
         Arc::clone(&self.inner).run_once(request, command, follow_from_start).await
     }
 
@@ -118,7 +119,8 @@ impl Engine {
                 making.spawn(async move {
                     let order = engine.inner.admit_restored(&snapshot, spec, None).await?;
                     let order = order.beginning_with(origin);
-                    Arc::clone(&engine.inner).create_admitted(order).await
+                    let workspace = WorkspaceGuard::none(&engine.inner);
+                    Arc::clone(&engine.inner).create_admitted(order, workspace).await
                 });
                 begun += 1;
             }

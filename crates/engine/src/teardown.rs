@@ -17,15 +17,25 @@ use crate::lifecycle::{RunningSandbox, in_a_task, too_slow};
 const END_GRACE: Duration = Duration::from_secs(6);
 
 impl EngineInner {
-    /// Destroys a live sandbox: first what runs in it, so that each outcome is its own, then the walls.
+    /// Destroys a live sandbox: first what runs in it, so that each outcome is its own, then the walls. Its
+    /// workspace is released last, even where the walls may still stand.
     pub(crate) async fn destroy_live(self: Arc<Self>, live: Arc<RunningSandbox>) -> Result<()> {
         in_a_task(async move {
             let executions = end_executions(&live).await;
-            self.destroy_sandbox(&live).await?;
-            all_finished(&executions).await;
-            Ok(())
+            let destroyed = self.destroy_sandbox(&live).await;
+            if destroyed.is_ok() {
+                all_finished(&executions).await;
+            }
+            live.release_workspace().await;
+            destroyed
         })
         .await
+    }
+
+    /// Destroys a sandbox that only its task knows, after everything that runs in it.
+    pub(crate) async fn destroy_with_executions(&self, live: &RunningSandbox) -> Result<()> {
+        end_executions(live).await;
+        self.destroy_sandbox(live).await
     }
 
     /// Destroys a sandbox that no caller has. If that fails it stays known, for a retry.
@@ -132,7 +142,7 @@ fn backend_missing(id: &SandboxId, backend: &BackendName) -> Error {
 
 /// Ends what runs in a sandbox, so that each outcome is its own. What cannot be ended by itself in time ends with
 /// the walls.
-pub(crate) async fn end_executions(live: &RunningSandbox) -> Vec<Arc<SharedExecution>> {
+async fn end_executions(live: &RunningSandbox) -> Vec<Arc<SharedExecution>> {
     let executions = live.executions();
     executions.iter().for_each(|shared| shared.cancel());
     let _ = tokio::time::timeout(END_GRACE, all_finished(&executions)).await;

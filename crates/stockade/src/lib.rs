@@ -169,7 +169,9 @@ pub use stockade_core::{
     Refusals, Result, SandboxId, SandboxPath, SandboxSpec, Signal, SnapshotId, SnapshotKind,
     StartFailure, Stdin, StreamId, Support, Usage, Workspace,
 };
-pub use stockade_engine::{Engine, EngineConfig, Output, OutputEvent, PortStream, Snapshot};
+pub use stockade_engine::{
+    Engine, EngineConfig, Output, OutputEvent, PortStream, SandboxRequest, Snapshot,
+};
 
 pub use builder::SandboxBuilder;
 pub use config::Settings;

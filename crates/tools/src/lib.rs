@@ -22,7 +22,6 @@ mod screenshot;
 mod search;
 mod tool;
 mod toolbox;
-mod views;
 mod workspace;
 
 pub use answer::{Image, ToolAnswer};
@@ -35,4 +34,3 @@ pub use error::ToolError;
 pub use options::{LocalOptions, Quota, ToolboxOptions};
 pub use tool::ToolInfo;
 pub use toolbox::Toolbox;
-pub use views::{ViewSource, Views};

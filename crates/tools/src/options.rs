@@ -7,11 +7,11 @@ use stockade_backends::local::{self, Local};
 use stockade_core::{
     Backend as _, BackendChoice, Error, ErrorCode, HostPath, Result, SandboxSpec, Workspace, admit,
 };
+use stockade_workspaces::SandboxWorkspaces;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::ToolError;
 use crate::approval::ApprovalConfig;
-use crate::views::Views;
 
 /// What a toolbox is opened with.
 #[derive(Debug, Clone)]
@@ -24,8 +24,9 @@ pub struct ToolboxOptions {
     pub local: Option<LocalOptions>,
     /// The user's rules. Never from the workspace, never from the agent.
     pub approval: ApprovalConfig,
-    /// Where sandboxes get views from whose changes are kept apart: each whose spec says so gets its own.
-    pub views: Option<Views>,
+    /// Where sandboxes get workspaces from whose changes are kept apart: each whose spec plans an overlay gets
+    /// its own.
+    pub workspaces: Option<SandboxWorkspaces>,
     /// What sandboxes made by `sandbox_create` are like where the agent does not say.
     pub template: SandboxSpec,
     /// How many of those there may be at once. Clones of these options share it.
@@ -106,7 +107,7 @@ impl ToolboxOptions {
             bound: None,
             local: None,
             approval: ApprovalConfig::default(),
-            views: None,
+            workspaces: None,
             template: SandboxSpec::default(),
             quota: Quota::default(),
         }

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use serde::Serialize;
-use stockade_core::{Boundary, ErrorCode, Feature, WorkspaceId};
+use stockade_core::{Boundary, ErrorCode, Feature, Result as CoreResult, WorkspaceId};
 use stockade_workspaces::{
-    Application, Applied, ApplyOptions, Change, Conflict, Diff, TreePath, printable,
+    Application, Applied, ApplyOptions, Change, Conflict, Diff, TreePath, Workspaces, off_thread,
+    printable,
 };
 
 use crate::approval::{Detail, Facts, Programs};
@@ -19,12 +20,39 @@ use crate::arguments::{WorkspaceApply, WorkspaceDiff};
 use crate::files::unless_cancelled;
 use crate::place::ToolPlace;
 use crate::toolbox::ToolSession;
-use crate::views::WorkspaceView;
 use crate::{Call, ToolAnswer, ToolError};
 
 /// How many changes one answer lists, and how much of a patch.
 const MOST_LISTED: usize = 1000;
 const MOST_PATCH: usize = 256 << 10;
+
+/// The workspace of a sandbox whose changes are kept apart.
+#[derive(Debug)]
+pub(crate) struct WorkspaceView {
+    workspaces: Workspaces,
+    pub id: WorkspaceId,
+}
+
+impl WorkspaceView {
+    pub(crate) fn new(workspaces: &Workspaces, id: &WorkspaceId) -> Self {
+        Self { workspaces: workspaces.clone(), id: id.clone() }
+    }
+
+    async fn diff(&self) -> CoreResult<Diff> {
+        let (workspaces, id) = (self.workspaces.clone(), self.id.clone());
+        off_thread(move || workspaces.diff(&id)).await
+    }
+
+    async fn patch(&self) -> CoreResult<String> {
+        let (workspaces, id) = (self.workspaces.clone(), self.id.clone());
+        off_thread(move || workspaces.patch(&id)).await
+    }
+
+    async fn apply(&self, options: ApplyOptions) -> CoreResult<Application> {
+        let (workspaces, id) = (self.workspaces.clone(), self.id.clone());
+        off_thread(move || workspaces.apply(&id, &options)).await
+    }
+}
 
 /// What was changed.
 #[derive(Debug, Serialize)]

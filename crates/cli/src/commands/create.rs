@@ -6,7 +6,7 @@ use stockade_core::{
     Command, Error, ErrorCode, Image, Limits, Result, SandboxPath, SandboxSpec, SnapshotId, Span,
     Workspace, WorkspaceId,
 };
-use stockade_engine::{HostThings, Snapshot, VerifiedParts};
+use stockade_engine::{HostThings, Snapshot, VerifiedParts, WorkspaceGuard};
 
 use super::snapshot;
 use crate::args::SpecArgs;
@@ -199,12 +199,14 @@ async fn build_sandbox(
     settings: &Settings,
     printer: &Printer,
 ) -> Result<(SandboxReady, Option<WorkspaceId>)> {
-    let view = workspace::take_view_ahead(wanted, &mut order.spec, settings, printer).await?;
-    let workspace = view.as_ref().map(|view| view.id().clone());
+    let ahead = workspace::acquire_ahead(wanted, &mut order.spec, settings, printer).await?;
+    let workspace = ahead.as_ref().and_then(WorkspaceGuard::id).cloned();
     order.workspace.clone_from(&workspace);
     let asked = order.spec.limits;
     match launch_supervisor(order, printer).await {
         Ok(ready) => {
+            // The supervisor's engine has it by now.
+            drop(ahead.map(WorkspaceGuard::leave));
             if let (Some(line), false) =
                 (describe_watched_limits(&asked, &ready.limits), printer.is_json())
             {
@@ -216,8 +218,9 @@ async fn build_sandbox(
             Ok((ready, workspace))
         }
         Err(error) => {
-            if let Some(view) = view {
-                view.give_back().await?;
+            // A supervisor that was killed has not released it.
+            if let Some(ahead) = ahead {
+                ahead.release().await?;
             }
             Err(error)
         }

@@ -16,7 +16,8 @@ use stockade_core::{EnvName, Error, ErrorCode, Result, SandboxSpec, Span, Worksp
 use stockade_engine::Engine;
 use stockade_server::mcp::http::{self, HttpOptions, Token};
 use stockade_server::mcp::{Desk, DeskOptions, serve_stdio};
-use stockade_tools::{LocalOptions, Quota, Toolbox, ToolboxOptions, Views};
+use stockade_tools::{LocalOptions, Quota, Toolbox, ToolboxOptions};
+use stockade_workspaces::SandboxWorkspaces;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -95,10 +96,10 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
         Ok(engine) => Arc::new(engine?),
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
-    let views = workspace::build_view_source(&wanted, &spec, &engine, &settings).await?;
+    let workspaces = workspace::build_shared_source(&wanted, &spec, &engine, &settings).await?;
     open_pools(&pools, &spec, &engine, &|line| printer.note(line)).await?;
     let options = ToolboxOptions {
-        views: views.clone(),
+        workspaces: workspaces.clone(),
         quota: Quota::new(args.max_sandboxes),
         local,
         ..build_toolbox_options(spec, &settings, args.local)?
@@ -122,7 +123,7 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
         Ok(closed) => closed.map_err(|_| too_long())??,
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     }
-    for id in views.iter().flat_map(Views::left) {
+    for id in workspaces.iter().flat_map(SandboxWorkspaces::left) {
         printer.note(&format!(
             "changes are kept apart in workspace {id} (stockade workspace diff|apply|discard {id})"
         ));

@@ -1,11 +1,15 @@
 //! `stockade run`: one command in a sandbox of its own, of which nothing is left when this returns.
 
+use std::sync::Arc;
+
 use clap::Args;
 use stockade_backends::native::Native;
 use stockade_core::{
     Command, Ending, Feature, Result, SandboxSpec, Signal, SnapshotId, StartFailure,
+    WorkspaceSource,
 };
-use stockade_engine::{Engine, Execution, Subscription};
+use stockade_engine::{Engine, Execution, SandboxRequest, Subscription};
+use stockade_workspaces::SandboxWorkspaces;
 
 use super::create::{MADE_OF, as_captured, run_detached};
 use super::detect::MEASURING_STATUS;
@@ -24,7 +28,7 @@ use crate::terminal::stdio_loop::{
 use crate::terminal::streams::Attachment;
 use crate::terminal::{self, Raw};
 use crate::toolchains::{self, Packages};
-use crate::workspace::{self, SettledWorkspace, WorkspaceGuard};
+use crate::workspace::{self, SettledWorkspace};
 
 /// The exit code of a program that is not there.
 const NOT_FOUND: i32 = 127;
@@ -121,20 +125,20 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
         }
     }
     CommandArgs::adjust(&command, &mut spec);
-    let taking = workspace::take_view(&wanted, &mut spec, &engine, settings, printer);
-    let view = match interrupts.unless(taking).await {
-        Ok(taken) => taken?,
+    let source = workspace::build_source(&wanted, &spec, &engine, settings);
+    let source = match interrupts.unless(source).await {
+        Ok(source) => source?.map(SandboxWorkspaces::compared),
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
-    let from = args.from.as_ref();
-    let started = start_session(&engine, spec, &command, from, &mut interrupts, printer).await;
-    let Ok(StartedRun::Runs { execution, follower, raw }) = started else {
-        if let Some(view) = view {
-            view.give_back().await?;
-        }
-        return started.map(StartedRun::code);
+    let request = build_request(spec, source.as_ref(), args.from);
+    let waits_for = workspace::describe_wait(source.as_ref());
+    let starting =
+        start_session(&engine, request, &command, waits_for, &mut interrupts, printer).await?;
+    let (execution, follower, raw) = match starting {
+        StartedRun::Runs { execution, follower, raw } => (execution, follower, raw),
+        StartedRun::Interrupted(signal) => return Ok(interrupts::exit_code(signal)),
     };
-    let session = RunSession { execution, follower, interrupts, command, raw, view };
+    let session = RunSession { execution, follower, interrupts, command, raw, source };
     if printer.is_json() {
         return session.run_captured(printer).await;
     }
@@ -152,30 +156,25 @@ enum StartedRun {
     Interrupted(Signal),
 }
 
-impl StartedRun {
-    fn code(self) -> i32 {
-        match self {
-            Self::Runs { .. } => 0,
-            Self::Interrupted(signal) => interrupts::exit_code(signal),
-        }
-    }
+fn build_request(
+    spec: SandboxSpec,
+    source: Option<&SandboxWorkspaces>,
+    from: Option<SnapshotId>,
+) -> SandboxRequest {
+    let workspace = source.map(|source| Arc::new(source.clone()) as Arc<dyn WorkspaceSource>);
+    SandboxRequest { spec, workspace, from }
 }
 
 async fn start_session(
     engine: &Engine,
-    spec: SandboxSpec,
+    request: SandboxRequest,
     command: &Command,
-    from: Option<&SnapshotId>,
+    waits_for: &str,
     interrupts: &mut Interrupts,
     printer: &Printer,
 ) -> Result<StartedRun> {
-    let asked = spec.limits;
-    let starting = printer.patiently("building the sandbox", async {
-        match from {
-            None => engine.run_followed(spec, command.clone()).await,
-            Some(snapshot) => engine.run_from_followed(snapshot, spec, command.clone()).await,
-        }
-    });
+    let asked = request.spec.limits;
+    let starting = printer.patiently(waits_for, engine.run_followed(request, command.clone()));
     match interrupts.unless(starting).await {
         Ok(started) => {
             let (execution, follower) = started?;
@@ -214,7 +213,7 @@ struct RunSession {
     interrupts: Interrupts,
     command: Command,
     raw: Option<Raw>,
-    view: Option<WorkspaceGuard>,
+    source: Option<SandboxWorkspaces>,
 }
 
 impl RunSession {
@@ -228,7 +227,7 @@ impl RunSession {
         };
         let released = self.execution.close().await;
         drop(self.raw.take());
-        let settled = settle_workspace(self.view.take()).await;
+        let settled = SettledWorkspace::of(self.source.as_ref());
         let code = conclude_program(end?, output, &mut self.interrupts, printer).await?;
         released?;
         self.tell_where_program_is(code, printer).await;
@@ -269,7 +268,7 @@ impl RunSession {
             ProgramEnd::Forced(signal) => Some(interrupts::exit_code(signal)),
             ProgramEnd::Over(_) | ProgramEnd::Unread => None,
         };
-        let settled = settle_workspace(self.view.take()).await;
+        let settled = SettledWorkspace::of(self.source.as_ref());
         released?;
         let outcome = self.execution.outcome().await;
         let code = forced.unwrap_or_else(|| outcome.exit_code());
@@ -277,13 +276,5 @@ impl RunSession {
         report.workspace = settled?.map(|settled| settled.summary());
         printer.json(&report);
         Ok(code)
-    }
-}
-
-/// Gives the workspace back, however the command ended.
-async fn settle_workspace(view: Option<WorkspaceGuard>) -> Result<Option<SettledWorkspace>> {
-    match view {
-        Some(view) => view.settle().await.map(Some),
-        None => Ok(None),
     }
 }

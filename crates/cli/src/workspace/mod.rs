@@ -1,9 +1,9 @@
-//! Workspaces of commands: which one the flags mean, and the guard that holds it for one sandbox.
+//! Workspaces of commands: which one the flags mean, and where the engine gets it from.
 
 mod args;
 mod directory;
-mod guard;
 mod handle;
+mod source;
 
 use stockade_core::{Error, ErrorCode, Result, WorkspaceId};
 use stockade_engine::Journal;
@@ -13,11 +13,12 @@ use crate::config::Settings;
 
 pub use args::{Configured, GitArg, WantedWorkspace};
 pub use directory::{AskedWorkspace, check_views, refuse_state, resolve_workspace};
-pub use guard::{
-    SettledWorkspace, WorkspaceGuard, WorkspaceSummary, build_view_source, take_view,
-    take_view_ahead,
-};
 pub use handle::WorkspaceHandle;
+pub use source::{
+    SettledWorkspace, WorkspaceSummary, acquire_ahead, build_shared_source, build_source,
+    describe_wait, reopen_source,
+};
+pub use stockade_workspaces::off_thread;
 
 /// The right to a workspace that no sandbox has.
 pub fn claim_workspace(
@@ -37,14 +38,4 @@ pub fn open_workspaces(settings: &Settings) -> Result<Workspaces> {
     let state = settings.state_dir()?;
     let journal = Journal::open_in(&state, settings.engine()?.journal)?;
     Workspaces::open(state, journal)
-}
-
-/// Runs blocking disk work on a thread for it, so that it holds up no other task.
-pub async fn off_thread<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
-        let message = "the work on the workspace was cut off";
-        Err(Error::new(ErrorCode::System, "workspace", message).source(error))
-    })
 }

@@ -17,3 +17,4 @@ mod ports;
 mod pump;
 mod snapshots;
 mod state;
+mod workspaces;

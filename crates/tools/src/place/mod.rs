@@ -15,9 +15,10 @@ use std::time::Duration;
 use stockade_backends::local;
 use stockade_core::{
     BackendName, Boundary, Command, EntryKind, ErrorCode, Files, JobId, Outcome, Sandbox,
-    SandboxId, SandboxPath, SandboxSpec, WORKSPACE_ROOT, Workspace,
+    SandboxId, SandboxPath, SandboxSpec, WORKSPACE_ROOT, Workspace, WorkspaceSource,
 };
-use stockade_engine::{Engine, Execution, Output};
+use stockade_engine::{Engine, Execution, Output, SandboxRequest};
+use stockade_workspaces::SandboxWorkspaces;
 use tokio::sync::{OnceCell, OwnedSemaphorePermit};
 
 pub(crate) use jobs::{ToolJob, ToolJobs};
@@ -25,7 +26,7 @@ pub(crate) use places::ToolPlaces;
 
 use crate::approval::{Facts, NetworkFact, Programs, plain_path};
 use crate::arguments::Stream;
-use crate::views::{Views, WorkspaceView};
+use crate::workspace::WorkspaceView;
 use crate::{Call, ToolError};
 
 /// How often it is looked whether walls still stand: they go down without an event.
@@ -61,20 +62,25 @@ impl ToolPlace {
     pub(crate) async fn build(
         engine: &Arc<Engine>,
         mut spec: SandboxSpec,
-        views: Option<&Views>,
+        workspaces: Option<&SandboxWorkspaces>,
         spools: PathBuf,
         local: bool,
         permit: Option<OwnedSemaphorePermit>,
     ) -> Result<Self, ToolError> {
-        let view = match views {
-            Some(views) => views.take(&mut spec).await?,
-            None => None,
+        let source = match &spec.workspace {
+            Workspace::Overlay(_) => workspaces,
+            Workspace::Local(_) | Workspace::Ephemeral => None,
         };
-        let created = engine.create(spec.clone()).await;
-        if let (Err(_), Some(view)) = (&created, &view) {
-            view.give_back().await?;
-        }
-        let id = created?;
+        let workspace = source.map(|source| Arc::new(source.clone()) as Arc<dyn WorkspaceSource>);
+        let request = SandboxRequest { spec: spec.clone(), workspace, from: None };
+        let id = engine.create(request).await?;
+        let view = match (source, engine.workspace(&id)?) {
+            (Some(source), Some(held)) => {
+                spec.workspace = held.spec();
+                Some(WorkspaceView::new(source.workspaces(), held.id()))
+            }
+            (Some(_), None) | (None, _) => None,
+        };
         let (backend, boundary) = engine.walls(&id)?;
         let sandbox = engine.sandbox(&id)?;
         let jobs = ToolJobs::new(spools.join(id.as_str()));
@@ -190,19 +196,15 @@ impl ToolPlace {
     /// Ends it, and removes what was kept of its output.
     pub(crate) async fn end(&self) -> Result<(), ToolError> {
         let ended = self.engine.destroy(&self.id).await;
-        self.forget().await;
+        self.forget();
         Ok(ended?)
     }
 
     /// Lets go of what outlives the walls.
-    pub(crate) async fn forget(&self) {
+    pub(crate) fn forget(&self) {
         self.jobs.forget();
         // The permit is returned here and not on drop: the watching task may hold the place a little longer.
         self.permit.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(view) = &self.view {
-            // One that cannot be given back stays listed with its changes.
-            let _ = view.give_back().await;
-        }
     }
 
     /// Starts a command under a record of this id. The handle kills when it is dropped.

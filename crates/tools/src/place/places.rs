@@ -8,17 +8,18 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use stockade_backends::local::Local;
 use stockade_core::{ErrorCode, SandboxId, SandboxSpec};
 use stockade_engine::{Engine, EngineConfig};
+use stockade_workspaces::SandboxWorkspaces;
 use tokio::sync::{Mutex, OwnedSemaphorePermit};
 
 use super::ToolPlace;
-use crate::{LocalOptions, Quota, ToolError, ToolboxOptions, Views};
+use crate::{LocalOptions, Quota, ToolError, ToolboxOptions};
 
 /// The places of one session.
 pub(crate) struct ToolPlaces {
     engine: Arc<Engine>,
     bound: Option<SandboxSpec>,
     local: Option<LocalOptions>,
-    views: Option<Views>,
+    workspaces: Option<SandboxWorkspaces>,
     state_dir: PathBuf,
     quota: Quota,
     /// What the next answer has to say about sandboxes that were lost.
@@ -40,7 +41,7 @@ impl ToolPlaces {
             engine,
             bound: options.bound.clone(),
             local: options.local.clone(),
-            views: options.views.clone(),
+            workspaces: options.workspaces.clone(),
             state_dir: options.state_dir.clone(),
             quota: options.quota.clone(),
             notices: std::sync::Mutex::default(),
@@ -68,7 +69,7 @@ impl ToolPlaces {
             return goes_on(place);
         }
         let message = describe_loss(&place).await;
-        self.drop_dead(&place).await;
+        self.end_dead(&place).await;
         Err(ToolError::new(ErrorCode::Gone, message)
             .remedy("make another with `sandbox_create`, or leave `sandbox_id` out"))
     }
@@ -128,8 +129,8 @@ impl ToolPlaces {
         spec: SandboxSpec,
         permit: Option<OwnedSemaphorePermit>,
     ) -> Result<ToolPlace, ToolError> {
-        let views = self.views.as_ref();
-        ToolPlace::build(&self.engine, spec, views, self.spools_dir(), false, permit).await
+        let workspaces = self.workspaces.as_ref();
+        ToolPlace::build(&self.engine, spec, workspaces, self.spools_dir(), false, permit).await
     }
 
     /// An engine with nothing but local execution, on the same journal.
@@ -162,7 +163,7 @@ impl ToolPlaces {
         let dead: Vec<_> =
             self.lock_made().values().filter(|place| !place.lives()).cloned().collect();
         for place in dead {
-            self.drop_dead(&place).await;
+            self.end_dead(&place).await;
         }
         self.quota.take()
     }
@@ -190,13 +191,21 @@ impl ToolPlaces {
         Ok(())
     }
 
+    /// Forgets one that was lost. Its engine gives back what it held, unless the task that watches it was
+    /// faster.
+    async fn end_dead(&self, place: &Arc<ToolPlace>) {
+        // What cannot be ended keeps its lease and is reaped by a later engine.
+        let _ = place.engine.destroy(&place.id).await;
+        self.drop_dead(place).await;
+    }
+
     async fn drop_dead(&self, place: &Arc<ToolPlace>) {
         self.lock_made().remove(&place.id);
         let mut usual = self.usual.lock().await;
         if usual.place.as_ref().is_some_and(|known| known.id == place.id) {
             usual.place = None;
         }
-        place.forget().await;
+        place.forget();
     }
 
     /// Ends all of them; nothing is built afterwards.

@@ -10,8 +10,8 @@ use serde_json::json;
 use stockade_backends::native;
 use stockade_core::{ErrorCode, Feature, HostPath, SandboxId, SnapshotKind, Workspace};
 use stockade_engine::{Engine, Journal, JournalOptions};
-use stockade_tools::{Ask, Call, Decision, Question, ViewSource, Views};
-use stockade_workspaces::{Hint, Request, Workspaces};
+use stockade_tools::{Ask, Call, Decision, Question};
+use stockade_workspaces::{Hint, Request, SandboxWorkspaces, WorkspaceOrigin, Workspaces};
 
 /// A bench whose sandboxes have views of its workspace.
 async fn overlaid(rules: bool) -> ToolBench {
@@ -24,7 +24,8 @@ async fn overlaid(rules: bool) -> ToolBench {
         let journal = Journal::open_in(state, JournalOptions::default()).unwrap();
         let workspaces = Workspaces::open(state, journal).unwrap();
         let hint = Hint::Overlay(workspace.as_path().to_owned());
-        options.views = Some(Views::new(workspaces, ViewSource::Fresh(Request::new(hint))));
+        let origin = WorkspaceOrigin::Fresh(Request::new(hint));
+        options.workspaces = Some(SandboxWorkspaces::new(workspaces, origin));
         for spec in options.bound.iter_mut().chain([&mut options.template]) {
             spec.workspace = planned(&workspace);
         }

@@ -4,8 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stockade_core::{Result, Span};
-use stockade_engine::{Engine, Watcher};
+use stockade_core::{Result, Span, WorkspaceSource};
+use stockade_engine::{Engine, SandboxRequest, Watcher};
+use stockade_workspaces::SandboxWorkspaces;
 use tokio::net::UnixListener;
 
 use super::activity::Activity;
@@ -17,7 +18,7 @@ use crate::daemon::socket::SupervisorSockets;
 use crate::daemon::wire_error::WireError;
 use crate::registry;
 use crate::terminal::interrupts::Interrupts;
-use crate::workspace::WorkspaceGuard;
+use crate::workspace::reopen_source;
 
 /// Most connections at once.
 const MOST_SESSIONS: usize = 256;
@@ -33,8 +34,6 @@ pub struct SandboxKeeper {
     interrupts: tokio::sync::Mutex<Interrupts>,
     /// The program the sandbox was made for: it ends with it.
     first: Option<Watcher>,
-    /// The workspace that was made for the sandbox.
-    view: Option<WorkspaceGuard>,
 }
 
 impl SandboxKeeper {
@@ -42,10 +41,9 @@ impl SandboxKeeper {
     pub async fn build(order: SupervisorOrder, settings: &Settings) -> Result<Self> {
         let interrupts = Interrupts::listen()?;
         let sockets = SupervisorSockets::open(&settings.state_dir()?)?;
-        let view =
-            order.workspace.as_ref().map(|id| WorkspaceGuard::again(id, settings)).transpose()?;
+        let workspace = order.workspace.as_ref().map(|id| reopen_source(id, settings)).transpose()?;
         let engine = registry::lasting_engine(settings, &order.spec.backend).await?;
-        let built = Self::build_sandbox(&engine, order, sockets, interrupts, view).await;
+        let built = Self::build_sandbox(&engine, order, sockets, interrupts, workspace).await;
         if built.is_err() {
             engine.close().await?;
         }
@@ -57,15 +55,14 @@ impl SandboxKeeper {
         order: SupervisorOrder,
         sockets: SupervisorSockets,
         interrupts: Interrupts,
-        view: Option<WorkspaceGuard>,
+        workspace: Option<SandboxWorkspaces>,
     ) -> Result<Self> {
-        let id = match &order.from {
-            Some(snapshot) => {
-                engine.snapshots().trust(&order.verified);
-                engine.create_from(snapshot, order.spec.clone()).await?
-            }
-            None => engine.create(order.spec.clone()).await?,
-        };
+        if order.from.is_some() {
+            engine.snapshots().trust(&order.verified);
+        }
+        let workspace = workspace.map(|source| Arc::new(source) as Arc<dyn WorkspaceSource>);
+        let (spec, from) = (order.spec.clone(), order.from.clone());
+        let id = engine.create(SandboxRequest { spec, workspace, from }).await?;
         let host = SupervisorHost::new(engine.clone(), id.clone(), &order);
         host.look_after_carried()?;
         let first = match order.command {
@@ -77,7 +74,7 @@ impl SandboxKeeper {
         let accept = accept_sessions(Arc::clone(&host), listener, Arc::clone(&sessions));
         let accepting = tokio::spawn(accept).abort_handle();
         let interrupts = tokio::sync::Mutex::new(interrupts);
-        Ok(Self { host, sockets, sessions, accepting, interrupts, first, view })
+        Ok(Self { host, sockets, sessions, accepting, interrupts, first })
     }
 
     /// What was made.
@@ -122,12 +119,8 @@ impl SandboxKeeper {
     }
 
     /// Takes everything down, and lets those who are connected hear of it.
-    pub async fn end(mut self) {
+    pub async fn end(self) {
         let ended = self.host.engine.close().await;
-        if let Some(view) = self.view.take() {
-            // What cannot be given back is listed still.
-            let _ = view.give_back().await;
-        }
         // The socket is removed last, so that a client that connects now waits for the end of the sandbox.
         let _ = self.sockets.remove(&self.host.id);
         self.accepting.abort();
