@@ -123,7 +123,7 @@ impl Engine {
         command: Command,
     ) -> Result<Execution> {
         let run = Arc::clone(&self.inner).run_once(request.into(), command, |_| ());
-        run.await.map(|(execution, ())| execution)
+        Box::pin(run).await.map(|(execution, ())| execution)
     }
 
     /// Like [`Engine::run`], with a follower who is there from the first byte on.
@@ -132,13 +132,15 @@ impl Engine {
         request: impl Into<SandboxRequest>,
         command: Command,
     ) -> Result<(Execution, Subscription)> {
-        Arc::clone(&self.inner).run_once(request.into(), command, follow_from_start).await
+        let run = Arc::clone(&self.inner).run_once(request.into(), command, follow_from_start);
+        Box::pin(run).await
     }
 
     /// A sandbox that stays until it is destroyed or its engine ends: a prepared one where a pool has
     /// what is asked for, else a new one.
     pub async fn create(&self, request: impl Into<SandboxRequest>) -> Result<SandboxId> {
-        Arc::clone(&self.inner).create(request.into()).await
+        // In a box: callers nest this future deep in their own.
+        Box::pin(Arc::clone(&self.inner).create(request.into())).await
     }
 
     /// Runs one more command in a sandbox of this engine.

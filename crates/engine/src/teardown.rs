@@ -22,12 +22,15 @@ impl EngineInner {
     pub(crate) async fn destroy_live(self: Arc<Self>, live: Arc<RunningSandbox>) -> Result<()> {
         in_a_task(async move {
             let executions = end_executions(&live).await;
-            let destroyed = self.destroy_sandbox(&live).await;
+            let destroyed = self.destroy_walls(&live).await;
             if destroyed.is_ok() {
                 all_finished(&executions).await;
             }
             live.release_workspace().await;
-            destroyed
+            destroyed?;
+            // Not before: a second caller, or one who closes the engine, waits for the workspace too.
+            self.forget_sandbox(&live);
+            Ok(())
         })
         .await
     }
@@ -51,8 +54,12 @@ impl EngineInner {
     /// again.
     pub(crate) async fn destroy_sandbox(&self, live: &RunningSandbox) -> Result<()> {
         self.destroy_walls(live).await?;
-        lock_mutex(&self.live).remove(live.sandbox.id());
+        self.forget_sandbox(live);
         Ok(())
+    }
+
+    fn forget_sandbox(&self, live: &RunningSandbox) {
+        lock_mutex(&self.live).remove(live.sandbox.id());
     }
 
     /// Destroys, checks, records, and only then gives the lease back.

@@ -184,8 +184,14 @@ async fn start_session(
                 printer.note(&line);
             }
             // Not before: keys such as Ctrl-C end a start that takes long.
-            let raw = command.terminal.map(|_| Raw::enter()).transpose()?;
-            Ok(StartedRun::Runs { execution, follower, raw })
+            match command.terminal.map(|_| Raw::enter()).transpose() {
+                Ok(raw) => Ok(StartedRun::Runs { execution, follower, raw }),
+                Err(error) => {
+                    drop(follower);
+                    execution.close().await?;
+                    Err(error)
+                }
+            }
         }
         Err(signal) => {
             engine.close().await?;

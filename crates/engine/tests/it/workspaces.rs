@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use stockade_backends::mock::{Fault, Faults, Mock, Script, Step};
 use stockade_core::*;
 use stockade_engine::*;
+use tokio::sync::{OnceCell, Semaphore};
 
 use crate::common::drop_after;
 
@@ -21,11 +22,26 @@ struct NotedSource {
     /// For each that was released, how many sandboxes there were then.
     released: Arc<Mutex<Vec<usize>>>,
     release_fails: bool,
+    /// Nothing is released while a test has its one permit.
+    gate: Arc<Semaphore>,
 }
 
 struct NotedWorkspace {
     id: WorkspaceId,
     source: NotedSource,
+    released: OnceCell<Result<()>>,
+}
+
+impl NotedWorkspace {
+    async fn note_release(&self) -> Result<()> {
+        let _pass = self.source.gate.acquire().await.unwrap();
+        let standing = self.source.mock.list().await?.len();
+        self.source.released.lock().unwrap().push(standing);
+        if self.source.release_fails {
+            return Err(Error::new(ErrorCode::System, "release the workspace", "no room"));
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Debug for NotedSource {
@@ -45,7 +61,7 @@ impl WorkspaceSource for NotedSource {
     async fn acquire(&self) -> Result<Arc<dyn HeldWorkspace>> {
         let count = self.acquired.fetch_add(1, Ordering::SeqCst);
         let id = format!("ws{count}").parse().unwrap();
-        Ok(Arc::new(NotedWorkspace { id, source: self.clone() }))
+        Ok(Arc::new(NotedWorkspace { id, source: self.clone(), released: OnceCell::new() }))
     }
 }
 
@@ -60,12 +76,7 @@ impl HeldWorkspace for NotedWorkspace {
     }
 
     async fn release(&self) -> Result<()> {
-        let standing = self.source.mock.list().await?.len();
-        self.source.released.lock().unwrap().push(standing);
-        if self.source.release_fails {
-            return Err(Error::new(ErrorCode::System, "release the workspace", "no room"));
-        }
-        Ok(())
+        self.released.get_or_init(|| self.note_release()).await.clone()
     }
 }
 
@@ -84,7 +95,8 @@ async fn bench(faults: Faults) -> WorkspaceBench {
     let config = EngineConfig::at(state.path().join("state"));
     let engine = Engine::open(config, vec![Arc::new(mock.clone())]).await.unwrap();
     let (acquired, released) = (Arc::default(), Arc::default());
-    let source = NotedSource { mock, acquired, released, release_fails: false };
+    let gate = Arc::new(Semaphore::new(1));
+    let source = NotedSource { mock, acquired, released, release_fails: false, gate };
     WorkspaceBench { engine, source, _state: state }
 }
 
@@ -160,4 +172,22 @@ async fn a_workspace_that_cannot_be_released_is_told_by_a_run_alone() {
     let id = bench.engine.create(bench.request()).await.unwrap();
     bench.engine.destroy(&id).await.unwrap();
     assert_eq!(bench.released(), [0, 0]);
+}
+
+#[tokio::test]
+async fn one_who_closes_the_engine_waits_for_a_workspace_that_is_being_released() {
+    let bench = bench(Faults::default()).await;
+    let id = bench.engine.create(bench.request()).await.unwrap();
+    let shut = Arc::clone(&bench.source.gate).acquire_owned().await.unwrap();
+    let engine = bench.engine.clone();
+    let destroying = tokio::spawn(async move { engine.destroy(&id).await });
+    while !bench.source.mock.list().await.unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let mut closing = std::pin::pin!(bench.engine.close());
+    assert!(drop_after(200, &mut closing).await.is_none(), "closed before the release");
+    drop(shut);
+    closing.await.unwrap();
+    destroying.await.unwrap().unwrap();
+    assert_eq!(bench.released(), [0]);
 }

@@ -41,7 +41,8 @@ impl SandboxKeeper {
     pub async fn build(order: SupervisorOrder, settings: &Settings) -> Result<Self> {
         let interrupts = Interrupts::listen()?;
         let sockets = SupervisorSockets::open(&settings.state_dir()?)?;
-        let workspace = order.workspace.as_ref().map(|id| reopen_source(id, settings)).transpose()?;
+        let workspace =
+            order.workspace.as_ref().map(|id| reopen_source(id, settings)).transpose()?;
         let engine = registry::lasting_engine(settings, &order.spec.backend).await?;
         let built = Self::build_sandbox(&engine, order, sockets, interrupts, workspace).await;
         if built.is_err() {
