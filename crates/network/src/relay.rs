@@ -31,11 +31,11 @@ const SOCKS_PORT: u16 = 1080;
 pub const GUEST_ENVIRONMENT: [(&str, &str); 8] = [
     ("HTTP_PROXY", "http://127.63.0.53:3128"),
     ("HTTPS_PROXY", "http://127.63.0.53:3128"),
-    ("ALL_PROXY", "socks5h://127.63.0.53:1080"),
+    ("ALL_PROXY", "http://127.63.0.53:3128"),
     ("NO_PROXY", "localhost,127.0.0.1,::1"),
     ("http_proxy", "http://127.63.0.53:3128"),
     ("https_proxy", "http://127.63.0.53:3128"),
-    ("all_proxy", "socks5h://127.63.0.53:1080"),
+    ("all_proxy", "http://127.63.0.53:3128"),
     ("no_proxy", "localhost,127.0.0.1,::1"),
 ];
 
@@ -222,7 +222,6 @@ async fn write_messages(shared: Arc<RelayShared>) {
 /// Reads until the helper ends or breaks the protocol: then every connection is over.
 async fn read_messages(shared: Arc<RelayShared>, mut reader: FrameReader) {
     let mut connections = JoinSet::new();
-    let mut last_stream = 0;
     while let Ok(body) = reader.next().await {
         // A helper that asks and does not read its answers waits here.
         if !shared.outbox.wait_for_room().await {
@@ -230,7 +229,7 @@ async fn read_messages(shared: Arc<RelayShared>, mut reader: FrameReader) {
         }
         while connections.try_join_next().is_some() {}
         let Ok(message) = FromHelper::decode(&body) else { break };
-        if handle_message(&shared, message, &mut last_stream, &mut connections).is_err() {
+        if handle_message(&shared, message, &mut connections).is_err() {
             break;
         }
     }
@@ -241,7 +240,6 @@ async fn read_messages(shared: Arc<RelayShared>, mut reader: FrameReader) {
 fn handle_message(
     shared: &Arc<RelayShared>,
     message: FromHelper<'_>,
-    last_stream: &mut u32,
     connections: &mut JoinSet<()>,
 ) -> std::result::Result<(), Broken> {
     let streams = &shared.streams;
@@ -253,10 +251,9 @@ fn handle_message(
             Ok(())
         }
         FromHelper::Open { stream, host, port, via } => {
-            if stream % 2 == 0 || stream <= *last_stream {
-                return Err(Broken("it used a number twice"));
+            if stream % 2 == 0 || streams.is_open(stream) {
+                return Err(Broken("it used a number that is not free"));
             }
-            *last_stream = stream;
             let request = OpenRequest { host: host.to_owned(), port, via };
             open_connection(shared, shared.egress()?, stream, request, connections);
             Ok(())

@@ -69,6 +69,11 @@ impl Streams {
         lock(&self.open).keys().filter(|number| *number % 2 == 1).count()
     }
 
+    /// Whether one with this number is open.
+    pub fn is_open(&self, number: u32) -> bool {
+        lock(&self.open).contains_key(&number)
+    }
+
     /// Opens one.
     pub fn open(self: &Arc<Self>, number: u32, outbox: &Arc<Outbox>) -> GuestStream {
         let shared = Arc::new(StreamShared { state: Mutex::new(StreamState::new()) });

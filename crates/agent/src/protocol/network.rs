@@ -5,8 +5,9 @@
 //! The helper decides nothing. Each name and each connection is asked about, and the engine treats everything
 //! that the helper says as guest input.
 //!
-//! Streams that the helper opens have odd numbers, those of the engine even ones; numbers go upwards and are
-//! not used twice. Each direction of a stream starts with [`STREAM_WINDOW_BYTES`] of credit and ends by itself
+//! Streams that the helper opens have odd numbers, those of the engine even ones. The helper numbers a connection
+//! when it accepts it and opens its stream when it knows where it goes, so numbers come in any order; none is used
+//! for two streams at once. Each direction of a stream starts with [`STREAM_WINDOW_BYTES`] of credit and ends by itself
 //! with `End`; `Reset` ends both at once. A message for a stream that is over is ignored: it may have crossed
 //! the end.
 

@@ -76,7 +76,7 @@ pub(super) fn build_variables(
             VariableValue::GoProxy(at, inside) => {
                 let dir = root(*at)?.join(inside);
                 let shown = is_shown(&dir, trees).then_some(dir)?;
-                format!("file://{},direct", shown.to_str()?)
+                format!("file://{},https://proxy.golang.org,direct", shown.to_str()?)
             }
         };
         Some(((*name).to_owned(), value))

@@ -30,6 +30,21 @@ async fn a_message_that_does_not_fit_ends_it() {
 }
 
 #[tokio::test]
+async fn streams_are_opened_in_any_order_and_closed_numbers_are_free() {
+    let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = server.local_addr().unwrap();
+    let mut helper = TestHelper::start(&[rule_for(address)]).await;
+    for stream in [3, 1, 7, 5] {
+        helper.open(stream, "127.0.0.1", address.port());
+        helper.hear_until(&Said::Opened(stream)).await;
+    }
+    helper.open(9, "other.test", address.port());
+    assert!(matches!(helper.hear().await, Some(Said::Refused(9, _))));
+    helper.open(9, "127.0.0.1", address.port());
+    helper.hear_until(&Said::Opened(9)).await;
+}
+
+#[tokio::test]
 async fn data_beyond_credit_ends_it() {
     let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = server.local_addr().unwrap();

@@ -69,6 +69,8 @@ struct Helper {
     listeners: Listeners,
     tcp_queries: TcpQueries,
     names: NameTable,
+    /// The sandbox's own name, which programs look up as they start: it is its loopback's.
+    own_name: String,
     queries: HashMap<u32, (Question, Asker)>,
     next_query: u32,
     streams: BTreeMap<u32, Stream>,
@@ -103,6 +105,7 @@ pub fn serve(streams: WorkerStreams) -> io::Result<()> {
         listeners,
         tcp_queries: TcpQueries::default(),
         names: NameTable::starting_at(first_address),
+        own_name: read_own_name(),
         queries: HashMap::new(),
         next_query: 1,
         streams: BTreeMap::new(),
@@ -111,6 +114,10 @@ pub fn serve(streams: WorkerStreams) -> io::Result<()> {
     helper.handle_inbox()?;
     while helper.run_once()? {}
     Ok(())
+}
+
+fn read_own_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().to_lowercase()
 }
 
 fn read_setup(input: &mut File, inbox: &mut Vec<u8>) -> io::Result<Option<Setup>> {
@@ -296,6 +303,11 @@ impl Helper {
             }
             return;
         };
+        if question.name == self.own_name {
+            let own = Reply::Address(Ipv4Addr::LOCALHOST);
+            let reply = if question.wants_address { own } else { Reply::Empty };
+            return self.send_answer(asker, &build_reply(&question, reply));
+        }
         let number = self.next_query;
         self.next_query = self.next_query.wrapping_add(1);
         encode(&mut self.outbox, &FromHelper::Lookup(number, &question.name));
