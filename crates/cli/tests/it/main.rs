@@ -26,6 +26,7 @@ mod machines;
 mod mcp_ends;
 mod mcp_http;
 mod network;
+mod network_clients;
 mod ports;
 mod private;
 mod readme_picture;
