@@ -1,6 +1,7 @@
 //! `curl` and `wget`: HTTP and HTTPS, by the proxies that the environment names and by the host's name.
 
 use super::site::{CERTIFICATE, Site, places};
+use crate::common::CliPlace;
 
 /// What each test fetches.
 const PAGE: &str = "hello.txt";
@@ -40,6 +41,20 @@ mod needs_tls_curl {
     }
 
     #[test]
+    fn curl_fetches_a_hundred_pages_at_once() {
+        for start in [Site::http, Site::https] {
+            let mut site = start(CliPlace::new());
+            let pages = vec![serve_page(&site); 100].join(" ");
+            for way in CURL_WAYS {
+                let options = "--parallel --parallel-immediate --parallel-max 100";
+                let options = format!("-fsS {options} {way} --cacert {CERTIFICATE}");
+                let done = site.visit(&format!("-- curl {options} {pages}"));
+                assert_eq!(done.stdout, "hello\n".repeat(100), "{done:?}");
+            }
+        }
+    }
+
+    #[test]
     fn wget_fetches_over_http_and_https() {
         let options = format!("-q --tries=1 --ca-certificate={CERTIFICATE} -O -");
         for start in [Site::http, Site::https] {
@@ -57,7 +72,6 @@ mod needs_tls_curl {
 
 mod needs_tls_curl_node {
     use super::*;
-    use crate::common::CliPlace;
     use crate::network::KNOWN_NAME;
 
     #[test]
