@@ -66,6 +66,9 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 
 class Server(http.server.ThreadingHTTPServer):
+    # Connections that wait to be accepted: beyond these, a peer tries again after a second.
+    request_queue_size = 256
+
     def verify_request(self, request, client_address):
         print(client_address[1], flush=True)
         return True
