@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::secret_binding::list_secret_problems;
 use crate::secrets::looks_secret;
 use crate::{
     BackendName, Boundary, Capabilities, Command, EffectiveLimits, Enforcement, Feature, LimitKind,
@@ -234,6 +235,8 @@ fn refuse_fields(spec: &SandboxSpec) -> Vec<Refusal> {
     if matches!(&spec.network, Network::Egress(rules) if rules.is_empty()) {
         refusals.push(wrong_field("network", "lists no host", "list hosts, or ask for `none`"));
     }
+    let secrets = list_secret_problems(spec).into_iter();
+    refusals.extend(secrets.map(|(reason, remedy)| wrong_field("secrets", reason, remedy)));
     refusals
 }
 

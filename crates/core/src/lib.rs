@@ -21,6 +21,7 @@ mod path;
 mod portable;
 mod presets;
 mod recorder;
+mod secret_binding;
 mod secrets;
 mod spec;
 mod text;
@@ -52,6 +53,7 @@ pub use outcome::{Ending, Outcome, StartFailure, StreamReport, Usage};
 pub use path::{HostPath, PathError, SandboxPath, WORKSPACE_ROOT};
 pub use presets::{EGRESS_PRESETS, EgressPreset, parse_egress_list};
 pub use recorder::WorkspaceRecorder;
+pub use secret_binding::{SecretBinding, SecretPlace, SecretValue, find_unreached_secret};
 pub use spec::{
     BackendChoice, HostTree, Image, Mount, RootMode, SandboxSpec, User, Workspace, WorkspaceAt,
 };

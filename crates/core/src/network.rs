@@ -89,6 +89,15 @@ pub fn list_ports(rules: &[EgressRule], name: &str) -> Vec<u16> {
     ports
 }
 
+/// Whether the rules let a host, by its name or as an address, be reached at any port.
+pub(crate) fn reaches_host(rules: &[EgressRule], host: &str) -> bool {
+    let Ok(address) = host.parse::<IpAddr>() else {
+        return !list_ports(rules, host).is_empty();
+    };
+    let mut ports = rules.iter().filter(|rule| !rule.denies).flat_map(EgressRule::ports);
+    ports.any(|port| decide_address(rules, address, port).is_allowed())
+}
+
 impl EgressRule {
     /// Whether it denies what it covers.
     pub fn denies(&self) -> bool {

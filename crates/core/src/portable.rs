@@ -23,6 +23,7 @@ impl SandboxSpec {
             user: _,
             workdir: _,
             network,
+            secrets,
             deterministic: _,
             limits: _,
             strict: _,
@@ -37,6 +38,7 @@ impl SandboxSpec {
             ("mounts", !mounts.is_empty()),
             ("trees", !trees.is_empty()),
             ("network", matches!(network, Network::Egress(_))),
+            ("secrets", !secrets.is_empty()),
             ("without", !without.is_empty()),
         ];
         named.into_iter().filter(|(_, found)| *found).map(|(field, _)| field).collect()
@@ -56,6 +58,7 @@ impl SandboxSpec {
         spec.workspace_at = None;
         spec.mounts.clear();
         spec.trees.clear();
+        spec.secrets.clear();
         spec.without.clear();
         spec
     }
@@ -93,6 +96,7 @@ mod tests {
                 "trees",
             ),
             (r#"{"network": {"egress": ["example.org"]}}"#, "network"),
+            (r#"{"secrets": ["KEY=a.org"]}"#, "secrets"),
             (r#"{"without": ["memory-limit"]}"#, "without"),
         ] {
             let spec: SandboxSpec = serde_json::from_str(json).unwrap();

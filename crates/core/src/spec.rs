@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::path::WORKSPACE_ROOT;
 use crate::{
     BackendName, Boundary, EnvName, Feature, HostPath, ImageName, Layers, Limits, Network,
-    SandboxPath, TenantName,
+    SandboxPath, SecretBinding, TenantName,
 };
 
 /// What a caller asks for. The default is C-03: no network but its own loopback, a clean environment,
@@ -49,6 +49,9 @@ pub struct SandboxSpec {
     pub workdir: Option<SandboxPath>,
     /// What may be reached.
     pub network: Network,
+    /// Secrets that are put into requests to their hosts. Their values are never part of a spec.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub secrets: Vec<SecretBinding>,
     /// Whether the same input must give the same output, byte for byte, on any machine.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub deterministic: bool,
@@ -287,6 +290,8 @@ impl SandboxSpec {
         when(self.user.is_some(), Feature::ChosenUser, "user");
         when(self.network == Network::Loopback, Feature::LoopbackNetwork, "network");
         when(matches!(self.network, Network::Egress(_)), Feature::EgressAllowlist, "network");
+        // The certificate that programs inside are to trust is a file.
+        when(!self.secrets.is_empty(), Feature::FileTransfer, "secrets");
         when(self.deterministic, Feature::Determinism, "deterministic");
         needs
     }

@@ -115,6 +115,7 @@ fn spec() -> impl Strategy<Value = SandboxSpec> {
         user: people.1,
         workdir: people.2,
         network,
+        secrets: Vec::new(),
         deterministic: people.5,
         limits,
         strict: place.6,

@@ -55,6 +55,7 @@ impl EngineInner {
         let mut selection = select(spec, &measured);
         let admitted = selection.admitted.take();
         let Refusals(mut refusals) = self.config.refused_views(spec);
+        refusals.extend(self.secrets.refuse_missing(spec));
         if admitted.is_none() {
             refusals.extend(every_refusal(spec, &selection).0);
         }
@@ -93,7 +94,8 @@ impl EngineInner {
     fn build_order(&self, admitted: Admitted) -> Result<SandboxOrder> {
         match self.registry.get(admitted.backend()) {
             Some(backend) => {
-                Ok(SandboxOrder { backend: Arc::clone(backend), admitted, from: None })
+                let secrets = self.bind_secrets(admitted.spec())?;
+                Ok(SandboxOrder { backend: Arc::clone(backend), admitted, from: None, secrets })
             }
             None => Err(no_such_backend(admitted.backend(), &self.registry.names())),
         }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use stockade_core::TenantName;
-use stockade_network::ResolverSettings;
+use stockade_network::{ResolverSettings, TrustSettings};
 
 use crate::history::HistoryBounds;
 use crate::host_views::OwnPath;
@@ -42,6 +42,8 @@ pub struct EngineConfig {
     pub reap_on_open: bool,
     /// Which name servers are asked for the hosts that sandboxes may reach.
     pub resolver: ResolverSettings,
+    /// Whose certificates are accepted where secrets are put into requests.
+    pub trust: TrustSettings,
 }
 
 /// What a tenant may use at once. Absent: as much as there is.
@@ -68,6 +70,7 @@ impl EngineConfig {
             destroy_deadline: Duration::from_secs(30),
             reap_on_open: true,
             resolver: ResolverSettings::default(),
+            trust: TrustSettings::default(),
         }
     }
 

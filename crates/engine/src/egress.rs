@@ -10,7 +10,7 @@ use stockade_core::{
 };
 use stockade_network::{
     ConnectionLog, ConnectionRecord, ConnectionVerdict, Egress, EgressLimits, Relay,
-    ResolverSettings, SharedNetwork,
+    ResolverSettings, SecretSet, SharedNetwork,
 };
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -19,6 +19,7 @@ use crate::denials::DenialWatchers;
 use crate::engine::{EngineInner, lock_mutex};
 use crate::journal::{EgressVerdict, Event, Journal};
 use crate::lifecycle::RunningSandbox;
+use crate::secrets::write_bundle;
 
 /// The most connections of one sandbox that were made and are recorded one by one.
 const MAX_RECORDED_CONNECTIONS: usize = 1000;
@@ -72,6 +73,7 @@ impl EngineInner {
     pub(crate) async fn open_network(
         &self,
         policy: &Network,
+        secrets: Option<&Arc<SecretSet>>,
         sandbox: &dyn Sandbox,
         denials: &Arc<DenialWatchers>,
     ) -> Result<Option<SandboxNetwork>> {
@@ -80,7 +82,11 @@ impl EngineInner {
         };
         let shared = self.network.get(&self.config.resolver)?;
         let (log, queue) = JournalLog::new(sandbox.id().clone(), Arc::clone(denials));
-        let egress = Egress::new(rules.clone(), shared, EgressLimits::default(), Arc::new(log));
+        if let Some(secrets) = secrets {
+            write_bundle(sandbox, secrets).await?;
+        }
+        let egress = Egress::new(rules.clone(), shared, EgressLimits::default(), Arc::new(log))
+            .with_secrets(secrets.cloned());
         let helper = sandbox.open_network().await?;
         let relay = Arc::new(Relay::start(helper, Arc::new(egress)).await?);
         let records = tokio::spawn(write_records(Arc::clone(&self.journal), queue));
@@ -91,8 +97,9 @@ impl EngineInner {
     pub(crate) async fn reopen_network(&self, live: &RunningSandbox) -> Result<()> {
         let _changes = live.network_changes.lock().await;
         self.close_network(live).await;
-        let policy = live.network_policy();
-        let network = self.open_network(&policy, live.sandbox.as_ref(), &live.denials).await?;
+        let (policy, secrets) = (live.network_policy(), live.order.secrets.as_ref());
+        let sandbox = live.sandbox.as_ref();
+        let network = self.open_network(&policy, secrets, sandbox, &live.denials).await?;
         *lock_mutex(&live.network) = network;
         Ok(())
     }

@@ -24,6 +24,7 @@ use crate::pool::Pools;
 use crate::presence::{EnginePresence, Engines};
 use crate::registry::Registry;
 use crate::request::SandboxRequest;
+use crate::secrets::HeldSecrets;
 use crate::select::{Selection, select};
 use crate::snapshots::Snapshots;
 
@@ -49,6 +50,7 @@ pub(crate) struct EngineInner {
     pub network: LazyNetwork,
     /// Workspaces that are being released since their callers went away before there was a sandbox.
     pub releases: Mutex<Vec<JoinHandle<()>>>,
+    pub secrets: HeldSecrets,
 }
 
 pub(crate) fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -73,6 +75,7 @@ impl Engine {
             pools: Pools::default(),
             network: LazyNetwork::default(),
             releases: Mutex::default(),
+            secrets: HeldSecrets::default(),
             config,
         };
         let engine = Self { inner: Arc::new(inner) };

@@ -25,6 +25,7 @@ mod presence;
 mod processes;
 mod registry;
 mod request;
+mod secrets;
 mod select;
 mod snapshot_ops;
 mod snapshots;
@@ -54,5 +55,5 @@ pub use snapshots::{
     HostThings, Part, Passing, Snapshot, SnapshotListing, Snapshots, VerifiedParts,
 };
 pub use stockade_fs::{StateDir, Timestamp};
-pub use stockade_network::{PortStream, ResolverSettings};
+pub use stockade_network::{PortStream, ResolverSettings, TrustSettings};
 pub use workspace_guard::WorkspaceGuard;

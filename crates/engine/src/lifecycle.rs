@@ -9,6 +9,7 @@ use stockade_core::{
     SnapshotId,
 };
 use stockade_fs::fresh_id;
+use stockade_network::SecretSet;
 use tokio::sync::watch;
 
 use crate::denials::DenialWatchers;
@@ -29,6 +30,8 @@ pub(crate) struct SandboxOrder {
     pub admitted: Admitted,
     /// The captured state that it starts with.
     pub from: Option<Origin>,
+    /// What stands for its secrets, in the environment of every command, and puts them in.
+    pub secrets: Option<Arc<SecretSet>>,
 }
 
 /// A captured state, checked and ready to be used.
@@ -254,8 +257,9 @@ impl EngineInner {
         let create = async {
             let sandbox = order.build_walls(id).await?;
             // In a box: few sandboxes have one, and its future is large.
-            let policy = &order.admitted.spec().network;
-            let network = Box::pin(self.open_network(policy, sandbox.as_ref(), &denials)).await?;
+            let (policy, secrets) = (&order.admitted.spec().network, order.secrets.as_ref());
+            let opening = self.open_network(policy, secrets, sandbox.as_ref(), &denials);
+            let network = Box::pin(opening).await?;
             Ok((sandbox, network))
         };
         let created = tokio::select! {

@@ -7,7 +7,10 @@
 
 use std::sync::Arc;
 
-use stockade_core::{EgressRule, Error, ErrorCode, Feature, Network, Result, SandboxId};
+use stockade_core::{
+    EgressRule, Error, ErrorCode, Feature, Network, Result, SandboxId, SecretBinding,
+    find_unreached_secret,
+};
 use stockade_network::{PortStream, Relay};
 
 use crate::egress::SandboxNetwork;
@@ -117,6 +120,7 @@ impl EngineInner {
         let old = lock_mutex(&live.rules).clone();
         let new = change(&old);
         check_rule_count(&new)?;
+        check_secret_hosts(&live.order.admitted.spec().secrets, &new)?;
         if new == old {
             return Ok(new);
         }
@@ -131,6 +135,25 @@ impl EngineInner {
     }
 }
 
+/// A secret stays bound to hosts that can be reached, as at admission (C-53). Rules that allow nothing are another
+/// thing: they cut everything off, and no secret goes anywhere.
+fn check_secret_hosts(secrets: &[SecretBinding], rules: &[EgressRule]) -> Result<()> {
+    if rules.iter().all(EgressRule::denies) {
+        return Ok(());
+    }
+    match find_unreached_secret(secrets, rules) {
+        None => Ok(()),
+        Some((name, host)) => {
+            let message =
+                format!("the secret `{name}` is bound to `{host}`, which these rules do not allow");
+            Err(Error::new(ErrorCode::Denied, RULES_OPERATION, message).remedy(format!(
+                "keep a rule for `{host}`; or cut off everything, `--set '!0.0.0.0/0,!::/0'`; or end the \
+                 sandbox"
+            )))
+        }
+    }
+}
+
 fn check_rule_count(rules: &[EgressRule]) -> Result<()> {
     let wrong = |message: &str| Error::new(ErrorCode::Invalid, RULES_OPERATION, message);
     match rules.len() {
@@ -139,5 +162,27 @@ fn check_rule_count(rules: &[EgressRule]) -> Result<()> {
         1..=MAX_RULES => Ok(()),
         _ => Err(wrong("there are too many rules")
             .remedy(format!("give at most {MAX_RULES}; `*.host` and ranges cover many at once"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use stockade_core::parse_egress_list;
+
+    use super::*;
+
+    #[test]
+    fn rules_that_leave_a_secret_without_its_host_are_refused() {
+        let secrets = ["KEY=a.test,b.test".parse().unwrap()];
+        let check = |rules: &str| check_secret_hosts(&secrets, &parse_egress_list(rules).unwrap());
+        for rules in ["a.test,b.test:8443", "*.test", "a.test,b.test,!c.test", "!0.0.0.0/0,!::/0"] {
+            assert!(check(rules).is_ok(), "{rules}");
+        }
+        for rules in ["a.test", "*.test,!b.test", "a.test,**.b.test", "0.0.0.0/0"] {
+            let error = check(rules).unwrap_err();
+            assert_eq!(error.code(), ErrorCode::Denied);
+            assert!(error.message().contains("`KEY`"), "{error}");
+        }
+        assert!(check_secret_hosts(&[], &parse_egress_list("c.test").unwrap()).is_ok());
     }
 }

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use stockade_core::{
-    Admitted, CarriedProgram, Command, EffectiveLimits, Ending, EnvName, Error, ErrorCode, Network,
-    Process, Result, SandboxId, Signal, Stdin,
+    CarriedProgram, Command, EffectiveLimits, Ending, EnvName, Error, ErrorCode, Network, Process,
+    Result, SandboxId, Signal, Stdin,
 };
 use stockade_fs::fresh_id;
-use stockade_network::GUEST_ENVIRONMENT;
+use stockade_network::{BUNDLE_ENVIRONMENT, GUEST_BUNDLE_PATH, GUEST_ENVIRONMENT, SecretSet};
 
 use crate::denials::DenialWatch;
 use crate::engine::EngineInner;
 use crate::execution::{ControlSlot, SharedExecution};
-use crate::lifecycle::{NotBuilt, RunningSandbox, too_slow};
+use crate::lifecycle::{NotBuilt, RunningSandbox, SandboxOrder, too_slow};
 use crate::supervise::{Sink, SupervisedEnd, supervise_process};
 use crate::workspace_guard::WorkspaceSlot;
 
@@ -89,7 +89,7 @@ impl EngineInner {
         // Before it runs: what it does first is told too.
         let denials = live.denials.watch();
         let limits = live.order.admitted.limits_for(command);
-        let resolved = resolve_command(command, &live.order.admitted)?;
+        let resolved = resolve_command(command, &live.order)?;
         let spawn = live.sandbox.spawn(&resolved, &limits);
         let spawned = tokio::time::timeout(self.config.create_deadline, spawn).await;
         let process =
@@ -173,14 +173,21 @@ impl EngineInner {
 }
 
 /// What the backend is given: environment, directory and user merged, and input always a stream.
-fn resolve_command(command: &Command, admitted: &Admitted) -> Result<Command> {
-    let spec = admitted.spec();
+fn resolve_command(command: &Command, order: &SandboxOrder) -> Result<Command> {
+    let spec = order.admitted.spec();
     let mut resolved = command.clone();
     resolved.env = spec.env.clone();
     resolved.env.extend(command.env.clone());
     let proxies = matches!(spec.network, Network::Egress(_)).then_some(GUEST_ENVIRONMENT);
+    let secrets = order.secrets.as_deref();
+    // A value of that name, passed on by mistake, must not enter (C-53).
+    for (name, placeholder) in secrets.into_iter().flat_map(SecretSet::placeholders) {
+        resolved.env.insert(name.clone(), placeholder.to_owned());
+    }
+    let bundle = secrets.map(|_| BUNDLE_ENVIRONMENT.map(|name| (name, GUEST_BUNDLE_PATH)));
+    let network = proxies.into_iter().flatten().chain(bundle.into_iter().flatten());
     let defaults = [("PATH", DEFAULT_PATH), ("LANG", "C.UTF-8")];
-    for (name, value) in defaults.into_iter().chain(proxies.into_iter().flatten()) {
+    for (name, value) in defaults.into_iter().chain(network) {
         let name: EnvName = name.parse().map_err(|error| {
             Error::new(ErrorCode::Invalid, "resolve", "a built-in name").source(error)
         })?;

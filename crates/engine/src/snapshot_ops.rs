@@ -52,7 +52,7 @@ impl Engine {
                 tokio::time::timeout(CAPTURE_TIMEOUT, live.sandbox.restore(&parts)).await;
             restored.unwrap_or_else(|_| Err(too_slow("restore", live.order.backend.as_ref())))?;
             match parts.kind {
-                SnapshotKind::Files => Ok(()),
+                SnapshotKind::Files => live.restore_bundle().await,
                 // Addresses that were invented belong to the state that is gone.
                 SnapshotKind::Full => Box::pin(inner.reopen_network(&live)).await,
             }
@@ -88,6 +88,7 @@ impl Engine {
             return Err(Error::new(ErrorCode::Invalid, "fork", message));
         }
         let live = self.inner.live(id)?;
+        live.check_copyable()?;
         let spec = spec_of_a_copy(&live.current_spec());
         let (engine, of) = (self.clone(), live.order.admitted.backend().clone());
         in_a_task(async move {

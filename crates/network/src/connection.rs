@@ -5,28 +5,28 @@
 //! ports of the web nothing else is spoken. At other ports, which a rule has to name, any protocol is relayed.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use stockade_agent::protocol::network::{RefusalKind, Via};
 use stockade_core::EgressRule;
-use tokio::io::copy_bidirectional_with_sizes;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::client_hello::{HelloError, HelloState, MAX_HELLO_BYTES, read_server_name};
 use crate::dial::{DialError, Dialed, dial};
-use crate::http_relay::relay_http;
+use crate::filtered_body::RefusalHook;
+use crate::http_relay::{HttpPlan, relay_http};
+use crate::intercept::relay_intercepted;
 use crate::policy::{Denial, Egress, Target, check_address, check_target, describe_no_host};
+use crate::raw_relay::{relay_bytes, relay_watched};
 use crate::record::{ConnectionRecord, ConnectionVerdict};
 use crate::special::OwnAddresses;
 use crate::stream::{ByteCounts, GuestStream};
 
 /// How long a client of the web may say nothing.
 const FIRST_BYTES_TIMEOUT: Duration = Duration::from_secs(120);
-/// How much is copied at once.
-const COPY_BYTES: usize = 64 * 1024;
 /// The longest first line of a request that is looked for.
 const MAX_REQUEST_LINE: usize = 8 * 1024;
 /// How a TLS connection begins: a handshake, of major version 3.
@@ -53,15 +53,16 @@ enum Carried {
     Raw,
 }
 
-/// The record of a connection, written when this value is dropped: also when the task is aborted.
+/// The record of a connection, written when it is concluded, or else when this value is dropped: also when the
+/// task is aborted.
 struct PendingRecord {
     egress: Arc<Egress>,
     counts: ByteCounts,
-    record: Option<ConnectionRecord>,
+    record: Mutex<Option<ConnectionRecord>>,
 }
 
 impl PendingRecord {
-    fn of(egress: &Arc<Egress>, guest: &GuestStream, request: &OpenRequest) -> Self {
+    fn of(egress: &Arc<Egress>, guest: &GuestStream, request: &OpenRequest) -> Arc<Self> {
         let reason = "the sandbox or its network ended first".into();
         let record = ConnectionRecord {
             host: request.host.clone(),
@@ -73,26 +74,39 @@ impl PendingRecord {
             sent: 0,
             received: 0,
         };
-        Self { egress: Arc::clone(egress), counts: guest.counts(), record: Some(record) }
+        let record = Mutex::new(Some(record));
+        Arc::new(Self { egress: Arc::clone(egress), counts: guest.counts(), record })
     }
 
-    fn set(&mut self, change: impl FnOnce(&mut ConnectionRecord)) {
-        if let Some(record) = &mut self.record {
+    fn lock(&self) -> MutexGuard<'_, Option<ConnectionRecord>> {
+        // Nothing panics half-way through a change.
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, change: impl FnOnce(&mut ConnectionRecord)) {
+        if let Some(record) = self.lock().as_mut() {
             change(record);
         }
     }
 
-    /// Writes it with this verdict, once.
-    fn conclude(&mut self, verdict: ConnectionVerdict) {
+    /// Writes it with this verdict, once: a later one changes nothing.
+    fn conclude(&self, verdict: ConnectionVerdict) {
         self.set(|record| record.verdict = verdict);
         self.write();
     }
 
-    fn write(&mut self) {
-        if let Some(mut record) = self.record.take() {
+    fn write(&self) {
+        let pending = self.lock().take();
+        if let Some(mut record) = pending {
             (record.sent, record.received) = self.counts.get();
             self.egress.record(record);
         }
+    }
+
+    /// Concludes it where a request is refused, before the program hears of it.
+    fn refusal_hook(self: &Arc<Self>) -> RefusalHook {
+        let pending = Arc::clone(self);
+        Arc::new(move |reason: &str| pending.conclude(Denial::from(reason).into()))
     }
 }
 
@@ -104,20 +118,27 @@ impl Drop for PendingRecord {
 
 /// Serves a connection from its request to its end.
 pub async fn serve_connection(egress: Arc<Egress>, guest: GuestStream, request: OpenRequest) {
-    let mut pending = PendingRecord::of(&egress, &guest, &request);
-    match Target::parse(&request.host) {
-        None => refuse_denied(guest, describe_no_host(&request.host).into(), &mut pending),
-        Some(target) => {
-            let verdict = serve_target(&egress, guest, &request, &target, &mut pending).await;
+    let pending = PendingRecord::of(&egress, &guest, &request);
+    match parse_target(&egress, &request.host) {
+        Err(denial) => refuse_denied(guest, denial, &pending),
+        Ok(target) => {
+            let verdict = serve_target(&egress, guest, &request, &target, &pending).await;
             pending.conclude(verdict);
         }
     }
 }
 
 /// Recorded before the program hears of it: one that ends at once still has its denial told in its outcome.
-fn refuse_denied(guest: GuestStream, denial: Denial, pending: &mut PendingRecord) {
+fn refuse_denied(guest: GuestStream, denial: Denial, pending: &PendingRecord) {
     pending.conclude(denial.clone().into());
     guest.refuse(RefusalKind::Denied, &denial.reason);
+}
+
+fn parse_target(egress: &Egress, host: &str) -> Result<Target, Denial> {
+    if let Some(reason) = egress.secrets().and_then(|secrets| secrets.refuse_name(host)) {
+        return Err(reason.into());
+    }
+    Target::parse(host).ok_or_else(|| describe_no_host(host).into())
 }
 
 async fn serve_target(
@@ -125,7 +146,7 @@ async fn serve_target(
     guest: GuestStream,
     request: &OpenRequest,
     target: &Target,
-    pending: &mut PendingRecord,
+    pending: &Arc<PendingRecord>,
 ) -> ConnectionVerdict {
     let rules = egress.follow_rules();
     let Dialed { socket, address, rule } = match dial(egress, target, request.port).await {
@@ -147,8 +168,9 @@ async fn serve_target(
         record.verdict = ConnectionVerdict::Allowed { rule: rule.clone() };
     });
     let lost = wait_until_denied(rules, target, ip, request.port);
+    let refused = pending.refusal_hook();
     let relayed = tokio::select! {
-        relayed = relay_checked(guest, socket, request, target) => relayed,
+        relayed = relay_checked(egress, guest, socket, (request, target), refused) => relayed,
         denial = lost => Err(RelayError::Denied(denial)),
     };
     match relayed {
@@ -195,10 +217,11 @@ impl From<io::Error> for RelayError {
 }
 
 async fn relay_checked(
+    egress: &Egress,
     guest: GuestStream,
     socket: TcpStream,
-    request: &OpenRequest,
-    target: &Target,
+    (request, target): (&OpenRequest, &Target),
+    refused: RefusalHook,
 ) -> Result<(), RelayError> {
     let carried = if WEB_PORTS.contains(&request.port) {
         match timeout(FIRST_BYTES_TIMEOUT, inspect(&guest, target, true)).await {
@@ -212,15 +235,21 @@ async fn relay_checked(
             inspected = inspect(&guest, target, false) => inspected?,
         }
     };
-    match carried {
-        Carried::Http => relay_http(guest, socket, target, request.via).await,
-        Carried::Tls | Carried::Raw => relay_bytes(guest, socket).await,
+    let plan = |filter| HttpPlan { target: target.clone(), via: request.via, filter, refused };
+    match (carried, egress.secrets()) {
+        (Carried::Http, secrets) => {
+            let filter = secrets.map(|secrets| secrets.filter_plain(target));
+            relay_http(guest, socket, plan(filter)).await
+        }
+        (Carried::Tls, Some(secrets)) if secrets.is_intercepted(target) => {
+            let filter = Some(secrets.filter_intercepted(target));
+            relay_intercepted(secrets, guest, socket, plan(filter)).await
+        }
+        (Carried::Raw, Some(secrets)) => {
+            relay_watched(guest, socket, secrets.watch_raw(target)).await
+        }
+        (Carried::Tls, _) | (Carried::Raw, None) => relay_bytes(guest, socket).await,
     }
-}
-
-async fn relay_bytes(mut guest: GuestStream, mut socket: TcpStream) -> Result<(), RelayError> {
-    copy_bidirectional_with_sizes(&mut guest, &mut socket, COPY_BYTES, COPY_BYTES).await?;
-    Ok(())
 }
 
 /// Tells by its first bytes what a connection carries, and refuses what does not name its host.

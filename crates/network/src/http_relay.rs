@@ -1,6 +1,6 @@
-//! Plain HTTP, request by request. Each request is parsed and written anew, so that what was checked is what
-//! the server gets: no second host on a connection that is kept open, and nothing that two parsers could read
-//! in two ways.
+//! HTTP, request by request, as it is or within TLS that ends here. Each request is parsed and written anew, so
+//! that what was checked is what the server gets: no second host on a connection that is kept open, and nothing
+//! that two parsers could read in two ways.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,56 +9,66 @@ use bytes::Bytes;
 use http::header::{CONNECTION, HOST, HeaderName, UPGRADE};
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
-use http_body_util::{Either, Full};
+use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::SendRequest;
 use hyper::service::service_fn;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use stockade_agent::protocol::network::Via;
-use tokio::io::copy_bidirectional;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
 
 use crate::connection::RelayError;
+use crate::filtered_body::{RefusalHook, RefusalSlot, RelayBody, RequestError};
 use crate::policy::Target;
-use crate::stream::GuestStream;
+use crate::traffic_filter::{TrafficFilter, pass_unfiltered};
 
 /// The longest head of a request or an answer.
-const MAX_HEAD_BYTES: usize = 64 * 1024;
+pub const MAX_HEAD_BYTES: usize = 64 * 1024;
 /// Headers that are meant for a proxy.
 const PROXY_HEADERS: [HeaderName; 2] =
     [HeaderName::from_static("proxy-connection"), HeaderName::from_static("proxy-authorization")];
 
-type RelayBody = Either<Incoming, Full<Bytes>>;
+/// How the requests of one connection are judged.
+pub struct HttpPlan {
+    /// The host that each of them has to name.
+    pub target: Target,
+    /// How the program asked for the connection.
+    pub via: Via,
+    /// What is done for the sake of secrets, where there are any.
+    pub filter: Option<TrafficFilter>,
+    /// Called when a request is refused, before the program hears of it.
+    pub refused: RefusalHook,
+}
 
 /// What the requests of one connection share.
 struct HttpRelay {
-    target: Target,
-    server: tokio::sync::Mutex<SendRequest<Incoming>>,
+    plan: HttpPlan,
+    server: tokio::sync::Mutex<SendRequest<RelayBody>>,
     /// Both ends of a connection that has become another protocol.
     upgrade: Mutex<Option<(OnUpgrade, OnUpgrade)>>,
     /// Why a request was refused.
-    refusal: Mutex<Option<String>>,
+    refusal: RefusalSlot,
 }
 
 /// Relays requests until one side ends the connection.
-pub async fn relay_http(
-    guest: GuestStream,
-    socket: TcpStream,
-    target: &Target,
-    via: Via,
-) -> Result<(), RelayError> {
+pub async fn relay_http<G, S>(guest: G, server: S, plan: HttpPlan) -> Result<(), RelayError>
+where
+    G: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let keep_alive = plan.via != Via::Http;
     let failed = |error: hyper::Error| RelayError::Failed(error.to_string());
     let (server, upstream) = hyper::client::conn::http1::Builder::new()
         .max_buf_size(MAX_HEAD_BYTES)
-        .handshake(TokioIo::new(socket))
+        .handshake(TokioIo::new(server))
         .await
         .map_err(failed)?;
     let relay = Arc::new(HttpRelay {
-        target: target.clone(),
+        refusal: RefusalSlot::new(Arc::clone(&plan.refused)),
+        plan,
         server: tokio::sync::Mutex::new(server),
         upgrade: Mutex::default(),
-        refusal: Mutex::default(),
     });
     let service = {
         let relay = relay.clone();
@@ -69,7 +79,7 @@ pub async fn relay_http(
     };
     let downstream = hyper::server::conn::http1::Builder::new()
         // A client of a proxy asks for other hosts over the same connection, if it is kept open.
-        .keep_alive(via != Via::Http)
+        .keep_alive(keep_alive)
         .max_buf_size(MAX_HEAD_BYTES)
         .serve_connection(TokioIo::new(guest), service)
         .with_upgrades();
@@ -85,7 +95,7 @@ pub async fn relay_http(
             downstream.await
         }
     };
-    if let Some(reason) = take(&relay.refusal) {
+    if let Some(reason) = relay.refusal.get() {
         return Err(RelayError::Denied(reason.into()));
     }
     match take(&relay.upgrade) {
@@ -116,35 +126,69 @@ async fn copy_upgraded(guest: OnUpgrade, server: OnUpgrade) -> Result<(), hyper:
 }
 
 impl HttpRelay {
-    async fn answer(&self, mut request: Request<Incoming>) -> Response<RelayBody> {
-        if let Err(reason) = check_request(&request, &self.target) {
-            let response = respond(StatusCode::FORBIDDEN, &reason);
-            *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
-            return response;
+    async fn answer(&self, request: Request<Incoming>) -> Response<RelayBody> {
+        match self.relay(request).await {
+            Ok(response) => response,
+            Err(RequestError::Refused(reason)) => {
+                self.refusal.set(&reason);
+                respond(StatusCode::FORBIDDEN, &reason)
+            }
+            Err(RequestError::Failed(reason)) => respond(StatusCode::BAD_GATEWAY, &reason),
         }
+    }
+
+    async fn relay(
+        &self,
+        mut request: Request<Incoming>,
+    ) -> Result<Response<RelayBody>, RequestError> {
+        check_request(&request, &self.plan.target).map_err(RequestError::Refused)?;
         let guest = hyper::upgrade::on(&mut request);
+        let mut request = rewrite_request(request);
+        let Some(filter) = &self.plan.filter else {
+            let response = self.send(request.map(pass_unfiltered)).await?;
+            return Ok(self.note_upgrade(response, guest).map(pass_unfiltered));
+        };
+        if filter.is_intercepted() {
+            remove_upgrade(request.headers_mut());
+        }
+        let request = filter.filter_request(request, &self.refusal).await?;
+        let response = self.send(request).await?;
+        let response =
+            if filter.is_intercepted() { response } else { self.note_upgrade(response, guest) };
+        filter.filter_response(response, &self.refusal).await
+    }
+
+    async fn send(&self, request: Request<RelayBody>) -> Result<Response<Incoming>, RequestError> {
         let mut server = self.server.lock().await;
         let sent = match server.ready().await {
-            Ok(()) => server.send_request(rewrite_request(request)).await,
+            Ok(()) => server.send_request(request).await,
             Err(error) => Err(error),
         };
-        match sent {
-            Ok(mut response) => {
-                if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-                    let server = hyper::upgrade::on(&mut response);
-                    let pair = Some((guest, server));
-                    *self.upgrade.lock().unwrap_or_else(PoisonError::into_inner) = pair;
-                }
-                response.map(Either::Left)
-            }
-            Err(error) => respond(StatusCode::BAD_GATEWAY, &error.to_string()),
+        // A body that was stopped half-way ends the connection: that is not the server's failure.
+        sent.map_err(|error| match self.refusal.get() {
+            Some(reason) => RequestError::Refused(reason),
+            None => RequestError::Failed(error.to_string()),
+        })
+    }
+
+    /// Remembers both ends of a connection that becomes another protocol with this answer.
+    fn note_upgrade(
+        &self,
+        mut response: Response<Incoming>,
+        guest: OnUpgrade,
+    ) -> Response<Incoming> {
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            let server = hyper::upgrade::on(&mut response);
+            let pair = Some((guest, server));
+            *self.upgrade.lock().unwrap_or_else(PoisonError::into_inner) = pair;
         }
+        response
     }
 }
 
 fn respond(status: StatusCode, reason: &str) -> Response<RelayBody> {
     let body = Full::new(Bytes::from(format!("stockade: {reason}\n")));
-    let mut response = Response::new(Either::Right(body));
+    let mut response = Response::new(RelayBody::Right(body));
     *response.status_mut() = status;
     let close = http::HeaderValue::from_static("close");
     response.headers_mut().insert(CONNECTION, close);
@@ -198,10 +242,15 @@ fn rewrite_request<B>(mut request: Request<B>) -> Request<B> {
 fn keep_to_known_upgrades(headers: &mut HeaderMap) {
     let is_known = |value: &http::HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"websocket");
     if !headers.get_all(UPGRADE).iter().all(is_known) {
-        for header in [UPGRADE, CONNECTION, HeaderName::from_static("http2-settings")] {
-            headers.remove(header);
-        }
+        remove_upgrade(headers);
     }
+}
+
+fn remove_upgrade(headers: &mut HeaderMap) {
+    if headers.remove(UPGRADE).is_some() {
+        headers.remove(CONNECTION);
+    }
+    headers.remove(HeaderName::from_static("http2-settings"));
 }
 
 #[cfg(test)]

@@ -9,25 +9,39 @@
 //! In the other direction it carries connections to ports inside ([`Relay::connect`]), also for a sandbox that may
 //! reach nothing ([`Relay::start_for_ports`]).
 //!
+//! Secrets are put in here too ([`SecretSet`]): inside there is a placeholder, and towards the hosts of a secret
+//! TLS ends in this process and begins anew (C-53).
+//!
 //! What the helper says is guest input: decoded strictly, bounded by credit, and the first message that does
 //! not fit ends the helper, and with it every connection (C-51, C-52).
 
+mod authority;
 mod client_hello;
 mod connection;
 mod dial;
+mod filtered_body;
 mod frame_reader;
 mod http_relay;
+mod intercept;
+mod mask;
 mod outbox;
+mod patterns;
 mod policy;
 mod port;
+mod raw_relay;
 mod record;
 mod relay;
 mod resolver;
+mod secrets;
 mod special;
 mod stream;
+mod traffic_filter;
+mod trust;
 
 pub use policy::{Egress, EgressLimits, SharedNetwork};
 pub use port::PortStream;
 pub use record::{ConnectionLog, ConnectionRecord, ConnectionVerdict};
 pub use relay::{GUEST_ENVIRONMENT, NAME_SERVER, Relay};
 pub use resolver::ResolverSettings;
+pub use secrets::{BUNDLE_ENVIRONMENT, GUEST_BUNDLE_PATH, SecretSet};
+pub use trust::{TrustSettings, TrustStore};

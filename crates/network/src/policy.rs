@@ -11,6 +11,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::record::{ConnectionLog, ConnectionRecord, ConnectionVerdict};
 use crate::resolver::{NameResolver, ResolverSettings};
+use crate::secrets::SecretSet;
 use crate::special::{OwnAddresses, classify_address};
 
 /// How much a sandbox may have of the network.
@@ -53,6 +54,7 @@ pub struct Egress {
     pub(crate) shared: Arc<SharedNetwork>,
     pub(crate) limits: EgressLimits,
     log: Arc<dyn ConnectionLog>,
+    secrets: Option<Arc<SecretSet>>,
 }
 
 /// Why something is not allowed.
@@ -135,7 +137,18 @@ impl Egress {
         limits: EgressLimits,
         log: Arc<dyn ConnectionLog>,
     ) -> Self {
-        Self { rules: watch::Sender::new(rules.into()), shared, limits, log }
+        let rules = watch::Sender::new(rules.into());
+        Self { rules, shared, limits, log, secrets: None }
+    }
+
+    /// The same, with secrets that are put into requests to their hosts.
+    #[must_use]
+    pub fn with_secrets(self, secrets: Option<Arc<SecretSet>>) -> Self {
+        Self { secrets, ..self }
+    }
+
+    pub(crate) fn secrets(&self) -> Option<&SecretSet> {
+        self.secrets.as_deref()
     }
 
     /// Puts other rules in force. Connections that they do not allow are cut, and no others.
@@ -158,6 +171,10 @@ impl Egress {
 
     /// The ports at which a name may be reached. A name that may not is recorded.
     pub(crate) fn look_up(&self, name: &str) -> Vec<u16> {
+        if let Some(reason) = self.secrets().and_then(|secrets| secrets.refuse_name(name)) {
+            self.record_denied_lookup(name, reason.into());
+            return Vec::new();
+        }
         let rules = self.rules();
         let Some(canonical) = canonical_host(name) else {
             self.record_denied_lookup(name, describe_no_host(name).into());

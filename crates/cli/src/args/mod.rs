@@ -5,6 +5,7 @@ mod caller;
 pub mod command;
 pub mod env;
 pub mod prefix;
+pub mod secrets;
 pub mod secrets_in_arguments;
 pub mod wasm_module;
 
@@ -19,6 +20,7 @@ use stockade_core::{
     TenantName, User, Workspace, WorkspaceAt, parse_egress_list,
 };
 
+use self::secrets::{SecretValues, gather_secrets, parse_bindings};
 use crate::config::Settings;
 use crate::registry;
 use crate::toolchains::{self, FoundToolchain, Packages, ToolchainChoice};
@@ -105,6 +107,16 @@ pub struct SurroundingArgs {
     /// Set environment variables from a file, one K=V per line.
     #[arg(long, value_name = "FILE")]
     pub env_file: Vec<PathBuf>,
+    /// Put a secret into requests to these hosts, outside the sandbox: inside, the variable holds a
+    /// placeholder. The value is that of your variable, unless one of the next two names another.
+    #[arg(long = "secret", value_name = "NAME=HOST[,HOST…][:header|:body]")]
+    pub secrets: Vec<String>,
+    /// Take the value of a secret from a file.
+    #[arg(long = "secret-file", value_name = "NAME=FILE", requires = "secrets")]
+    pub secret_files: Vec<String>,
+    /// Take the value of a secret from what a command prints, which is run by sh on this host.
+    #[arg(long = "secret-command", value_name = "NAME=COMMAND", requires = "secrets")]
+    pub secret_commands: Vec<String>,
     /// Mount toolchains of the host that are in PATH, read-only and without credentials: auto, none, or some
     /// of rust, node, python, go, java and others. [default: auto on the host's root]
     #[arg(long, value_name = "auto|none|NAME[,NAME…]")]
@@ -247,6 +259,7 @@ impl SpecArgs {
             user: around.user,
             workdir: place.workdir.clone(),
             network: around.net.clone().map(|net| net.0).unwrap_or_default(),
+            secrets: parse_bindings(&around.secrets)?,
             deterministic: around.deterministic,
             limits: self.limits.limits().or(settings.limits),
             strict: self.limits.strict || settings.strict.unwrap_or(false),
@@ -271,6 +284,12 @@ impl SpecArgs {
 }
 
 impl SpecArgs {
+    /// The values of the secrets that these flags bind. They are no part of the spec.
+    pub fn secret_values(&self) -> Result<SecretValues> {
+        let SurroundingArgs { secrets, secret_files, secret_commands, .. } = &self.surroundings;
+        gather_secrets(&parse_bindings(secrets)?, secret_files, secret_commands)
+    }
+
     /// Where the workspace appears: where the flag says, or at its own path on the host's root.
     fn workspace_at(&self, wanted: &WantedWorkspace) -> Option<WorkspaceAt> {
         if let Some(path) = &self.place.workspace_at {

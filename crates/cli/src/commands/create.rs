@@ -10,6 +10,7 @@ use stockade_engine::{HostThings, Snapshot, VerifiedParts, WorkspaceGuard};
 
 use super::snapshot;
 use crate::args::SpecArgs;
+use crate::args::secrets::SecretValues;
 use crate::config::Settings;
 use crate::daemon::launch::launch_supervisor;
 use crate::daemon::message::{SandboxReady, SupervisorOrder};
@@ -77,8 +78,18 @@ pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
     let origin = configured.origin.clone();
     let from = args.from;
     let (command, workspace, verified) = (None, None, VerifiedParts::default());
-    let order =
-        SupervisorOrder { spec, idle, lifetime, command, workspace, origin, from, verified };
+    let secrets = args.spec.secret_values()?;
+    let order = SupervisorOrder {
+        spec,
+        idle,
+        lifetime,
+        command,
+        workspace,
+        origin,
+        from,
+        verified,
+        secrets,
+    };
     let (ready, workspace) = build_sandbox(order, &wanted, &configured.settings, printer).await?;
     if printer.is_json() {
         printer.json(&json!({
@@ -118,6 +129,7 @@ pub fn as_captured(
         workspace_at,
         mounts,
         trees,
+        secrets,
         without,
         env,
         labels,
@@ -140,6 +152,7 @@ pub fn as_captured(
         user: captured.user,
         workdir: captured.workdir,
         network,
+        secrets,
         deterministic: captured.deterministic,
         limits,
         strict,
@@ -230,6 +243,7 @@ async fn build_sandbox(
 /// Runs a command in a sandbox that ends with it, and does not wait for that.
 pub async fn run_detached(
     spec: SandboxSpec,
+    secrets: SecretValues,
     command: Command,
     from: Option<SnapshotId>,
     wanted: &WantedWorkspace,
@@ -245,8 +259,17 @@ pub async fn run_detached(
     let command = Some(Command { detached: true, ..command });
     let (idle, lifetime, workspace) = (None, None, None);
     let verified = VerifiedParts::default();
-    let order =
-        SupervisorOrder { spec, idle, lifetime, command, workspace, origin, from, verified };
+    let order = SupervisorOrder {
+        spec,
+        idle,
+        lifetime,
+        command,
+        workspace,
+        origin,
+        from,
+        verified,
+        secrets,
+    };
     let (ready, workspace) = build_sandbox(order, wanted, &configured.settings, printer).await?;
     match &ready.job {
         _ if printer.is_json() => {

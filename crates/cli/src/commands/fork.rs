@@ -11,6 +11,7 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::snapshot;
 use super::teleport::ORIGIN_LABEL;
+use crate::args::secrets::SecretValues;
 use crate::config::Settings;
 use crate::daemon::client::SupervisorConnection;
 use crate::daemon::end::end_sandbox;
@@ -62,6 +63,7 @@ pub async fn fork(args: &ForkArgs, printer: &Printer) -> Result<i32> {
     // A signal does not cut this off any more: what was made until then is ended first.
     let mut interrupts = Interrupts::listen()?;
     let described = request_description(&mut place.reach(&sandbox, FORK_OPERATION).await?).await?;
+    refuse_secrets(&described)?;
     let taken =
         snapshot::take_snapshot(&place, &sandbox, pick_fullest_kind(&described), printer).await?;
     let store = Arc::new(snapshot::open_snapshot_store(&settings)?);
@@ -97,6 +99,16 @@ pub async fn request_description(connection: &mut SupervisorConnection) -> Resul
     }
 }
 
+/// Values of secrets stay with the supervisor that was given them: a copy would be without.
+fn refuse_secrets(described: &Described) -> Result<()> {
+    if described.spec.secrets.is_empty() {
+        return Ok(());
+    }
+    let message = "a sandbox with secrets is not copied: their values stay with it";
+    Err(Error::new(ErrorCode::Unsupported, FORK_OPERATION, message)
+        .remedy("take a snapshot, and give the secrets again: `stockade create --from SNAPSHOT`"))
+}
+
 /// The most that can be captured of it.
 pub const fn pick_fullest_kind(described: &Described) -> SnapshotKind {
     if described.full { SnapshotKind::Full } else { SnapshotKind::Files }
@@ -126,6 +138,7 @@ async fn build_order(
         origin: Workspace::Ephemeral,
         from: Some(from.id.clone()),
         verified,
+        secrets: SecretValues::new(),
     })
 }
 

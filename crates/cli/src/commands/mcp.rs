@@ -90,12 +90,14 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
     }
     let local =
         if args.local { Some(without_walls(&args.spec, spec.clone()).await?) } else { None };
+    let secrets = args.spec.secret_values()?;
     let door = args.http.open_door().await?;
     let mut interrupts = Interrupts::listen()?;
     let engine = match interrupts.unless(registry::engine(&settings, &spec.backend)).await {
         Ok(engine) => Arc::new(engine?),
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
+    engine.hold_secrets(&spec.tenant, secrets);
     let workspaces = workspace::build_shared_source(&wanted, &spec, &engine, &settings).await?;
     open_pools(&pools, &spec, &engine, &|line| printer.note(line)).await?;
     let options = ToolboxOptions {

@@ -103,8 +103,10 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
     if printer.is_json() {
         capture::check_capturable(&spec, &command)?;
     }
+    let secrets = args.spec.secret_values()?;
     if args.detach {
-        return run_detached(spec, command, args.from, &wanted, &configured, printer).await;
+        return run_detached(spec, secrets, command, args.from, &wanted, &configured, printer)
+            .await;
     }
     terminal::require_terminal(&command)?;
     let mut interrupts = Interrupts::listen()?;
@@ -116,6 +118,7 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
         Ok(engine) => engine?,
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
+    engine.hold_secrets(&spec.tenant, secrets);
     if args.command.can_lose_terminal(&command) {
         let offered = engine.offers(&spec, Feature::Terminal);
         match interrupts.unless(printer.patiently(MEASURING_STATUS, offered)).await {

@@ -28,7 +28,7 @@ pub async fn launch_supervisor(order: SupervisorOrder, printer: &Printer) -> Res
 pub fn launch_now(order: &SupervisorOrder) -> Result<SandboxReady> {
     let json = serde_json::to_vec(order)
         .map_err(|error| launch_error("the order cannot be written").source(error))?;
-    let mut child = spawn_supervisor()
+    let mut child = spawn_supervisor(order)
         .map_err(|error| launch_error("its supervisor cannot be started").source(error))?;
     // A supervisor that does not read has something else to say, or has ended.
     let _ = child.stdin.take().map(|mut stdin| stdin.write_all(&json));
@@ -45,10 +45,15 @@ pub fn launch_now(order: &SupervisorOrder) -> Result<SandboxReady> {
     }
 }
 
-fn spawn_supervisor() -> io::Result<Child> {
+fn spawn_supervisor(order: &SupervisorOrder) -> io::Result<Child> {
     close_fds::set_cloexec_on_all()?;
     // Not by name: the file may have been replaced since this process was started.
-    Command::new("/proc/self/exe")
+    let mut command = Command::new("/proc/self/exe");
+    for name in order.secrets.keys() {
+        // Its environment can be read for as long as it lives; its memory cannot.
+        command.env_remove(name.as_str());
+    }
+    command
         .arg0("stockade")
         .arg(SUPERVISE_COMMAND)
         .stdin(Stdio::piped())

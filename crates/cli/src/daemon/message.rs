@@ -9,6 +9,7 @@ use stockade_core::{
 use stockade_engine::{Snapshot, Timestamp, VerifiedParts};
 
 use super::wire_error::WireError;
+use crate::args::secrets::SecretValues;
 
 /// Version of the protocol that both sides must speak. Raised with every change that an older side misreads.
 pub const PROTOCOL_VERSION: u32 = 7;
@@ -234,6 +235,9 @@ pub struct SupervisorOrder {
     pub from: Option<SnapshotId>,
     /// What of that state the caller has verified.
     pub verified: VerifiedParts,
+    /// Values of the secrets that the spec binds: they stay in the supervisor's memory.
+    #[serde(default, skip_serializing_if = "SecretValues::is_empty")]
+    pub secrets: SecretValues,
 }
 
 /// What a supervisor says on its standard output, once.

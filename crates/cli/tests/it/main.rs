@@ -32,6 +32,7 @@ mod private;
 mod readme_picture;
 mod review;
 mod run;
+mod secrets;
 mod shell;
 mod snapshots;
 #[path = "../../../tck/tests/it/sshd/mod.rs"]

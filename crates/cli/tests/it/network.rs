@@ -17,7 +17,7 @@ pub const KNOWN_NAME: &str = "pages.test";
 
 /// A web server and a name server on this host's loopback. They live as long as the test's process.
 pub struct Internet {
-    port: u16,
+    pub port: u16,
     visits: Arc<AtomicUsize>,
     name_server: SocketAddr,
 }
@@ -49,9 +49,14 @@ impl Internet {
 
     /// Has the commands of this place ask the name server.
     pub fn configure(&self, place: &CliPlace) {
+        self.configure_with(place, "");
+    }
+
+    /// The same, with further lines in the table of the network.
+    pub fn configure_with(&self, place: &CliPlace, further: &str) {
         let dir = place.path("home/.config/stockade");
         fs::create_dir_all(&dir).unwrap();
-        let text = format!("[network]\nresolvers = [\"{}\"]\n", self.name_server);
+        let text = format!("[network]\nresolvers = [\"{}\"]\n{further}", self.name_server);
         fs::write(dir.join("config.toml"), text).unwrap();
     }
 

@@ -33,6 +33,7 @@ fn same_spec(one: &SandboxSpec, other: &SandboxSpec) -> bool {
         user,
         workdir,
         network,
+        secrets,
         deterministic,
         limits,
         // What it changes shows in how the limits are enforced.
@@ -46,7 +47,7 @@ fn same_spec(one: &SandboxSpec, other: &SandboxSpec) -> bool {
         && (workspace_at, trees) == (&other.workspace_at, &other.trees)
         && (user, workdir, network) == (&other.user, &other.workdir, &other.network)
         && (deterministic, limits) == (&other.deterministic, &other.limits)
-        && (tenant, without) == (&other.tenant, &other.without)
+        && (tenant, without, secrets) == (&other.tenant, &other.without, &other.secrets)
 }
 
 /// What the host had under the paths of a spec when a sandbox was prepared. A path may lead to something

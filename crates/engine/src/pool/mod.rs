@@ -195,6 +195,11 @@ impl Pools {
         bounds: PoolBounds,
         engine: &Arc<EngineInner>,
     ) -> Result<Arc<Steward>> {
+        if order.secrets.is_some() {
+            let message = "sandboxes with secrets are not prepared ahead";
+            return Err(Error::new(ErrorCode::Invalid, OPEN_OPERATION, message)
+                .remedy("leave the secrets out of the pool's spec"));
+        }
         let mut pools = lock_mutex(&self.0);
         pools.retain(|steward| !steward.is_closed());
         if pools.iter().any(|steward| steward.can_serve(&order)) {

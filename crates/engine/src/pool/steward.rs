@@ -92,9 +92,11 @@ impl Steward {
         steward
     }
 
-    /// Whether it has what is ordered. Nothing is prepared to start with a captured state.
+    /// Whether it has what is ordered. Nothing is prepared to start with a captured state, or with secrets.
     pub(super) fn can_serve(&self, order: &SandboxOrder) -> bool {
-        order.from.is_none() && same_walls(&self.template.admitted, &order.admitted)
+        order.from.is_none()
+            && order.secrets.is_none()
+            && same_walls(&self.template.admitted, &order.admitted)
     }
 
     pub(super) fn is_of(&self, tenant: &TenantName) -> bool {

@@ -13,7 +13,8 @@ use stockade_core::{
     Exit, ExitStatus, Process, ProcessControl, ProcessEvent, ProcessEvents, Result, StreamId,
 };
 use stockade_network::{
-    ConnectionLog, ConnectionRecord, Egress, EgressLimits, Relay, ResolverSettings, SharedNetwork,
+    ConnectionLog, ConnectionRecord, Egress, EgressLimits, Relay, ResolverSettings, SecretSet,
+    SharedNetwork,
 };
 use tokio::sync::mpsc;
 
@@ -91,19 +92,24 @@ pub struct TestHelper {
 impl TestHelper {
     /// A relay under these rules.
     pub async fn start(rules: &[String]) -> Self {
-        let (mut helper, process) = Self::new(rules);
+        Self::start_with_secrets(rules, None).await
+    }
+
+    /// The same, with secrets.
+    pub async fn start_with_secrets(rules: &[String], secrets: Option<Arc<SecretSet>>) -> Self {
+        let (mut helper, process) = Self::new(rules, secrets);
         helper.relay = Some(Relay::start(process, helper.egress.clone()).await.unwrap());
         helper
     }
 
     /// A relay for ports alone.
     pub async fn start_for_ports() -> Self {
-        let (mut helper, process) = Self::new(&[]);
+        let (mut helper, process) = Self::new(&[], None);
         helper.relay = Some(Relay::start_for_ports(process).await.unwrap());
         helper
     }
 
-    fn new(rules: &[String]) -> (Self, Process) {
+    fn new(rules: &[String], secrets: Option<Arc<SecretSet>>) -> (Self, Process) {
         let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
         let (says, events) = mpsc::unbounded_channel();
         let (control, hears) = mpsc::unbounded_channel();
@@ -112,7 +118,8 @@ impl TestHelper {
         let settings = ResolverSettings { servers: vec!["127.0.0.1:9".parse().unwrap()] };
         let shared = Arc::new(SharedNetwork::new(&settings).unwrap());
         let limits = EgressLimits::default();
-        let egress = Arc::new(Egress::new(rules, shared, limits, log.clone()));
+        let egress = Egress::new(rules, shared, limits, log.clone()).with_secrets(secrets);
+        let egress = Arc::new(egress);
         let process = Process {
             events: Box::new(HelperEvents(events)),
             control: Arc::new(HelperControl(control)),

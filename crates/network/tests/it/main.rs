@@ -13,3 +13,5 @@ mod http;
 mod policy;
 mod ports;
 mod relayed;
+mod secrets;
+mod tls_server;

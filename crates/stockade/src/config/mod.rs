@@ -14,7 +14,7 @@ use serde::Deserialize;
 use stockade_core::{
     BackendChoice, BackendName, Boundary, Error, Limits, Result, SandboxSpec, TenantName, Workspace,
 };
-use stockade_engine::{EngineConfig, OwnPath, Quota, ResolverSettings, StateDir};
+use stockade_engine::{EngineConfig, OwnPath, Quota, ResolverSettings, StateDir, TrustSettings};
 
 use crate::pools::PoolSetting;
 use crate::registry;
@@ -72,6 +72,8 @@ struct QuotaSetting {
 struct NetworkSetting {
     /// The name servers that are asked; absent: the host's own.
     resolvers: Option<Vec<SocketAddr>>,
+    /// A file of certificates that are trusted beside the host's own.
+    ca_file: Option<PathBuf>,
 }
 
 impl Settings {
@@ -153,6 +155,7 @@ impl Settings {
             resolver: ResolverSettings {
                 servers: self.network.resolvers.clone().unwrap_or_default(),
             },
+            trust: TrustSettings { ca_file: self.network.ca_file.clone() },
             ..EngineConfig::at(self.state_dir()?)
         })
     }
@@ -202,6 +205,7 @@ impl Settings {
             pool: self.pool.or(earlier.pool),
             network: NetworkSetting {
                 resolvers: self.network.resolvers.or(earlier.network.resolvers),
+                ca_file: self.network.ca_file.or(earlier.network.ca_file),
             },
             tables,
         }

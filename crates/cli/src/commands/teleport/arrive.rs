@@ -15,6 +15,7 @@ use super::protocol::{
     ArrivalAnswer, HELLO_LINE, KEEP_LINE, MAX_PASSAGE, Passage, TELEPORT_VERSION, Whole,
 };
 use super::{ARRIVE_COMMAND, MAX_SNAPSHOT_BYTES, ORIGIN_LABEL};
+use crate::args::secrets::SecretValues;
 use crate::commands::snapshot;
 use crate::config::Settings;
 use crate::daemon::end::end_sandbox;
@@ -114,7 +115,8 @@ fn build_order(passage: Passage, came: &Passing) -> SupervisorOrder {
     let from = Some(came.snapshot().id.clone());
     let (command, workspace, origin) = (None, None, Workspace::Ephemeral);
     let verified = VerifiedParts::default();
-    SupervisorOrder { spec, idle, lifetime, command, workspace, origin, from, verified }
+    let secrets = SecretValues::new();
+    SupervisorOrder { spec, idle, lifetime, command, workspace, origin, from, verified, secrets }
 }
 
 /// Offers what was made, and returns when it is known that it stays.

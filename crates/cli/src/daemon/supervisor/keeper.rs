@@ -58,6 +58,7 @@ impl SandboxKeeper {
         interrupts: Interrupts,
         workspace: Option<SandboxWorkspaces>,
     ) -> Result<Self> {
+        engine.hold_secrets(&order.spec.tenant, order.secrets.clone());
         if order.from.is_some() {
             engine.snapshots().trust(&order.verified);
         }

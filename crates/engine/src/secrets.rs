@@ -1,0 +1,114 @@
+//! Values of secrets, held in memory for the sandboxes of a tenant and for nothing else: no record, lease,
+//! snapshot or error has one (C-41). A sandbox whose spec binds a secret is refused while no value is held (C-53).
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+
+use stockade_core::{
+    EnvName, Error, ErrorCode, FilesExt, Refusal, Refusals, Result, Sandbox, SandboxPath,
+    SandboxSpec, SecretBinding, SecretValue, TenantName,
+};
+use stockade_network::{GUEST_BUNDLE_PATH, SecretSet, TrustStore};
+
+use crate::engine::{Engine, EngineInner, lock_mutex};
+use crate::lifecycle::RunningSandbox;
+
+/// Where the file of certificates lies.
+const GUEST_BUNDLE_DIR: &str = "/run/stockade";
+/// Every user inside may read it.
+const BUNDLE_MODE: u32 = 0o644;
+
+/// The values that an engine holds, by tenant and name.
+#[derive(Default)]
+pub(crate) struct HeldSecrets(Mutex<HashMap<TenantName, BTreeMap<EnvName, SecretValue>>>);
+
+impl HeldSecrets {
+    fn value(&self, tenant: &TenantName, secret: &SecretBinding) -> Option<SecretValue> {
+        lock_mutex(&self.0).get(tenant)?.get(secret.name()).cloned()
+    }
+
+    /// A refusal for each secret of a spec that has no value.
+    pub(crate) fn refuse_missing(&self, spec: &SandboxSpec) -> Vec<Refusal> {
+        let missing = |secret: &&SecretBinding| self.value(&spec.tenant, secret).is_none();
+        let refuse = |secret: &SecretBinding| {
+            let name = secret.name();
+            Refusal {
+                field: "secrets".into(),
+                feature: None,
+                reason: format!("there is no value for `{name}`"),
+                remedy: format!(
+                    "set the variable {name}, or name where it is: `--secret-file {name}=PATH`, \
+                     `--secret-command {name}=COMMAND`"
+                ),
+                backend: None,
+            }
+        };
+        spec.secrets.iter().filter(missing).map(refuse).collect()
+    }
+}
+
+impl Engine {
+    /// Holds values of secrets for sandboxes of this tenant that are made from now on. A value that was held
+    /// under the same name is replaced; sandboxes that there are keep theirs.
+    pub fn hold_secrets(&self, tenant: &TenantName, values: BTreeMap<EnvName, SecretValue>) {
+        if !values.is_empty() {
+            lock_mutex(&self.inner.secrets.0).entry(tenant.clone()).or_default().extend(values);
+        }
+    }
+}
+
+impl EngineInner {
+    /// What stands for the secrets of a spec, and puts them in. Nothing where it binds none.
+    pub(crate) fn bind_secrets(&self, spec: &SandboxSpec) -> Result<Option<Arc<SecretSet>>> {
+        if spec.secrets.is_empty() {
+            return Ok(None);
+        }
+        let find = |secret: &SecretBinding| -> Result<(SecretBinding, SecretValue)> {
+            match self.secrets.value(&spec.tenant, secret) {
+                Some(value) => Ok((secret.clone(), value)),
+                None => {
+                    let refusals = Refusals(self.secrets.refuse_missing(spec));
+                    Err(Error::refused("admit", None, refusals))
+                }
+            }
+        };
+        let held = spec.secrets.iter().map(find).collect::<Result<Vec<_>>>()?;
+        let trust = TrustStore::of_host(&self.config.trust)?;
+        Ok(Some(Arc::new(SecretSet::new(held, trust)?)))
+    }
+}
+
+impl RunningSandbox {
+    /// Puts its own certificates back, after files of another state have come in their place.
+    pub(crate) async fn restore_bundle(&self) -> Result<()> {
+        match &self.order.secrets {
+            Some(secrets) => write_bundle(self.sandbox.as_ref(), secrets).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses to copy a sandbox with secrets: what its programs hold stands for values in this one alone.
+    pub(crate) fn check_copyable(&self) -> Result<()> {
+        if self.order.secrets.is_none() {
+            return Ok(());
+        }
+        let message = "a sandbox with secrets is not copied: their values stay with it";
+        Err(Error::new(ErrorCode::Unsupported, "fork", message)
+            .remedy("take a snapshot, and bind the secrets again where it goes on"))
+    }
+}
+
+/// Puts the certificates that programs inside are to trust where their variables say.
+pub(crate) async fn write_bundle(sandbox: &dyn Sandbox, secrets: &SecretSet) -> Result<()> {
+    let files = sandbox.files()?;
+    let path = parse_path(GUEST_BUNDLE_PATH)?;
+    files.make_dir(&parse_path(GUEST_BUNDLE_DIR)?).await?;
+    files.write_all(&path, secrets.bundle()).await?;
+    files.set_mode(&path, BUNDLE_MODE).await
+}
+
+fn parse_path(path: &str) -> Result<SandboxPath> {
+    path.parse::<SandboxPath>().map_err(|error| {
+        Error::new(ErrorCode::Invalid, "bind secrets", "a built-in path").source(error)
+    })
+}

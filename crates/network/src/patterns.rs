@@ -1,0 +1,239 @@
+//! Texts that are looked for in what passes: replaced by others, or a reason to stop it. In a stream no more is
+//! held back than could be the beginning of one of them.
+
+use std::sync::Arc;
+
+use memchr::memmem::Finder;
+
+/// The most bytes that one piece may become: a value can be far longer than what it stands for.
+const MAX_REWRITTEN_BYTES: usize = 512 * 1024;
+
+/// What happens where a text is found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PatternAction {
+    /// This is put in its place.
+    Replace(Vec<u8>),
+    /// Nothing passes, for this reason.
+    Block(String),
+}
+
+struct Pattern {
+    finder: Finder<'static>,
+    action: PatternAction,
+}
+
+/// Texts, and what happens where each is found.
+pub struct Patterns {
+    list: Vec<Pattern>,
+    longest: usize,
+}
+
+impl Patterns {
+    /// None of the texts is empty.
+    pub fn new(texts: impl IntoIterator<Item = (Vec<u8>, PatternAction)>) -> Self {
+        let build = |(text, action): (Vec<u8>, PatternAction)| {
+            (!text.is_empty()).then(|| Pattern { finder: Finder::new(&text).into_owned(), action })
+        };
+        let mut list: Vec<_> = texts.into_iter().filter_map(build).collect();
+        // Of two that begin at the same place the longer one is meant.
+        list.sort_by_key(|pattern| std::cmp::Reverse(pattern.finder.needle().len()));
+        let longest = list.first().map_or(0, |pattern| pattern.finder.needle().len());
+        Self { list, longest }
+    }
+
+    /// The text with everything replaced; nothing if it stays as it is; an error if it must not pass.
+    pub fn apply(&self, text: &[u8]) -> Result<Option<Vec<u8>>, String> {
+        let mut out = Vec::new();
+        match self.rewrite(text, &mut out)? {
+            0 => Ok(None),
+            end => {
+                out.extend_from_slice(&text[end..]);
+                Ok(Some(out))
+            }
+        }
+    }
+
+    /// Writes the text up to the end of the last find, and says where that is. Each text is searched for once
+    /// over the whole length, however often others are found.
+    fn rewrite(&self, text: &[u8], out: &mut Vec<u8>) -> Result<usize, String> {
+        let find = |pattern: &Pattern, from: usize| {
+            pattern.finder.find(&text[from..]).map(|offset| from + offset)
+        };
+        let mut next: Vec<_> = self.list.iter().map(|pattern| find(pattern, 0)).collect();
+        let mut cursor = 0;
+        loop {
+            let starts = next.iter().enumerate();
+            let first = starts.filter_map(|(index, at)| at.map(|at| (at, index))).min();
+            let Some((at, index)) = first else { return Ok(cursor) };
+            let pattern = &self.list[index];
+            match &pattern.action {
+                PatternAction::Block(reason) => return Err(reason.clone()),
+                PatternAction::Replace(with) => {
+                    out.extend_from_slice(&text[cursor..at]);
+                    out.extend_from_slice(with);
+                }
+            }
+            if out.len() > MAX_REWRITTEN_BYTES {
+                return Err("a secret stands in it too often".into());
+            }
+            cursor = at + pattern.finder.needle().len();
+            for (pattern, at) in self.list.iter().zip(&mut next) {
+                if at.is_some_and(|at| at < cursor) {
+                    *at = find(pattern, cursor);
+                }
+            }
+        }
+    }
+
+    /// How many bytes at the end could be the beginning of a text.
+    fn count_undecided(&self, tail: &[u8]) -> usize {
+        let most = tail.len().min(self.longest.saturating_sub(1));
+        let begins = |length: &usize| {
+            let end = &tail[tail.len() - length..];
+            self.list.iter().any(|pattern| pattern.finder.needle().starts_with(end))
+        };
+        (1..=most).rev().find(begins).unwrap_or(0)
+    }
+}
+
+/// Applies patterns to a stream.
+pub struct StreamFilter {
+    patterns: Arc<Patterns>,
+    held: Vec<u8>,
+}
+
+impl StreamFilter {
+    /// For a stream from its beginning.
+    pub fn new(patterns: Arc<Patterns>) -> Self {
+        Self { patterns, held: Vec::new() }
+    }
+
+    /// What may go on now that this has come; an error if nothing may any more.
+    pub fn push(&mut self, data: &[u8]) -> Result<Vec<u8>, String> {
+        self.held.extend_from_slice(data);
+        let mut out = Vec::new();
+        let decided = self.patterns.rewrite(&self.held, &mut out)?;
+        let end = self.held.len() - self.patterns.count_undecided(&self.held[decided..]);
+        out.extend_from_slice(&self.held[decided..end]);
+        self.held.drain(..end);
+        Ok(out)
+    }
+
+    /// What was held back, when nothing more comes.
+    pub fn finish(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.held)
+    }
+
+    /// Whether nothing is held back.
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+}
+
+/// Looks for texts in a stream that passes as it is, however it is cut.
+pub struct StreamWatch {
+    patterns: Arc<Patterns>,
+    /// What passed last: a text may have begun in it.
+    tail: Vec<u8>,
+}
+
+impl StreamWatch {
+    /// For a stream from its beginning.
+    pub fn new(patterns: Arc<Patterns>) -> Self {
+        Self { patterns, tail: Vec::new() }
+    }
+
+    /// Whether this may pass after all that did; an error if it would complete what must not.
+    pub fn check(&mut self, data: &[u8]) -> Result<(), String> {
+        self.tail.extend_from_slice(data);
+        self.patterns.apply(&self.tail)?;
+        let kept = self.tail.len().min(self.patterns.longest.saturating_sub(1));
+        self.tail.drain(..self.tail.len() - kept);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn replacing(pairs: &[(&str, &str)]) -> Arc<Patterns> {
+        let action = |to: &str| PatternAction::Replace(to.into());
+        let texts = pairs.iter().map(|(from, to)| (from.as_bytes().to_vec(), action(to)));
+        Arc::new(Patterns::new(texts))
+    }
+
+    fn stream(patterns: &Arc<Patterns>, chunks: &[&str]) -> String {
+        let mut filter = StreamFilter::new(Arc::clone(patterns));
+        let mut out = Vec::new();
+        for chunk in chunks {
+            out.extend(filter.push(chunk.as_bytes()).unwrap());
+        }
+        out.extend(filter.finish());
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_text_is_found_wherever_a_stream_is_cut() {
+        let patterns = replacing(&[("needle", "<N>"), ("pin", "<P>")]);
+        let text = "a needle, a pin, two needles, and nee";
+        let expected = "a <N>, a <P>, two <N>s, and nee";
+        for at in 0..text.len() {
+            assert_eq!(stream(&patterns, &[&text[..at], &text[at..]]), expected, "{at}");
+        }
+        let bytes: Vec<_> = (0..text.len()).map(|at| &text[at..=at]).collect();
+        assert_eq!(stream(&patterns, &bytes), expected);
+    }
+
+    #[test]
+    fn no_more_is_held_back_than_could_begin_a_text() {
+        let mut filter = StreamFilter::new(replacing(&[("needle", "")]));
+        assert_eq!(filter.push(b"hay need").unwrap(), b"hay ");
+        assert_eq!(filter.push(b"s").unwrap(), b"needs");
+        assert!(filter.is_empty());
+    }
+
+    #[test]
+    fn what_is_blocked_stops_before_any_of_it_has_passed() {
+        let block = PatternAction::Block("no".into());
+        let mut filter = StreamFilter::new(Arc::new(Patterns::new([(b"secret".to_vec(), block)])));
+        assert_eq!(filter.push(b"a sec").unwrap(), b"a ");
+        assert_eq!(filter.push(b"ret b"), Err("no".to_owned()));
+    }
+
+    #[test]
+    fn a_watched_stream_stops_before_a_text_is_complete() {
+        let block = PatternAction::Block("no".into());
+        let patterns = Arc::new(Patterns::new([(b"secret".to_vec(), block)]));
+        for cut in 1..6 {
+            let mut watch = StreamWatch::new(Arc::clone(&patterns));
+            let (first, second) = b"secret".split_at(cut);
+            assert_eq!(watch.check(b"se secre"), Ok(()));
+            assert_eq!(watch.check(first), Ok(()));
+            assert_eq!(watch.check(second), Err("no".to_owned()), "{cut}");
+        }
+    }
+
+    #[test]
+    fn a_piece_grows_within_bounds() {
+        let patterns = replacing(&[("k", &"v".repeat(4096))]);
+        assert!(patterns.apply("k".repeat(64).as_bytes()).is_ok());
+        assert!(patterns.apply("k".repeat(4096).as_bytes()).is_err());
+        assert_eq!(patterns.apply(b"nothing"), Ok(None));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn cutting_a_stream_never_changes_what_passes(
+            text in "[abk]{0,60}",
+            cut in 0usize..60,
+        ) {
+            let patterns = replacing(&[("abk", "1"), ("kk", "22")]);
+            let cut = cut.min(text.len());
+            let whole = patterns.apply(text.as_bytes()).unwrap();
+            let whole = whole.unwrap_or_else(|| text.clone().into_bytes());
+            let cut = stream(&patterns, &[&text[..cut], &text[cut..]]);
+            proptest::prop_assert_eq!(cut.into_bytes(), whole);
+        }
+    }
+}
