@@ -38,7 +38,7 @@ impl Profile {
     /// Whether all of it can be read.
     pub fn check(&self, name: &str) -> Result<()> {
         parse_profile_value::<ImageArg>(name, "image", self.image.as_deref())?;
-        parse_profile_value::<NetArg>(name, "net", self.net.as_deref())?;
+        self.parse_net(name)?;
         self.mounts.iter().try_for_each(|mount| mount_of(name, mount).map(drop))
     }
 
@@ -58,7 +58,7 @@ impl Profile {
             flags.image = parse_profile_value(name, "image", self.image.as_deref())?;
         }
         if flags.surroundings.net.is_none() {
-            flags.surroundings.net = parse_profile_value(name, "net", self.net.as_deref())?;
+            flags.surroundings.net = self.parse_net(name)?;
         }
         flags.writable_root |= self.writable_root;
         flags.place.read_only |= self.read_only;
@@ -73,6 +73,17 @@ impl Profile {
         settings.limits = self.limits.or(settings.limits);
         settings.strict = self.strict.or(settings.strict);
         Ok((flags, settings))
+    }
+
+    /// What may be reached. Never everything: that is unsafe, and asked for by hand each time.
+    fn parse_net(&self, name: &str) -> Result<Option<NetArg>> {
+        let given = self.net.as_deref();
+        let net: Option<NetArg> = parse_profile_value(name, "net", given)?;
+        if net.as_ref().is_some_and(NetArg::observes) {
+            let why = "it is unsafe, and taken from the command line only";
+            return Err(invalid_value_error(name, "net", given.unwrap_or_default(), why));
+        }
+        Ok(net)
     }
 }
 

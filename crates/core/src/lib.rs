@@ -16,6 +16,7 @@ mod layers;
 mod limits;
 mod name;
 mod network;
+mod observed;
 mod outcome;
 mod path;
 mod portable;
@@ -47,8 +48,10 @@ pub use name::{
     WorkspaceId,
 };
 pub use network::{
-    EgressDecision, EgressRule, Network, canonical_host, decide_address, decide_name, list_ports,
+    EgressDecision, EgressRule, Network, canonical_host, decide_address, decide_name,
+    is_policy_word, list_ports,
 };
+pub use observed::{MAX_OBSERVED_RULES, OBSERVE_WARNING, describe_observed_rules};
 pub use outcome::{Ending, Outcome, StartFailure, StreamReport, Usage};
 pub use path::{HostPath, PathError, SandboxPath, WORKSPACE_ROOT};
 pub use presets::{EGRESS_PRESETS, EgressPreset, parse_egress_list};

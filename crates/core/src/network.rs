@@ -21,8 +21,19 @@ pub enum Network {
     Egress(Vec<EgressRule>),
 }
 
+impl Network {
+    /// Whether every public host is let through, so that what programs need can be seen. Unsafe.
+    pub fn observes(&self) -> bool {
+        match self {
+            Self::Egress(rules) => rules.iter().any(EgressRule::observes),
+            Self::Auto | Self::None | Self::Loopback => false,
+        }
+    }
+}
+
 /// One entry of an egress list: `host`, `*.host` (one label more), `**.host` (any number of labels more), an
-/// address or a CIDR range, each with an optional port. With `!` before it, it denies.
+/// address or a CIDR range, each with an optional port. With `!` before it, it denies. `observe` lets every
+/// name and every public address through, at every port.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct EgressRule {
@@ -34,12 +45,19 @@ pub struct EgressRule {
 /// The ports of a rule that allows and names none.
 const DEFAULT_PORTS: [u16; 2] = [80, 443];
 
+/// The rule that lets everything through. A host of that name is named with its port.
+const OBSERVE_WORD: &str = "observe";
+/// The ports at which names are answered for under [`OBSERVE_WORD`]: a listener is needed for each. A proxy takes
+/// every port.
+const OBSERVED_PORTS: [u16; 9] = [22, 80, 443, 3306, 5432, 6379, 8080, 8443, 9418];
+
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum EgressHost {
     Name(String),
     OneBelow(String),
     AllBelow(String),
     Range { network: IpAddr, prefix: u8 },
+    Anything,
 }
 
 /// What a list of rules says about one connection.
@@ -89,16 +107,28 @@ pub fn list_ports(rules: &[EgressRule], name: &str) -> Vec<u16> {
     ports
 }
 
-/// Whether the rules let a host, by its name or as an address, be reached at any port.
-pub(crate) fn reaches_host(rules: &[EgressRule], host: &str) -> bool {
+/// Whether the rules let a host, by its name or as an address, be reached at any port. A rule that names no host is no
+/// reason: what is let through only to be seen is not listed.
+pub(crate) fn lists_host(rules: &[EgressRule], host: &str) -> bool {
+    let listed: Vec<_> = rules.iter().filter(|rule| !rule.observes()).cloned().collect();
     let Ok(address) = host.parse::<IpAddr>() else {
-        return !list_ports(rules, host).is_empty();
+        return !list_ports(&listed, host).is_empty();
     };
-    let mut ports = rules.iter().filter(|rule| !rule.denies).flat_map(EgressRule::ports);
-    ports.any(|port| decide_address(rules, address, port).is_allowed())
+    let mut ports = listed.iter().filter(|rule| !rule.denies).flat_map(EgressRule::ports);
+    ports.any(|port| decide_address(&listed, address, port).is_allowed())
+}
+
+/// Whether a name without a port is a word of the policy, and not a host.
+pub fn is_policy_word(name: &str) -> bool {
+    name == OBSERVE_WORD
 }
 
 impl EgressRule {
+    /// Whether it lets every public host through.
+    pub fn observes(&self) -> bool {
+        self.host == EgressHost::Anything
+    }
+
     /// Whether it denies what it covers.
     pub fn denies(&self) -> bool {
         self.denies
@@ -119,28 +149,36 @@ impl EgressRule {
     pub fn covers_address(&self, address: IpAddr, port: u16) -> bool {
         let covered = match self.host {
             EgressHost::Range { network, prefix } => mask_address(address, prefix) == Some(network),
+            EgressHost::Anything => true,
             EgressHost::Name(_) | EgressHost::OneBelow(_) | EgressHost::AllBelow(_) => false,
         };
         covered && self.covers_port(port)
     }
 
-    /// How many bits of an address it names; nothing for a rule about names.
+    /// How many bits of an address it names; nothing for a rule that names none.
     pub fn prefix(&self) -> Option<u8> {
         match self.host {
             EgressHost::Range { prefix, .. } => Some(prefix),
-            EgressHost::Name(_) | EgressHost::OneBelow(_) | EgressHost::AllBelow(_) => None,
+            EgressHost::Name(_)
+            | EgressHost::OneBelow(_)
+            | EgressHost::AllBelow(_)
+            | EgressHost::Anything => None,
         }
     }
 
     fn covers_port(&self, port: u16) -> bool {
         match self.port {
             Some(only) => only == port,
-            None => self.denies || DEFAULT_PORTS.contains(&port),
+            None => self.denies || self.observes() || DEFAULT_PORTS.contains(&port),
         }
     }
 
     fn ports(&self) -> Vec<u16> {
-        self.port.map_or_else(|| DEFAULT_PORTS.to_vec(), |port| vec![port])
+        match self.port {
+            Some(port) => vec![port],
+            None if self.observes() => OBSERVED_PORTS.to_vec(),
+            None => DEFAULT_PORTS.to_vec(),
+        }
     }
 }
 
@@ -156,6 +194,7 @@ impl EgressHost {
             Self::OneBelow(parent) => below(parent) == Some(false),
             Self::AllBelow(parent) => below(parent).is_some(),
             Self::Range { .. } => false,
+            Self::Anything => true,
         }
     }
 }
@@ -241,7 +280,11 @@ impl FromStr for EgressRule {
                 None => (false, given),
             };
             let (name, port) = split_port(rest)?;
-            (port != Some(0)).then_some(Self { denies, host: parse_host(name)?, port })
+            let mut host = parse_host(name)?;
+            if port.is_none() && matches!(&host, EgressHost::Name(name) if is_policy_word(name)) {
+                host = (!denies).then_some(EgressHost::Anything)?;
+            }
+            (port != Some(0)).then_some(Self { denies, host, port })
         };
         parse().ok_or_else(|| {
             format!(
@@ -281,6 +324,7 @@ impl fmt::Display for EgressRule {
                 write!(f, "[{network}/{prefix}]")?
             }
             EgressHost::Range { network, prefix } => write!(f, "{network}/{prefix}")?,
+            EgressHost::Anything => f.write_str(OBSERVE_WORD)?,
         }
         self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
     }
@@ -304,6 +348,8 @@ mod tests {
             "10.0.0.0/8",
             "[2001:db8::/32]:80",
             "::1",
+            "observe",
+            "observe:443",
         ] {
             assert_eq!(parse_rule(&parse_rule(given).to_string()), parse_rule(given), "{given}");
         }
@@ -334,6 +380,7 @@ mod tests {
             "***.a.org",
             "*.*.a.org",
             "!!a.org",
+            "!observe",
             &long,
         ] {
             // `0x7f.1` ends in a number: resolvers read it as an address.
@@ -372,6 +419,31 @@ mod tests {
         assert_eq!(list_ports(&rules, "x.a.org"), [80, 443]);
         assert_eq!(list_ports(&rules, "b.a.org"), [0u16; 0]);
         assert_eq!(list_ports(&rules, "c.a.org"), [443, 8080]);
+    }
+
+    #[test]
+    fn observe_covers_every_name_and_address_and_a_host_of_that_name_has_a_port() {
+        for spelling in ["observe", "OBSERVE", "observe."] {
+            let rule = parse_rule(spelling);
+            assert!(rule.observes() && rule.prefix().is_none(), "{spelling}");
+            assert!(rule.covers_name("a.org", 22) && rule.covers_name("b.c.org", 9000));
+            assert!(rule.covers_address("8.8.8.8".parse().unwrap(), 53));
+            assert!(rule.covers_address("2a00::1".parse().unwrap(), 1));
+        }
+        let host = parse_rule("observe:443");
+        assert!(!host.observes() && host.covers_name("observe", 443));
+        assert!(!host.covers_name("a.org", 443));
+        let rules = ["observe", "!b.org", "a.org:9000"].map(parse_rule);
+        assert!(!decide_name(&rules, "b.org", 443).is_allowed());
+        assert_eq!(list_ports(&rules, "b.org"), [0u16; 0]);
+        assert!(list_ports(&rules, "a.org").contains(&9000));
+        assert!(list_ports(&rules, "c.org").contains(&443));
+        let observed = Network::Egress(rules.to_vec());
+        assert!(observed.observes());
+        assert!(!Network::Egress(vec![host]).observes() && !Network::Loopback.observes());
+        let json = serde_json::to_value(&observed).unwrap();
+        assert_eq!(json["egress"][0], "observe");
+        assert_eq!(serde_json::from_value::<Network>(json).unwrap(), observed);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, DeniedHost, Enforcement, LimitKind, Signal, Span};
+use crate::{Bytes, DeniedHost, EgressRule, Enforcement, LimitKind, Signal, Span};
 
 /// How an execution ended, with everything a caller or a record wants to know.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,6 +25,9 @@ pub struct Outcome {
     /// The hosts that the network of its sandbox denied while it ran, at most
     /// [`MAX_DENIED_HOSTS`](crate::MAX_DENIED_HOSTS) of them. Programs beside it in the sandbox are not told apart.
     pub network_denied: Vec<DeniedHost>,
+    /// The rules that would have been enough for what its sandbox has reached so far, at most
+    /// [`MAX_OBSERVED_RULES`](crate::MAX_OBSERVED_RULES) of them. Absent where nothing was observed.
+    pub network_observed: Option<Vec<EgressRule>>,
 }
 
 /// What ended an execution.
@@ -182,6 +185,9 @@ struct OutcomeWire {
     /// Absent in most, and in records of earlier versions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     network_denied: Vec<DeniedHost>,
+    /// Absent in most, and in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    network_observed: Option<Vec<EgressRule>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -217,6 +223,7 @@ impl From<Outcome> for OutcomeWire {
             limits: outcome.limits,
             limits_reached: outcome.limits_reached,
             network_denied: outcome.network_denied,
+            network_observed: outcome.network_observed,
         };
         match outcome.ending {
             Ending::Exited(exit_code) => Self { ending: EndingKind::Exited, exit_code, ..blank },
@@ -265,6 +272,7 @@ impl TryFrom<OutcomeWire> for Outcome {
             limits: wire.limits,
             limits_reached: wire.limits_reached,
             network_denied: wire.network_denied,
+            network_observed: wire.network_observed,
         })
     }
 }
@@ -282,6 +290,7 @@ mod tests {
             limits: Vec::new(),
             limits_reached: Vec::new(),
             network_denied: Vec::new(),
+            network_observed: None,
         }
     }
 

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::network::reaches_host;
+use crate::network::lists_host;
 use crate::secrets::looks_secret;
 use crate::{EgressRule, EnvName, Network, SandboxSpec, canonical_host};
 
@@ -72,7 +72,7 @@ pub(crate) fn list_secret_problems(spec: &SandboxSpec) -> Vec<(String, String)> 
             problems.push((reason, format!("leave out `--env {name}`")));
         }
         // A host that is not connected to gets no secret: then nothing is in force that was promised (C-52).
-        for host in secret.hosts.iter().filter(|host| !is_reached(&spec.network, host)) {
+        for host in secret.hosts.iter().filter(|host| !is_listed(&spec.network, host)) {
             let reason = format!("`{name}` is bound to `{host}`, which no rule allows");
             problems.push((reason, format!("allow it as well: `--net {host}`")));
         }
@@ -80,20 +80,20 @@ pub(crate) fn list_secret_problems(spec: &SandboxSpec) -> Vec<(String, String)> 
     problems
 }
 
-/// The first secret that is bound to a host which these rules do not let be reached, and that host.
+/// The first secret that is bound to a host which these rules do not list, and that host.
 pub fn find_unreached_secret<'a>(
     secrets: &'a [SecretBinding],
     rules: &[EgressRule],
 ) -> Option<(&'a EnvName, &'a str)> {
     secrets.iter().find_map(|secret| {
-        let host = secret.hosts.iter().find(|host| !reaches_host(rules, host))?;
+        let host = secret.hosts.iter().find(|host| !lists_host(rules, host))?;
         Some((&secret.name, host.as_str()))
     })
 }
 
-fn is_reached(network: &Network, host: &str) -> bool {
+fn is_listed(network: &Network, host: &str) -> bool {
     match network {
-        Network::Egress(rules) => reaches_host(rules, host),
+        Network::Egress(rules) => lists_host(rules, host),
         Network::Auto | Network::None | Network::Loopback => false,
     }
 }
@@ -263,6 +263,9 @@ mod tests {
         assert_eq!(problems(r#"{"secrets": ["K=a.org"]}"#).len(), 1);
         let denied = r#"{"secrets": ["K=a.org"], "network": {"egress": ["a.org", "!a.org"]}}"#;
         assert_eq!(problems(denied).len(), 1);
+        // A host that is merely let through with all others is none that somebody chose.
+        let observed = r#"{"secrets": ["K=a.org,8.8.8.8"], "network": {"egress": ["observe"]}}"#;
+        assert_eq!(problems(observed).len(), 2);
         let twice = r#"{"secrets": ["K=a.org", "K=a.org"], "network": {"egress": ["a.org"]}}"#;
         assert_eq!(problems(twice), ["`K` is bound twice"]);
         let shown =

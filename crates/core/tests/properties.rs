@@ -226,7 +226,17 @@ fn outcome() -> impl Strategy<Value = Outcome> {
     (ending(), stream(), stream(), usage, limits, vec(denied, 0..3)).prop_map(
         |(ending, stdout, stderr, usage, limits, network_denied)| {
             let limits_reached = limits.iter().map(Enforcement::limit).collect();
-            Outcome { ending, stdout, stderr, usage, limits, limits_reached, network_denied }
+            let network_observed = None;
+            Outcome {
+                ending,
+                stdout,
+                stderr,
+                usage,
+                limits,
+                limits_reached,
+                network_denied,
+                network_observed,
+            }
         },
     )
 }

@@ -70,6 +70,7 @@ impl EngineInner {
             without: spec.without.clone(),
             labels: spec.labels.clone(),
             trees: spec.trees.iter().map(|tree| tree.part_of.clone()).collect(),
+            observes: spec.network.observes(),
             engine: Some(self.engine_id()?),
         };
         self.record(started).await?;
@@ -87,6 +88,7 @@ impl EngineInner {
         shared: &SharedExecution,
         EndedCommand { end, denials }: EndedCommand,
     ) -> ClosedRecord {
+        let network = denials.map(DenialWatch::finish).unwrap_or_default();
         let outcome = Outcome {
             ending: end.ending,
             stdout: end.stdout,
@@ -94,7 +96,8 @@ impl EngineInner {
             usage: end.usage,
             limits: shared.limits.clone(),
             limits_reached: end.limits_reached,
-            network_denied: denials.map(DenialWatch::finish).unwrap_or_default(),
+            network_denied: network.denied,
+            network_observed: network.observed,
         };
         let log =
             self.config.keep_output.then(|| self.output_logs.reference(&shared.job)).flatten();

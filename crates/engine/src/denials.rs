@@ -1,12 +1,13 @@
 //! What the network of a sandbox denies, collected for each execution while it runs: its outcome tells it, with
-//! the rule that would allow it. Everything here is guest input, so every list has a bound.
+//! the rule that would allow it, and beside it what was observed. Everything here is guest input, so every list has a bound.
 
 use std::sync::{Arc, Mutex, Weak};
 
-use stockade_core::{DeniedHost, MAX_DENIED_HOSTS, canonical_host, clean_foreign};
+use stockade_core::{DeniedHost, EgressRule, MAX_DENIED_HOSTS, canonical_host, clean_foreign};
 use stockade_network::{ConnectionRecord, ConnectionVerdict};
 
 use crate::engine::lock_mutex;
+use crate::observed::ObservedRules;
 
 /// The longest reason that an outcome tells.
 const MAX_REASON_CHARS: usize = 300;
@@ -17,36 +18,51 @@ type DeniedList = Mutex<Vec<DeniedHost>>;
 
 /// The lists of the executions that run in one sandbox.
 #[derive(Debug, Default)]
-pub(crate) struct DenialWatchers(Mutex<Vec<Weak<DeniedList>>>);
+pub(crate) struct DenialWatchers {
+    lists: Mutex<Vec<Weak<DeniedList>>>,
+    /// What was let through only to be seen, by all executions together.
+    pub(crate) observed: Arc<ObservedRules>,
+}
 
 /// The list of one execution. It grows until this is finished or dropped.
 #[derive(Debug)]
-pub(crate) struct DenialWatch(Arc<DeniedList>);
+pub(crate) struct DenialWatch {
+    denied: Arc<DeniedList>,
+    observed: Arc<ObservedRules>,
+}
+
+/// What the outcome of an execution tells of its network.
+#[derive(Debug, Default)]
+pub(crate) struct NetworkReport {
+    pub denied: Vec<DeniedHost>,
+    pub observed: Option<Vec<EgressRule>>,
+}
 
 impl DenialWatchers {
     /// Begins a list.
     pub(crate) fn watch(&self) -> DenialWatch {
-        let watch = DenialWatch(Arc::default());
-        let mut watchers = lock_mutex(&self.0);
-        watchers.retain(|list| list.strong_count() > 0);
-        watchers.push(Arc::downgrade(&watch.0));
+        let watch = DenialWatch { denied: Arc::default(), observed: Arc::clone(&self.observed) };
+        let mut lists = lock_mutex(&self.lists);
+        lists.retain(|list| list.strong_count() > 0);
+        lists.push(Arc::downgrade(&watch.denied));
         watch
     }
 
     /// Adds a connection to every list, if it was denied.
     pub(crate) fn add_record(&self, record: &ConnectionRecord) {
         let Some(denied) = find_denial(record) else { return };
-        let watchers = lock_mutex(&self.0);
-        for list in watchers.iter().filter_map(Weak::upgrade) {
+        let lists = lock_mutex(&self.lists);
+        for list in lists.iter().filter_map(Weak::upgrade) {
             add_host(&mut lock_mutex(&list), &denied);
         }
     }
 }
 
 impl DenialWatch {
-    /// What was denied.
-    pub(crate) fn finish(self) -> Vec<DeniedHost> {
-        std::mem::take(&mut *lock_mutex(&self.0))
+    /// What was denied, and what was observed up to now.
+    pub(crate) fn finish(self) -> NetworkReport {
+        let denied = std::mem::take(&mut *lock_mutex(&self.denied));
+        NetworkReport { denied, observed: self.observed.list() }
     }
 }
 
@@ -102,7 +118,7 @@ mod tests {
     }
 
     fn hosts(watch: DenialWatch) -> Vec<(String, Option<u16>)> {
-        watch.finish().into_iter().map(|denied| (denied.host, denied.port)).collect()
+        watch.finish().denied.into_iter().map(|denied| (denied.host, denied.port)).collect()
     }
 
     #[test]
@@ -156,7 +172,7 @@ mod tests {
         for number in 0..5000 {
             watchers.add_record(&denied(&format!("n{number}.example"), None));
         }
-        let told = watch.finish();
+        let told = watch.finish().denied;
         assert_eq!(told.len(), MAX_DENIED_HOSTS);
         assert_eq!(told[0].allow_with.as_deref(), Some("n0.example"));
     }

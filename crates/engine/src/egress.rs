@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use stockade_core::{
-    Error, ErrorCode, Network, Result, Sandbox, SandboxId, SandboxSpec, clean_foreign,
+    EgressRule, Error, ErrorCode, Network, Result, Sandbox, SandboxId, SandboxSpec, clean_foreign,
 };
 use stockade_network::{
     ConnectionLog, ConnectionRecord, ConnectionVerdict, Egress, EgressLimits, Relay,
@@ -81,6 +81,9 @@ impl EngineInner {
             return Ok(None);
         };
         let shared = self.network.get(&self.config.resolver)?;
+        if policy.observes() {
+            denials.observed.begin();
+        }
         let (log, queue) = JournalLog::new(sandbox.id().clone(), Arc::clone(denials));
         if let Some(secrets) = secrets {
             write_bundle(sandbox, secrets).await?;
@@ -223,6 +226,10 @@ impl ConnectionLog for JournalLog {
             lock_mutex(&self.seen).omitted += 1;
         }
     }
+
+    fn observe(&self, rule: EgressRule) {
+        self.denials.observed.add(rule);
+    }
 }
 
 impl Drop for JournalLog {
@@ -298,7 +305,7 @@ mod tests {
         for _ in 0..2 {
             let watch = denials.watch();
             log.record(record_of("a.org", denied()));
-            let told = watch.finish();
+            let told = watch.finish().denied;
             assert_eq!(told.len(), 1);
             assert_eq!(told[0].allow_with.as_deref(), Some("a.org"));
         }

@@ -16,6 +16,7 @@ mod host_views;
 mod journal;
 mod lease;
 mod lifecycle;
+mod observed;
 mod output;
 mod output_log;
 mod pipeline;

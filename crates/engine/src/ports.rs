@@ -46,6 +46,12 @@ impl Engine {
         self.inner.live(id).map(|live| live.network_policy())
     }
 
+    /// The rules that would have been enough for what a live sandbox of this engine has reached so far. Nothing where
+    /// it was not observed.
+    pub fn observed_rules(&self, id: &SandboxId) -> Result<Option<Vec<EgressRule>>> {
+        self.inner.live(id).map(|live| live.denials.observed.list())
+    }
+
     /// Puts other rules in force in a sandbox that was made with a list of rules. Connections that they do not
     /// allow are cut, and no others. Recorded before it is done (C-40).
     pub async fn replace_network_rules(
@@ -127,6 +133,9 @@ impl EngineInner {
         let sandbox = live.sandbox.id().clone();
         self.record(Event::RulesReplaced { sandbox, old, new: new.clone() }).await?;
         lock_mutex(&live.rules).clone_from(&new);
+        if live.network_policy().observes() {
+            live.denials.observed.begin();
+        }
         let relay = live.find_relay();
         if let Some(egress) = relay.as_ref().and_then(|relay| relay.egress()) {
             egress.replace_rules(new.clone());

@@ -160,6 +160,7 @@ async fn serve_target(
             return ConnectionVerdict::Failed { rule: Some(rule), reason };
         }
     };
+    egress.observe(target, request.port);
     guest.accept();
     let ip = address.ip();
     // From now on it is allowed, also if it ends with its sandbox.

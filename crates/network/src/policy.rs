@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use stockade_core::{
-    EgressDecision, EgressRule, canonical_host, decide_address, decide_name, list_ports,
+    EgressDecision, EgressRule, canonical_host, decide_address, decide_name, is_policy_word,
+    list_ports,
 };
 use tokio::sync::{Semaphore, watch};
 
@@ -116,7 +117,9 @@ impl Target {
 
     /// The shortest rule that allows it at this port.
     fn rule_for(&self, port: u16) -> String {
-        if matches!(port, 80 | HTTPS_PORT) { self.to_string() } else { self.with_port(port) }
+        let short = self.to_string();
+        let is_enough = matches!(port, 80 | HTTPS_PORT) && !is_policy_word(&short);
+        if is_enough { short } else { self.with_port(port) }
     }
 }
 
@@ -167,6 +170,15 @@ impl Egress {
 
     pub(crate) fn record(&self, record: ConnectionRecord) {
         self.log.record(record);
+    }
+
+    /// Tells which rule would have been enough for a connection, while everything is let through.
+    pub(crate) fn observe(&self, target: &Target, port: u16) {
+        if self.rules().iter().any(EgressRule::observes)
+            && let Ok(rule) = target.rule_for(port).parse::<EgressRule>()
+        {
+            self.log.observe(rule);
+        }
     }
 
     /// The ports at which a name may be reached. A name that may not is recorded.
@@ -284,6 +296,11 @@ mod tests {
             (&["127.0.0.1:81"], "127.0.0.1", false),
             (&["10.0.0.0/8", "!10.0.0.1"], "10.0.0.1", false),
             (&["!8.8.8.0/24"], "8.8.8.8", false),
+            (&["observe"], "8.8.8.8", true),
+            (&["observe"], "127.0.0.1", false),
+            (&["observe"], "10.0.0.1", false),
+            (&["observe"], "169.254.169.254", false),
+            (&["observe", "!8.8.8.8"], "8.8.8.8", false),
         ] {
             let checked = check_address(&parse_rules(rules), address(to), 80, &own);
             assert_eq!(checked.is_ok(), allowed, "{rules:?} {to}: {checked:?}");
@@ -314,6 +331,8 @@ mod tests {
             ("a.org", 22, "a.org:22", "a.org:22"),
             ("2001:db8::1", 80, "[2001:db8::1]:80", "2001:db8::1"),
             ("2001:db8::1", 22, "[2001:db8::1]:22", "[2001:db8::1]:22"),
+            // A guest that asks for a host of that name is no reason to propose all hosts.
+            ("observe", 443, "observe:443", "observe:443"),
         ] {
             let denial = refused(host, port);
             assert_eq!(denial.reason, format!("no rule allows `{asked}`; `--net {rule}` would"));

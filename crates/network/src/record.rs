@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::SystemTime;
 
 use stockade_agent::protocol::network::Via;
+use stockade_core::EgressRule;
 
 /// One connection that a program inside wanted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,4 +55,7 @@ pub enum ConnectionVerdict {
 pub trait ConnectionLog: Send + Sync {
     /// One connection has ended, or was refused.
     fn record(&self, record: ConnectionRecord);
+
+    /// A host was connected to while everything is let through: this rule would have been enough.
+    fn observe(&self, rule: EgressRule);
 }

@@ -14,7 +14,7 @@ use crate::args::secrets::SecretValues;
 use crate::config::Settings;
 use crate::daemon::launch::launch_supervisor;
 use crate::daemon::message::{SandboxReady, SupervisorOrder};
-use crate::report::reasons::describe_watched_limits;
+use crate::report::reasons::{describe_watched_limits, warn_of_network};
 use crate::terminal::printer::Printer;
 use crate::toolchains::Packages;
 use crate::workspace::{self, Configured, WantedWorkspace};
@@ -73,6 +73,7 @@ pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
         spec = as_captured(snapshot, spec, &args.spec, &configured.settings, printer)?;
     }
     args.spec.add_toolchains(Packages::Absent, &mut spec, &configured.settings)?;
+    warn_of_network(&spec.network, printer);
     let idle = Some(require_positive_span("--idle", args.life.idle)?);
     let lifetime = Some(require_positive_span("--lifetime", args.life.lifetime)?);
     let origin = configured.origin.clone();

@@ -4,8 +4,8 @@ use clap::Args;
 use serde::Serialize;
 use stockade_backends::landlock;
 use stockade_core::{
-    Capabilities, Enforcement, Feature, Image, Network, Result, SandboxSpec, Support,
-    WORKSPACE_ROOT, Workspace, WorkspaceAt, admit,
+    Capabilities, Enforcement, Feature, Image, Network, OBSERVE_WARNING, Result, SandboxSpec,
+    Support, WORKSPACE_ROOT, Workspace, WorkspaceAt, admit,
 };
 use stockade_engine::{Choice, Selection};
 
@@ -96,6 +96,9 @@ pub async fn explain(mut args: ExplainArgs, printer: &Printer) -> Result<i32> {
 }
 
 fn why_network(asked: &Network, taken: &Capabilities) -> String {
+    if asked.observes() {
+        return format!("asked for; {OBSERVE_WARNING}");
+    }
     if *asked != Network::Auto {
         return "asked for".into();
     }

@@ -22,6 +22,7 @@ use crate::daemon::message::{
 };
 use crate::daemon::sandbox_directory::SandboxDirectory;
 use crate::daemon::wire_error::out_of_turn;
+use crate::report::reasons::warn_of_network;
 use crate::terminal::interrupts::{self, Interrupts};
 use crate::terminal::printer::Printer;
 
@@ -69,6 +70,7 @@ pub async fn fork(args: &ForkArgs, printer: &Printer) -> Result<i32> {
     let store = Arc::new(snapshot::open_snapshot_store(&settings)?);
     let passing = store.passing(taken)?;
     let order = build_order(described, passing.snapshot(), &store).await?;
+    warn_of_network(&order.spec.network, printer);
     let launching = launch_copies(&order, args.count, &mut interrupts);
     let LaunchedCopies { made, stop } = printer.patiently("building the sandbox", launching).await;
     // Copies whose ids are not printed are of no use, so none may be left by any failure.

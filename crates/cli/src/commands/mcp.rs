@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use crate::args::SpecArgs;
 use crate::config::Settings;
 use crate::registry;
+use crate::report::reasons::warn_of_network;
 use crate::terminal::interrupts::{self, Interrupts};
 use crate::terminal::printer::Printer;
 use crate::terminal::prompt::AtTerminal;
@@ -82,6 +83,7 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
     let wanted = args.spec.wanted()?;
     let settings = wanted.settings(printer)?.settings;
     let mut spec = args.spec.spec(&wanted, &settings)?;
+    warn_of_network(&spec.network, printer);
     let mut pools = settings.pools().to_vec();
     if !args.local {
         for spec in pools.iter_mut().filter_map(PoolSetting::own_spec).chain([&mut spec]) {

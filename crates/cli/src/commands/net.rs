@@ -2,14 +2,18 @@
 
 use clap::Args;
 use serde_json::json;
-use stockade_core::{EgressRule, Error, ErrorCode, Network, Result, SandboxId, parse_egress_list};
+use stockade_core::{
+    EgressRule, Error, ErrorCode, Network, Result, SandboxId, describe_observed_rules,
+    parse_egress_list,
+};
 
 use crate::config::Settings;
 use crate::daemon::message::{
-    RuleChange, SandboxNetworkRequest, SupervisorReply, SupervisorRequest,
+    NetworkState, RuleChange, SandboxNetworkRequest, SupervisorReply, SupervisorRequest,
 };
 use crate::daemon::sandbox_directory::SandboxDirectory;
 use crate::daemon::wire_error::out_of_turn;
+use crate::report::reasons::warn_of_network;
 use crate::terminal::printer::Printer;
 
 const NET_OPERATION: &str = "net";
@@ -52,12 +56,12 @@ pub async fn net(args: NetArgs, printer: &Printer) -> Result<i32> {
         None => SandboxNetworkRequest::Show,
     };
     let mut connection = place.reach(&id, NET_OPERATION).await?;
-    let (SupervisorReply::Network(policy), _) =
+    let (SupervisorReply::Network(state), _) =
         connection.ask(&SupervisorRequest::Network(request)).await?
     else {
         return Err(out_of_turn(NET_OPERATION));
     };
-    show_policy(&connection.sandbox, &policy, printer);
+    show_network(&connection.sandbox, &state, printer);
     Ok(0)
 }
 
@@ -75,6 +79,11 @@ fn read_change(args: NetArgs) -> Result<Option<RuleChange>> {
             return Err(Error::new(ErrorCode::Invalid, NET_OPERATION, message)
                 .remedy("leave the `!` out, or give the whole list with --set"));
         }
+        if denies && given.observes() {
+            let message = "`observe` lets through what no rule names, and cannot be denied";
+            return Err(Error::new(ErrorCode::Invalid, NET_OPERATION, message)
+                .remedy("give the rules that stay with --set"));
+        }
         if rules.contains(&given.clone().with_denial(!denies)) {
             let message = format!("`{given}` cannot be both allowed and denied");
             return Err(Error::new(ErrorCode::Invalid, NET_OPERATION, message)
@@ -88,18 +97,28 @@ fn read_change(args: NetArgs) -> Result<Option<RuleChange>> {
     Ok((!rules.is_empty()).then_some(RuleChange::Add(rules)))
 }
 
-fn show_policy(sandbox: &SandboxId, policy: &Network, printer: &Printer) {
+fn show_network(sandbox: &SandboxId, state: &NetworkState, printer: &Printer) {
+    let NetworkState { policy, observed } = state;
+    warn_of_network(policy, printer);
     let (name, rules) = match policy {
         Network::Auto | Network::None => ("none", &[][..]),
         Network::Loopback => ("loopback", &[][..]),
         Network::Egress(rules) => ("egress", &rules[..]),
     };
     if printer.is_json() {
-        printer.json(&json!({ "sandbox": sandbox, "network": name, "rules": rules }));
-    } else if rules.is_empty() {
+        let mut shown = json!({ "sandbox": sandbox, "network": name, "rules": rules });
+        if let Some(observed) = observed {
+            shown["observed"] = json!(observed);
+        }
+        return printer.json(&shown);
+    }
+    if rules.is_empty() {
         printer.data(&format!("{name}\n"));
     } else {
         printer.data(&rules.iter().map(|rule| format!("{rule}\n")).collect::<String>());
+    }
+    if let Some(observed) = observed {
+        printer.note(&describe_observed_rules(observed));
     }
 }
 
@@ -122,5 +141,6 @@ mod tests {
         assert_eq!(change(&["a.org"], &["a.org"]).unwrap_err().code(), ErrorCode::Invalid);
         assert_eq!(change(&["!a.org"], &[]).unwrap_err().code(), ErrorCode::Invalid);
         assert_eq!(change(&[], &["!a.org"]).unwrap_err().code(), ErrorCode::Invalid);
+        assert_eq!(change(&[], &["observe"]).unwrap_err().code(), ErrorCode::Invalid);
     }
 }

@@ -18,7 +18,7 @@ use crate::args::command::CommandArgs;
 use crate::args::{SpecArgs, wasm_module};
 use crate::registry::{self, Isolation};
 use crate::report::capture::{self, Captured};
-use crate::report::reasons::describe_watched_limits;
+use crate::report::reasons::{describe_watched_limits, warn_of_network};
 use crate::terminal::interrupts::{self, Interrupts};
 use crate::terminal::output::Output;
 use crate::terminal::printer::Printer;
@@ -98,6 +98,7 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
         spec = as_captured(snapshot, spec, &args.spec, settings, printer)?;
     }
     wasm_module::recognise_module(&mut spec, &mut command)?;
+    warn_of_network(&spec.network, printer);
     let packages = if args.from.is_some() { Packages::Absent } else { Packages::InHome };
     args.spec.add_toolchains(packages, &mut spec, settings)?;
     if printer.is_json() {

@@ -159,11 +159,21 @@ pub enum SupervisorReply {
     /// Answers [`SandboxStateRequest::Describe`].
     Described(Box<Described>),
     /// What the sandbox may reach now.
-    Network(Network),
+    Network(NetworkState),
     /// It is done.
     Done,
     /// It is not.
     Failed(WireError),
+}
+
+/// The network of a sandbox.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NetworkState {
+    /// What it may reach now.
+    pub policy: Network,
+    /// The rules that would have been enough so far; absent where nothing was observed.
+    pub observed: Option<Vec<EgressRule>>,
 }
 
 /// What a supervisor says about its sandbox.

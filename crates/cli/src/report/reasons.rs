@@ -1,8 +1,18 @@
 //! Why a command ended other than by itself, in one line each.
 
 use stockade_core::{
-    Ending, Enforcement, LimitKind, Limits, Outcome, StreamReport, describe_denied_hosts,
+    Ending, Enforcement, LimitKind, Limits, Network, OBSERVE_WARNING, Outcome, StreamReport,
+    describe_denied_hosts, describe_observed_rules,
 };
+
+use crate::terminal::printer::Printer;
+
+/// Warns of a network that lets everything through, also where the answer is JSON.
+pub fn warn_of_network(network: &Network, printer: &Printer) {
+    if network.observes() {
+        printer.note(&format!("warning: {OBSERVE_WARNING}"));
+    }
+}
 
 /// One line for each thing that the exit code alone does not tell.
 pub fn describe_outcome(outcome: &Outcome) -> Vec<String> {
@@ -10,6 +20,7 @@ pub fn describe_outcome(outcome: &Outcome) -> Vec<String> {
     lines.extend(describe_truncation(outcome));
     lines.extend(outcome.limits_reached.iter().map(|kind| describe_reached_limit(outcome, *kind)));
     lines.extend(describe_denied_hosts(&outcome.network_denied));
+    lines.extend(outcome.network_observed.as_deref().map(describe_observed_rules));
     lines
 }
 

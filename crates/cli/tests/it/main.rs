@@ -27,6 +27,7 @@ mod mcp_ends;
 mod mcp_http;
 mod network;
 mod network_clients;
+mod observe;
 mod ports;
 mod private;
 mod readme_picture;

@@ -60,7 +60,7 @@ impl Internet {
         fs::write(dir.join("config.toml"), text).unwrap();
     }
 
-    fn visits(&self) -> usize {
+    pub fn visits(&self) -> usize {
         self.visits.load(Ordering::SeqCst)
     }
 }
@@ -89,7 +89,7 @@ fn answer_query(query: &[u8]) -> Vec<u8> {
 }
 
 /// A program that fetches a page, with the proxies of its environment or without.
-fn fetch_program(host: &str, port: u16, proxies: bool) -> String {
+pub fn fetch_program(host: &str, port: u16, proxies: bool) -> String {
     let opener = if proxies { "u.build_opener()" } else { "u.build_opener(u.ProxyHandler({}))" };
     format!(
         "import urllib.request as u\n\

@@ -42,6 +42,9 @@ pub enum Event {
         /// What trees of the host were added for: toolchains, git. Absent in records of earlier versions.
         #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
         trees: BTreeSet<String>,
+        /// Whether its sandbox was made to reach every public host, which is unsafe (`--net observe`).
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        observes: bool,
         /// The engine that will record its end; absent in records of earlier versions.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         engine: Option<EngineId>,

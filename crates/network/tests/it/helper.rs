@@ -10,7 +10,8 @@ use bytes::Bytes;
 use stockade_agent::protocol::network::{FromHelper, Setup, ToHelper, Via};
 use stockade_agent::protocol::split_frame;
 use stockade_core::{
-    Exit, ExitStatus, Process, ProcessControl, ProcessEvent, ProcessEvents, Result, StreamId,
+    EgressRule, Exit, ExitStatus, Process, ProcessControl, ProcessEvent, ProcessEvents, Result,
+    StreamId,
 };
 use stockade_network::{
     ConnectionLog, ConnectionRecord, Egress, EgressLimits, Relay, ResolverSettings, SecretSet,
@@ -50,17 +51,26 @@ impl ProcessControl for HelperControl {
 
 /// Keeps what was recorded.
 #[derive(Default)]
-pub struct KeptLog(Mutex<Vec<ConnectionRecord>>);
+pub struct KeptLog(Mutex<Vec<ConnectionRecord>>, Mutex<Vec<EgressRule>>);
 
 impl ConnectionLog for KeptLog {
     fn record(&self, record: ConnectionRecord) {
         self.0.lock().unwrap().push(record);
+    }
+
+    fn observe(&self, rule: EgressRule) {
+        self.1.lock().unwrap().push(rule);
     }
 }
 
 impl KeptLog {
     pub fn records(&self) -> Vec<ConnectionRecord> {
         self.0.lock().unwrap().clone()
+    }
+
+    /// The rules that would have been enough, in text.
+    pub fn observed(&self) -> Vec<String> {
+        self.1.lock().unwrap().iter().map(ToString::to_string).collect()
     }
 }
 

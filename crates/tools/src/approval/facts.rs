@@ -138,6 +138,8 @@ impl From<&Network> for NetworkFact {
             Network::None => Self::None,
             // Where a backend has no loopback it is less, and a rule for loopback is not too wide for that.
             Network::Auto | Network::Loopback => Self::Loopback,
+            // No rule about listed hosts is meant for a list of all.
+            Network::Egress(_) if network.observes() => Self::Host,
             Network::Egress(_) => Self::Egress,
         }
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 use stockade_core::{
     DeniedHost, Ending, LimitKind, Outcome, StartFailure, StreamId, describe_denied_hosts,
+    describe_observed_rules,
 };
 
 use super::{approve_command, cut};
@@ -140,11 +141,14 @@ pub(super) const fn ended_by(ending: &Ending) -> &'static str {
     }
 }
 
-/// What a program could not say itself: that it never ran, was stopped or was lost, and which hosts it was denied.
+/// What a program could not say itself: that it never ran, was stopped or was lost, which hosts it was denied, and
+/// which rules would have been enough for it.
 pub(super) fn describe_outcome(outcome: &Outcome) -> Option<String> {
     let denied = describe_denied_hosts(&outcome.network_denied);
-    let denied = denied.map(|sentence| format!("stockade: {sentence}\n"));
-    let notes: String = describe_ending(&outcome.ending).into_iter().chain(denied).collect();
+    let observed = outcome.network_observed.as_deref().map(describe_observed_rules);
+    let network = denied.into_iter().chain(observed);
+    let network = network.map(|sentence| format!("stockade: {sentence}\n"));
+    let notes: String = describe_ending(&outcome.ending).into_iter().chain(network).collect();
     (!notes.is_empty()).then_some(notes)
 }
 
@@ -187,6 +191,7 @@ mod tests {
             limits: Vec::new(),
             limits_reached: Vec::new(),
             network_denied: Vec::new(),
+            network_observed: None,
         };
         assert_eq!(describe_outcome(&outcome), None);
         outcome.network_denied.push(denied);

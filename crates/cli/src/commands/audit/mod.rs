@@ -8,7 +8,9 @@ mod select;
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, Subcommand};
-use stockade_core::{Bytes, Ending, Error, ErrorCode, JobId, Outcome, Result, Span, Workspace};
+use stockade_core::{
+    Bytes, Ending, Error, ErrorCode, JobId, OBSERVE_WARNING, Outcome, Result, Span, Workspace,
+};
 use stockade_engine::{
     Break, Damage, Event, Filter, Job, Journal, JournalOptions, Prune, Record, StateDir, Timestamp,
     Verdict,
@@ -242,7 +244,8 @@ fn build_details_table(ShownJob { job, connections }: &ShownJob) -> Table<2> {
         add("command", vec![format_command_line(command)]);
         add("workspace", vec![workspace_text(workspace)]);
     }
-    if let Event::Started { without, labels, trees, .. } = &job.started.event {
+    if let Event::Started { without, labels, trees, observes, .. } = &job.started.event {
+        add("unsafe", observes.then(|| OBSERVE_WARNING.to_owned()).into_iter().collect());
         add("shown", trees.iter().cloned().collect());
         add("without", without.iter().map(ToString::to_string).collect());
         add("labels", labels.iter().map(|(key, value)| format!("{key}={value}")).collect());

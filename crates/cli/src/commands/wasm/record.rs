@@ -44,6 +44,7 @@ impl CallRecord {
             without: spec.without.clone(),
             labels: spec.labels.clone(),
             trees: std::collections::BTreeSet::new(),
+            observes: false,
             engine: Some(engine.id()?),
         };
         engine.record(started).await?;
@@ -73,6 +74,7 @@ impl CallRecord {
             limits: self.admitted.enforcement().to_vec(),
             limits_reached: Vec::new(),
             network_denied: Vec::new(),
+            network_observed: None,
         };
         self.engine.record(Event::Stopped { job: self.job, outcome, log: None }).await
     }

@@ -6,7 +6,7 @@ use stockade_engine::PortStream;
 use super::host::SupervisorHost;
 use super::session::ClientSession;
 use crate::daemon::frame::SupervisorFrameError;
-use crate::daemon::message::{RuleChange, SandboxNetworkRequest, SupervisorReply};
+use crate::daemon::message::{NetworkState, RuleChange, SandboxNetworkRequest, SupervisorReply};
 use crate::daemon::port_stream::carry_stream;
 
 const CONNECT_OPERATION: &str = "connect";
@@ -28,7 +28,9 @@ pub async fn answer_network_request(
             return Ok(SupervisorReply::Done);
         }
     }
-    host.engine.network(&host.id).map(SupervisorReply::Network)
+    let policy = host.engine.network(&host.id)?;
+    let observed = host.engine.observed_rules(&host.id)?;
+    Ok(SupervisorReply::Network(NetworkState { policy, observed }))
 }
 
 /// Connects to a port, and carries its bytes until both directions have ended.

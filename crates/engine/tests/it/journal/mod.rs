@@ -45,6 +45,7 @@ fn started(job: &str) -> Event {
         without: BTreeSet::from([Feature::DiskLimit]),
         labels: BTreeMap::from([("k".into(), "ü".into())]),
         trees: BTreeSet::new(),
+        observes: false,
         engine: None,
     }
 }
@@ -58,6 +59,7 @@ fn stopped(job: &str) -> Event {
         limits: Vec::new(),
         limits_reached: Vec::new(),
         network_denied: Vec::new(),
+        network_observed: None,
     };
     Event::Stopped { job: job.parse().unwrap(), outcome, log: Some("logs/x".into()) }
 }
