@@ -118,9 +118,10 @@ pub(crate) fn lists_host(rules: &[EgressRule], host: &str) -> bool {
     ports.any(|port| decide_address(&listed, address, port).is_allowed())
 }
 
-/// Whether a name without a port is a word of the policy, and not a host.
+/// Whether a name without a port is a word of the policy, and not a host. `ask` means nothing yet, and is refused: a
+/// list with it would be taken for one that asks.
 pub fn is_policy_word(name: &str) -> bool {
-    name == OBSERVE_WORD
+    matches!(name, OBSERVE_WORD | "ask")
 }
 
 impl EgressRule {
@@ -281,8 +282,11 @@ impl FromStr for EgressRule {
             };
             let (name, port) = split_port(rest)?;
             let mut host = parse_host(name)?;
-            if port.is_none() && matches!(&host, EgressHost::Name(name) if is_policy_word(name)) {
-                host = (!denies).then_some(EgressHost::Anything)?;
+            if port.is_none()
+                && let EgressHost::Name(word) = &host
+                && is_policy_word(word)
+            {
+                host = (!denies && word == OBSERVE_WORD).then_some(EgressHost::Anything)?;
             }
             (port != Some(0)).then_some(Self { denies, host, port })
         };
@@ -381,6 +385,8 @@ mod tests {
             "*.*.a.org",
             "!!a.org",
             "!observe",
+            "ask",
+            "!ask",
             &long,
         ] {
             // `0x7f.1` ends in a number: resolvers read it as an address.

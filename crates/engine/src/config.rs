@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use stockade_core::TenantName;
-use stockade_network::{ResolverSettings, TrustSettings};
+use stockade_network::{EgressLimits, ResolverSettings, TrustSettings};
 
 use crate::history::HistoryBounds;
 use crate::host_views::OwnPath;
@@ -44,6 +44,8 @@ pub struct EngineConfig {
     pub resolver: ResolverSettings,
     /// Whose certificates are accepted where secrets are put into requests.
     pub trust: TrustSettings,
+    /// How much of the network each sandbox may use.
+    pub egress_limits: EgressLimits,
 }
 
 /// What a tenant may use at once. Absent: as much as there is.
@@ -71,6 +73,7 @@ impl EngineConfig {
             reap_on_open: true,
             resolver: ResolverSettings::default(),
             trust: TrustSettings::default(),
+            egress_limits: EgressLimits::default(),
         }
     }
 

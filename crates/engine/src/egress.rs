@@ -9,8 +9,8 @@ use stockade_core::{
     EgressRule, Error, ErrorCode, Network, Result, Sandbox, SandboxId, SandboxSpec, clean_foreign,
 };
 use stockade_network::{
-    ConnectionLog, ConnectionRecord, ConnectionVerdict, Egress, EgressLimits, Relay,
-    ResolverSettings, SecretSet, SharedNetwork,
+    ConnectionLog, ConnectionRecord, ConnectionVerdict, Egress, Relay, ResolverSettings, SecretSet,
+    SharedNetwork,
 };
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -88,7 +88,8 @@ impl EngineInner {
         if let Some(secrets) = secrets {
             write_bundle(sandbox, secrets).await?;
         }
-        let egress = Egress::new(rules.clone(), shared, EgressLimits::default(), Arc::new(log))
+        let limits = self.config.egress_limits;
+        let egress = Egress::new(rules.clone(), shared, limits, Arc::new(log))
             .with_secrets(secrets.cloned());
         let helper = sandbox.open_network().await?;
         let relay = Arc::new(Relay::start(helper, Arc::new(egress)).await?);

@@ -56,5 +56,5 @@ pub use snapshots::{
     HostThings, Part, Passing, Snapshot, SnapshotListing, Snapshots, VerifiedParts,
 };
 pub use stockade_fs::{StateDir, Timestamp};
-pub use stockade_network::{PortStream, ResolverSettings, TrustSettings};
+pub use stockade_network::{EgressLimits, PortStream, ResolverSettings, TrustSettings};
 pub use workspace_guard::WorkspaceGuard;

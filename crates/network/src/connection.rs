@@ -173,6 +173,7 @@ async fn serve_target(
     let relayed = tokio::select! {
         relayed = relay_checked(egress, guest, socket, (request, target), refused) => relayed,
         denial = lost => Err(RelayError::Denied(denial)),
+        denial = egress.meter.wait_until_spent() => Err(RelayError::Denied(denial)),
     };
     match relayed {
         Ok(()) => ConnectionVerdict::Allowed { rule },

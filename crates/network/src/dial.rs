@@ -31,10 +31,11 @@ pub enum DialError {
     Failed { rule: String, reason: String },
 }
 
-/// Connects to a host, if the rules allow it.
+/// Connects to a host, if the rules and limits allow it.
 pub async fn dial(egress: &Egress, target: &Target, port: u16) -> Result<Dialed, DialError> {
     let rules = egress.rules();
     let rule = check_target(&rules, target, port).map_err(DialError::Denied)?;
+    egress.meter.admit_connection().map_err(DialError::Denied)?;
     let found = match target {
         Target::Address(address) => Ok(vec![*address]),
         Target::Name(name) => egress.shared.resolver.resolve(name).await,

@@ -23,6 +23,7 @@ mod filtered_body;
 mod frame_reader;
 mod http_relay;
 mod intercept;
+mod limits;
 mod mask;
 mod outbox;
 mod patterns;
@@ -38,7 +39,8 @@ mod stream;
 mod traffic_filter;
 mod trust;
 
-pub use policy::{Egress, EgressLimits, SharedNetwork};
+pub use limits::EgressLimits;
+pub use policy::{Egress, SharedNetwork};
 pub use port::PortStream;
 pub use record::{ConnectionLog, ConnectionRecord, ConnectionVerdict};
 pub use relay::{GUEST_ENVIRONMENT, NAME_SERVER, Relay};

@@ -10,17 +10,11 @@ use stockade_core::{
 };
 use tokio::sync::{Semaphore, watch};
 
+use crate::limits::{EgressLimits, EgressMeter};
 use crate::record::{ConnectionLog, ConnectionRecord, ConnectionVerdict};
 use crate::resolver::{NameResolver, ResolverSettings};
 use crate::secrets::SecretSet;
 use crate::special::{OwnAddresses, classify_address};
-
-/// How much a sandbox may have of the network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EgressLimits {
-    /// Connections at once.
-    pub connections: usize,
-}
 
 /// What all sandboxes of an engine share.
 pub struct SharedNetwork {
@@ -43,17 +37,13 @@ impl SharedNetwork {
     }
 }
 
-impl Default for EgressLimits {
-    fn default() -> Self {
-        Self { connections: 256 }
-    }
-}
-
 /// What decides about the connections of one sandbox.
 pub struct Egress {
     rules: watch::Sender<Arc<[EgressRule]>>,
     pub(crate) shared: Arc<SharedNetwork>,
     pub(crate) limits: EgressLimits,
+    /// Counts what its connections use.
+    pub(crate) meter: Arc<EgressMeter>,
     log: Arc<dyn ConnectionLog>,
     secrets: Option<Arc<SecretSet>>,
 }
@@ -140,8 +130,9 @@ impl Egress {
         limits: EgressLimits,
         log: Arc<dyn ConnectionLog>,
     ) -> Self {
+        let meter = Arc::new(EgressMeter::new(limits));
         let rules = watch::Sender::new(rules.into());
-        Self { rules, shared, limits, log, secrets: None }
+        Self { rules, shared, limits, meter, log, secrets: None }
     }
 
     /// The same, with secrets that are put into requests to their hosts.

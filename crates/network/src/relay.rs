@@ -284,7 +284,7 @@ fn open_connection(
 ) {
     let is_full = shared.streams.count_opened_inside() >= egress.limits.connections;
     let slot = Arc::clone(&egress.shared.slots).try_acquire_owned();
-    let stream = shared.streams.open(number, &shared.outbox);
+    let stream = shared.streams.open(number, &shared.outbox).metered(Arc::clone(&egress.meter));
     let Ok(slot) = slot.map_err(drop).and_then(|slot| if is_full { Err(()) } else { Ok(slot) })
     else {
         return stream.refuse(RefusalKind::Busy, "there are too many connections");

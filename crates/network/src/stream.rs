@@ -13,6 +13,7 @@ use stockade_agent::protocol::network::{
 use stockade_core::clean_foreign;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use crate::limits::EgressMeter;
 use crate::outbox::Outbox;
 
 /// The open streams of one helper.
@@ -56,6 +57,8 @@ pub struct GuestStream {
     shared: Arc<StreamShared>,
     streams: Arc<Streams>,
     outbox: Arc<Outbox>,
+    /// What bounds its bytes. Absent for connections to ports inside.
+    meter: Option<Arc<EgressMeter>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -78,7 +81,8 @@ impl Streams {
     pub fn open(self: &Arc<Self>, number: u32, outbox: &Arc<Outbox>) -> GuestStream {
         let shared = Arc::new(StreamShared { state: Mutex::new(StreamState::new()) });
         lock(&self.open).insert(number, shared.clone());
-        GuestStream { number, shared, streams: self.clone(), outbox: outbox.clone() }
+        let (streams, outbox) = (self.clone(), outbox.clone());
+        GuestStream { number, shared, streams, outbox, meter: None }
     }
 
     /// Changes an open stream; one that is over is left alone.
@@ -181,6 +185,17 @@ fn reset_error() -> io::Error {
 }
 
 impl GuestStream {
+    /// The same stream, whose bytes are counted.
+    pub fn metered(mut self, meter: Arc<EgressMeter>) -> Self {
+        self.meter = Some(meter);
+        self
+    }
+
+    /// How many of these bytes may pass. With none a transfer waits: the connection is about to be cut.
+    fn take_bytes(&self, wanted: usize) -> usize {
+        self.meter.as_ref().map_or(wanted, |meter| meter.take_bytes(wanted))
+    }
+
     /// Tells the program that its connection stands.
     pub fn accept(&self) {
         self.outbox.send(&ToHelper::Opened(self.number));
@@ -262,7 +277,11 @@ impl AsyncRead for GuestStream {
             state.reader = Some(context.waker().clone());
             return Poll::Pending;
         }
-        let count = buffer.remaining().min(state.inbound.len());
+        let wanted = buffer.remaining().min(state.inbound.len());
+        let count = self.take_bytes(wanted);
+        if count == 0 && wanted > 0 {
+            return Poll::Pending;
+        }
         buffer.put_slice(&state.inbound[..count]);
         state.inbound.advance(count);
         state.owed += count as u32;
@@ -289,9 +308,13 @@ impl AsyncWrite for GuestStream {
         if state.reset || state.outbound_ended {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        let count = data.len().min(state.credit as usize).min(MAX_STREAM_DATA);
-        if count == 0 && !data.is_empty() {
+        let wanted = data.len().min(state.credit as usize).min(MAX_STREAM_DATA);
+        if wanted == 0 && !data.is_empty() {
             state.writer = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        let count = self.take_bytes(wanted);
+        if count == 0 && wanted > 0 {
             return Poll::Pending;
         }
         state.credit -= count as u32;

@@ -102,24 +102,42 @@ pub struct TestHelper {
 impl TestHelper {
     /// A relay under these rules.
     pub async fn start(rules: &[String]) -> Self {
-        Self::start_with_secrets(rules, None).await
+        Self::start_egress(rules, EgressLimits::default(), |egress| egress).await
     }
 
     /// The same, with secrets.
     pub async fn start_with_secrets(rules: &[String], secrets: Option<Arc<SecretSet>>) -> Self {
-        let (mut helper, process) = Self::new(rules, secrets);
+        let limits = EgressLimits::default();
+        Self::start_egress(rules, limits, |egress| egress.with_secrets(secrets)).await
+    }
+
+    /// A relay under these rules and limits.
+    pub async fn start_limited(rules: &[String], limits: EgressLimits) -> Self {
+        Self::start_egress(rules, limits, |egress| egress).await
+    }
+
+    async fn start_egress(
+        rules: &[String],
+        limits: EgressLimits,
+        change: impl FnOnce(Egress) -> Egress,
+    ) -> Self {
+        let (mut helper, process) = Self::new(rules, limits, change);
         helper.relay = Some(Relay::start(process, helper.egress.clone()).await.unwrap());
         helper
     }
 
     /// A relay for ports alone.
     pub async fn start_for_ports() -> Self {
-        let (mut helper, process) = Self::new(&[], None);
+        let (mut helper, process) = Self::new(&[], EgressLimits::default(), |egress| egress);
         helper.relay = Some(Relay::start_for_ports(process).await.unwrap());
         helper
     }
 
-    fn new(rules: &[String], secrets: Option<Arc<SecretSet>>) -> (Self, Process) {
+    fn new(
+        rules: &[String],
+        limits: EgressLimits,
+        change: impl FnOnce(Egress) -> Egress,
+    ) -> (Self, Process) {
         let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
         let (says, events) = mpsc::unbounded_channel();
         let (control, hears) = mpsc::unbounded_channel();
@@ -127,9 +145,7 @@ impl TestHelper {
         // A server that never answers: a test resolves nothing but `localhost`.
         let settings = ResolverSettings { servers: vec!["127.0.0.1:9".parse().unwrap()] };
         let shared = Arc::new(SharedNetwork::new(&settings).unwrap());
-        let limits = EgressLimits::default();
-        let egress = Egress::new(rules, shared, limits, log.clone()).with_secrets(secrets);
-        let egress = Arc::new(egress);
+        let egress = Arc::new(change(Egress::new(rules, shared, limits, log.clone())));
         let process = Process {
             events: Box::new(HelperEvents(events)),
             control: Arc::new(HelperControl(control)),

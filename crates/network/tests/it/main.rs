@@ -10,6 +10,7 @@
 mod helper;
 mod hostile;
 mod http;
+mod limits;
 mod observe;
 mod policy;
 mod ports;

@@ -8,13 +8,17 @@ mod variables;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use stockade_core::{
-    BackendChoice, BackendName, Boundary, Error, Limits, Result, SandboxSpec, TenantName, Workspace,
+    BackendChoice, BackendName, Boundary, Bytes, Error, Limits, Result, SandboxSpec, TenantName,
+    Workspace,
 };
-use stockade_engine::{EngineConfig, OwnPath, Quota, ResolverSettings, StateDir, TrustSettings};
+use stockade_engine::{
+    EgressLimits, EngineConfig, OwnPath, Quota, ResolverSettings, StateDir, TrustSettings,
+};
 
 use crate::pools::PoolSetting;
 use crate::registry;
@@ -74,6 +78,33 @@ struct NetworkSetting {
     resolvers: Option<Vec<SocketAddr>>,
     /// A file of certificates that are trusted beside the host's own.
     ca_file: Option<PathBuf>,
+    /// Connections of one sandbox at once.
+    connections: Option<NonZeroU32>,
+    /// Connections of one sandbox that begin in a second; absent: as many as there are.
+    connections_per_second: Option<NonZeroU32>,
+    /// Bytes that one sandbox sends and receives; absent: as many as there are.
+    bytes: Option<Bytes>,
+}
+
+impl NetworkSetting {
+    fn egress_limits(&self) -> EgressLimits {
+        let usual = EgressLimits::default();
+        EgressLimits {
+            connections: self.connections.map_or(usual.connections, |most| most.get() as usize),
+            connections_per_second: self.connections_per_second,
+            bytes: self.bytes,
+        }
+    }
+
+    fn merge_over(self, earlier: Self) -> Self {
+        Self {
+            resolvers: self.resolvers.or(earlier.resolvers),
+            ca_file: self.ca_file.or(earlier.ca_file),
+            connections: self.connections.or(earlier.connections),
+            connections_per_second: self.connections_per_second.or(earlier.connections_per_second),
+            bytes: self.bytes.or(earlier.bytes),
+        }
+    }
 }
 
 impl Settings {
@@ -156,6 +187,7 @@ impl Settings {
                 servers: self.network.resolvers.clone().unwrap_or_default(),
             },
             trust: TrustSettings { ca_file: self.network.ca_file.clone() },
+            egress_limits: self.network.egress_limits(),
             ..EngineConfig::at(self.state_dir()?)
         })
     }
@@ -203,10 +235,7 @@ impl Settings {
             quotas,
             default_quota: self.default_quota.or(earlier.default_quota),
             pool: self.pool.or(earlier.pool),
-            network: NetworkSetting {
-                resolvers: self.network.resolvers.or(earlier.network.resolvers),
-                ca_file: self.network.ca_file.or(earlier.network.ca_file),
-            },
+            network: self.network.merge_over(earlier.network),
             tables,
         }
     }
