@@ -1,5 +1,6 @@
 //! What the network of a sandbox denies, collected for each execution while it runs: its outcome tells it, with
-//! the rule that would allow it, and beside it what was observed. Everything here is guest input, so every list has a bound.
+//! the rule that would allow it, and beside it what was observed. Everything here is guest input, so every list has a
+//! bound.
 
 use std::sync::{Arc, Mutex, Weak};
 

@@ -62,10 +62,8 @@ impl EgressMeter {
         if state.take_connection(rate, Instant::now()) {
             return Ok(());
         }
-        let reason = format!(
-            "the sandbox may begin {rate} connections in a second (network.connectionsPerSecond)"
-        );
-        Err(reason.into())
+        let setting = "`network.connectionsPerSecond`";
+        Err(format!("{setting} lets the sandbox begin {rate} connections in a second").into())
     }
 
     /// How many of these bytes may pass. Fewer than all only at the limit, where connections are cut.
@@ -95,7 +93,7 @@ impl EgressMeter {
 
     fn deny_spent(&self) -> Denial {
         let limit = self.limits.bytes.map(|bytes| bytes.to_string()).unwrap_or_default();
-        format!("the sandbox may send and receive {limit} in all (network.bytes)").into()
+        format!("`network.bytes` lets the sandbox send and receive {limit} in all").into()
     }
 }
 

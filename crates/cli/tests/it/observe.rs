@@ -1,4 +1,4 @@
-//! `--net observe`: what is let through to be seen, and the policy that is told for it.
+//! `--net observe`: what is let through to be seen, and the policy that is told for it. And the limits of a network.
 
 use std::fs;
 
@@ -30,8 +30,35 @@ fn it_is_no_setting_and_no_rule_that_denies() {
     place.stockade(&["run", "--net", "!observe", "--", "true"]).code_is(125);
 }
 
+#[test]
+fn a_limit_of_nothing_is_refused_where_it_is_read() {
+    let place = CliPlace::new();
+    let dir = place.path("home/.config/stockade");
+    fs::create_dir_all(&dir).unwrap();
+    fs::write(dir.join("config.toml"), "[network]\nconnectionsPerSecond = 0\n").unwrap();
+    let done = place.stockade(&["run", "--", "true"]);
+    assert!(done.code == 125 && done.stderr.contains("connectionsPerSecond"), "{done:?}");
+}
+
 mod needs_python {
     use super::*;
+
+    #[test]
+    fn a_sandbox_beyond_its_bytes_is_cut_off_and_told_why() {
+        let (place, internet) = (CliPlace::new(), Internet::start());
+        internet.configure(&place);
+        let config = place.path("home/.config/stockade/config.toml");
+        let text = fs::read_to_string(&config).unwrap();
+        fs::write(&config, format!("{text}bytes = \"10b\"\n")).unwrap();
+        let port = internet.port;
+        let net = format!("{KNOWN_NAME}:{port},127.0.0.1:{port}");
+        let program = fetch_program(KNOWN_NAME, port, true);
+        let done =
+            place.stockade(&["run", "--net", &net, "--", "/usr/bin/python3", "-c", &program]);
+        assert!(done.stdout.starts_with("failed "), "{done:?}");
+        let told = format!("the network denied {KNOWN_NAME}:{port} (`network.bytes` lets ");
+        assert!(done.stderr.contains(&told), "{done:?}");
+    }
 
     /// Everything by name, and the address of the test's own server.
     fn observed_net(internet: &Internet) -> String {
