@@ -29,11 +29,19 @@ impl Network {
             Self::Auto | Self::None | Self::Loopback => false,
         }
     }
+
+    /// Whether a person is asked about hosts that no rule covers.
+    pub fn asks(&self) -> bool {
+        match self {
+            Self::Egress(rules) => rules.iter().any(EgressRule::asks),
+            Self::Auto | Self::None | Self::Loopback => false,
+        }
+    }
 }
 
 /// One entry of an egress list: `host`, `*.host` (one label more), `**.host` (any number of labels more), an
 /// address or a CIDR range, each with an optional port. With `!` before it, it denies. `observe` lets every
-/// name and every public address through, at every port.
+/// name and every public address through, at every port; with `ask` a person is asked about what no rule covers.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct EgressRule {
@@ -47,9 +55,11 @@ const DEFAULT_PORTS: [u16; 2] = [80, 443];
 
 /// The rule that lets everything through. A host of that name is named with its port.
 const OBSERVE_WORD: &str = "observe";
-/// The ports at which names are answered for under [`OBSERVE_WORD`]: a listener is needed for each. A proxy takes
-/// every port.
-const OBSERVED_PORTS: [u16; 9] = [22, 80, 443, 3306, 5432, 6379, 8080, 8443, 9418];
+/// The rule by which a person is asked about what no other covers. It covers nothing itself.
+const ASK_WORD: &str = "ask";
+/// The ports at which names are answered for under [`OBSERVE_WORD`] and [`ASK_WORD`]: a listener is needed for each. A
+/// proxy takes every port.
+const USUAL_PORTS: [u16; 9] = [22, 80, 443, 3306, 5432, 6379, 8080, 8443, 9418];
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum EgressHost {
@@ -58,6 +68,7 @@ enum EgressHost {
     AllBelow(String),
     Range { network: IpAddr, prefix: u8 },
     Anything,
+    Asked,
 }
 
 /// What a list of rules says about one connection.
@@ -97,20 +108,27 @@ fn decide(rules: &[EgressRule], covers: impl Fn(&EgressRule) -> bool) -> EgressD
     }
 }
 
-/// The ports at which the rules let a name be reached, in order.
+/// The ports at which the rules let a name be reached or asked about, in order.
 pub fn list_ports(rules: &[EgressRule], name: &str) -> Vec<u16> {
-    let allowing = rules.iter().filter(|rule| !rule.denies && rule.host.covers_name(name));
+    let asks = rules.iter().any(EgressRule::asks);
+    let allowing =
+        rules.iter().filter(|rule| !rule.denies && (rule.asks() || rule.host.covers_name(name)));
     let mut ports: Vec<_> = allowing.flat_map(EgressRule::ports).collect();
     ports.sort_unstable();
     ports.dedup();
-    ports.retain(|port| decide_name(rules, name, *port).is_allowed());
+    ports.retain(|port| match decide_name(rules, name, *port) {
+        EgressDecision::Allowed(_) => true,
+        EgressDecision::Denied(_) => false,
+        EgressDecision::NoRule => asks,
+    });
     ports
 }
 
-/// Whether the rules let a host, by its name or as an address, be reached at any port. A rule that names no host is no
-/// reason: what is let through only to be seen is not listed.
+/// Whether the rules let a host, by its name or as an address, be reached at any port. `observe` and `ask` name no host,
+/// and list none.
 pub(crate) fn lists_host(rules: &[EgressRule], host: &str) -> bool {
-    let listed: Vec<_> = rules.iter().filter(|rule| !rule.observes()).cloned().collect();
+    let names_host = |rule: &&EgressRule| !rule.observes() && !rule.asks();
+    let listed: Vec<_> = rules.iter().filter(names_host).cloned().collect();
     let Ok(address) = host.parse::<IpAddr>() else {
         return !list_ports(&listed, host).is_empty();
     };
@@ -118,16 +136,28 @@ pub(crate) fn lists_host(rules: &[EgressRule], host: &str) -> bool {
     ports.any(|port| decide_address(&listed, address, port).is_allowed())
 }
 
-/// Whether a name without a port is a word of the policy, and not a host. `ask` means nothing yet, and is refused: a
-/// list with it would be taken for one that asks.
+/// Whether a name without a port is a word of the policy, and not a host.
 pub fn is_policy_word(name: &str) -> bool {
-    matches!(name, OBSERVE_WORD | "ask")
+    find_policy_word(name).is_some()
+}
+
+fn find_policy_word(name: &str) -> Option<EgressHost> {
+    match name {
+        OBSERVE_WORD => Some(EgressHost::Anything),
+        ASK_WORD => Some(EgressHost::Asked),
+        _ => None,
+    }
 }
 
 impl EgressRule {
     /// Whether it lets every public host through.
     pub fn observes(&self) -> bool {
         self.host == EgressHost::Anything
+    }
+
+    /// Whether a person is asked about hosts that no rule covers.
+    pub fn asks(&self) -> bool {
+        self.host == EgressHost::Asked
     }
 
     /// Whether it denies what it covers.
@@ -151,7 +181,10 @@ impl EgressRule {
         let covered = match self.host {
             EgressHost::Range { network, prefix } => mask_address(address, prefix) == Some(network),
             EgressHost::Anything => true,
-            EgressHost::Name(_) | EgressHost::OneBelow(_) | EgressHost::AllBelow(_) => false,
+            EgressHost::Name(_)
+            | EgressHost::OneBelow(_)
+            | EgressHost::AllBelow(_)
+            | EgressHost::Asked => false,
         };
         covered && self.covers_port(port)
     }
@@ -163,7 +196,8 @@ impl EgressRule {
             EgressHost::Name(_)
             | EgressHost::OneBelow(_)
             | EgressHost::AllBelow(_)
-            | EgressHost::Anything => None,
+            | EgressHost::Anything
+            | EgressHost::Asked => None,
         }
     }
 
@@ -177,7 +211,7 @@ impl EgressRule {
     fn ports(&self) -> Vec<u16> {
         match self.port {
             Some(port) => vec![port],
-            None if self.observes() => OBSERVED_PORTS.to_vec(),
+            None if self.observes() || self.asks() => USUAL_PORTS.to_vec(),
             None => DEFAULT_PORTS.to_vec(),
         }
     }
@@ -194,7 +228,7 @@ impl EgressHost {
             Self::Name(exact) => name == *exact,
             Self::OneBelow(parent) => below(parent) == Some(false),
             Self::AllBelow(parent) => below(parent).is_some(),
-            Self::Range { .. } => false,
+            Self::Range { .. } | Self::Asked => false,
             Self::Anything => true,
         }
     }
@@ -283,10 +317,10 @@ impl FromStr for EgressRule {
             let (name, port) = split_port(rest)?;
             let mut host = parse_host(name)?;
             if port.is_none()
-                && let EgressHost::Name(word) = &host
-                && is_policy_word(word)
+                && let EgressHost::Name(name) = &host
+                && let Some(word) = find_policy_word(name)
             {
-                host = (!denies && word == OBSERVE_WORD).then_some(EgressHost::Anything)?;
+                host = (!denies).then_some(word)?;
             }
             (port != Some(0)).then_some(Self { denies, host, port })
         };
@@ -329,6 +363,7 @@ impl fmt::Display for EgressRule {
             }
             EgressHost::Range { network, prefix } => write!(f, "{network}/{prefix}")?,
             EgressHost::Anything => f.write_str(OBSERVE_WORD)?,
+            EgressHost::Asked => f.write_str(ASK_WORD)?,
         }
         self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
     }
@@ -354,6 +389,8 @@ mod tests {
             "::1",
             "observe",
             "observe:443",
+            "ask",
+            "ask:443",
         ] {
             assert_eq!(parse_rule(&parse_rule(given).to_string()), parse_rule(given), "{given}");
         }
@@ -385,7 +422,6 @@ mod tests {
             "*.*.a.org",
             "!!a.org",
             "!observe",
-            "ask",
             "!ask",
             &long,
         ] {
@@ -450,6 +486,19 @@ mod tests {
         let json = serde_json::to_value(&observed).unwrap();
         assert_eq!(json["egress"][0], "observe");
         assert_eq!(serde_json::from_value::<Network>(json).unwrap(), observed);
+    }
+
+    #[test]
+    fn ask_covers_nothing_and_names_are_answered_for_unless_denied() {
+        let rules = ["ask", "a.org:9000", "!b.org"].map(parse_rule);
+        assert!(rules[0].asks() && !parse_rule("ask:443").asks());
+        assert_eq!(decide_name(&rules, "c.org", 443), EgressDecision::NoRule);
+        let address = "8.8.8.8".parse().unwrap();
+        assert_eq!(decide_address(&rules, address, 443), EgressDecision::NoRule);
+        assert!(list_ports(&rules, "c.org").contains(&443));
+        assert!(list_ports(&rules, "a.org").contains(&9000));
+        assert_eq!(list_ports(&rules, "b.org"), [0u16; 0]);
+        assert!(Network::Egress(rules.to_vec()).asks() && !Network::None.asks());
     }
 
     #[test]

@@ -56,6 +56,7 @@ impl EngineInner {
         let admitted = selection.admitted.take();
         let Refusals(mut refusals) = self.config.refused_views(spec);
         refusals.extend(self.secrets.refuse_missing(spec));
+        refusals.extend(self.refuse_asking(spec.network.asks()));
         if admitted.is_none() {
             refusals.extend(every_refusal(spec, &selection).0);
         }

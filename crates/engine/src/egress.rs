@@ -9,7 +9,7 @@ use stockade_core::{
     EgressRule, Error, ErrorCode, Network, Result, Sandbox, SandboxId, SandboxSpec, clean_foreign,
 };
 use stockade_network::{
-    ConnectionLog, ConnectionRecord, ConnectionVerdict, Egress, Relay, ResolverSettings, SecretSet,
+    ConnectionLog, ConnectionRecord, ConnectionVerdict, Egress, Relay, ResolverSettings,
     SharedNetwork,
 };
 use tokio::sync::mpsc;
@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use crate::denials::DenialWatchers;
 use crate::engine::{EngineInner, lock_mutex};
 use crate::journal::{EgressVerdict, Event, Journal};
-use crate::lifecycle::RunningSandbox;
+use crate::lifecycle::{RunningSandbox, SandboxOrder};
 use crate::secrets::write_bundle;
 
 /// The most connections of one sandbox that were made and are recorded one by one.
@@ -73,7 +73,7 @@ impl EngineInner {
     pub(crate) async fn open_network(
         &self,
         policy: &Network,
-        secrets: Option<&Arc<SecretSet>>,
+        order: &SandboxOrder,
         sandbox: &dyn Sandbox,
         denials: &Arc<DenialWatchers>,
     ) -> Result<Option<SandboxNetwork>> {
@@ -85,12 +85,15 @@ impl EngineInner {
             denials.observed.begin();
         }
         let (log, queue) = JournalLog::new(sandbox.id().clone(), Arc::clone(denials));
-        if let Some(secrets) = secrets {
+        if let Some(secrets) = &order.secrets {
             write_bundle(sandbox, secrets).await?;
         }
         let limits = self.config.egress_limits;
-        let egress = Egress::new(rules.clone(), shared, limits, Arc::new(log))
-            .with_secrets(secrets.cloned());
+        let mut egress = Egress::new(rules.clone(), shared, limits, Arc::new(log))
+            .with_secrets(order.secrets.clone());
+        if let Some(questions) = self.open_questions(sandbox.id(), &order.admitted) {
+            egress = egress.with_approver(Arc::new(questions));
+        }
         let helper = sandbox.open_network().await?;
         let relay = Arc::new(Relay::start(helper, Arc::new(egress)).await?);
         let records = tokio::spawn(write_records(Arc::clone(&self.journal), queue));
@@ -101,9 +104,8 @@ impl EngineInner {
     pub(crate) async fn reopen_network(&self, live: &RunningSandbox) -> Result<()> {
         let _changes = live.network_changes.lock().await;
         self.close_network(live).await;
-        let (policy, secrets) = (live.network_policy(), live.order.secrets.as_ref());
-        let sandbox = live.sandbox.as_ref();
-        let network = self.open_network(&policy, secrets, sandbox, &live.denials).await?;
+        let (policy, sandbox) = (live.network_policy(), live.sandbox.as_ref());
+        let network = self.open_network(&policy, &live.order, sandbox, &live.denials).await?;
         *lock_mutex(&live.network) = network;
         Ok(())
     }

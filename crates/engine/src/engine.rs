@@ -1,7 +1,7 @@
 //! The engine as front ends see it. What each call does is in `pipeline`.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use stockade_core::{
     Backend, BackendChoice, BackendName, Boundary, Capabilities, Command, Enforcement, EngineId,
@@ -10,6 +10,7 @@ use stockade_core::{
 use stockade_fs::{StateDir, fresh_id};
 use tokio::task::JoinHandle;
 
+use crate::asking::HostAsker;
 use crate::capability_cache::CapabilityCache;
 use crate::config::EngineConfig;
 use crate::egress::LazyNetwork;
@@ -51,6 +52,8 @@ pub(crate) struct EngineInner {
     /// Workspaces that are being released since their callers went away before there was a sandbox.
     pub releases: Mutex<Vec<JoinHandle<()>>>,
     pub secrets: HeldSecrets,
+    /// Reaches a person who is asked about hosts.
+    pub host_asker: OnceLock<Arc<dyn HostAsker>>,
 }
 
 pub(crate) fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -76,6 +79,7 @@ impl Engine {
             network: LazyNetwork::default(),
             releases: Mutex::default(),
             secrets: HeldSecrets::default(),
+            host_asker: OnceLock::new(),
             config,
         };
         let engine = Self { inner: Arc::new(inner) };

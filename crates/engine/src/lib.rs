@@ -4,6 +4,7 @@
 //! surroundings, and nothing here knows how any wall is built.
 
 mod admission;
+mod asking;
 mod audit;
 mod capability_cache;
 mod config;
@@ -34,6 +35,7 @@ mod supervise;
 mod teardown;
 mod workspace_guard;
 
+pub use asking::{HostAnswer, HostAsker, HostQuestion};
 pub use config::{EngineConfig, Quota};
 pub use engine::Engine;
 pub use execution::{Execution, Watcher};

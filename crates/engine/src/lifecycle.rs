@@ -257,9 +257,9 @@ impl EngineInner {
         let create = async {
             let sandbox = order.build_walls(id).await?;
             // In a box: few sandboxes have one, and its future is large.
-            let (policy, secrets) = (&order.admitted.spec().network, order.secrets.as_ref());
-            let opening = self.open_network(policy, secrets, sandbox.as_ref(), &denials);
-            let network = Box::pin(opening).await?;
+            let policy = &order.admitted.spec().network;
+            let network =
+                Box::pin(self.open_network(policy, order, sandbox.as_ref(), &denials)).await?;
             Ok((sandbox, network))
         };
         let created = tokio::select! {

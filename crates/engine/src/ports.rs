@@ -127,6 +127,10 @@ impl EngineInner {
         let new = change(&old);
         check_rule_count(&new)?;
         check_secret_hosts(&live.order.admitted.spec().secrets, &new)?;
+        if let Some(refusal) = self.refuse_asking(new.iter().any(EgressRule::asks)) {
+            return Err(Error::new(ErrorCode::Denied, RULES_OPERATION, refusal.reason)
+                .remedy(refusal.remedy));
+        }
         if new == old {
             return Ok(new);
         }

@@ -14,6 +14,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use crate::asking::add_grant;
 use crate::client_hello::{HelloError, HelloState, MAX_HELLO_BYTES, read_server_name};
 use crate::dial::{DialError, Dialed, dial};
 use crate::filtered_body::RefusalHook;
@@ -149,7 +150,7 @@ async fn serve_target(
     pending: &Arc<PendingRecord>,
 ) -> ConnectionVerdict {
     let rules = egress.follow_rules();
-    let Dialed { socket, address, rule } = match dial(egress, target, request.port).await {
+    let Dialed { socket, address, rule, grant } = match dial(egress, target, request.port).await {
         Ok(dialed) => dialed,
         Err(DialError::Denied(denial)) => {
             refuse_denied(guest, denial.clone(), pending);
@@ -168,7 +169,7 @@ async fn serve_target(
         record.address = Some(ip);
         record.verdict = ConnectionVerdict::Allowed { rule: rule.clone() };
     });
-    let lost = wait_until_denied(rules, target, ip, request.port);
+    let lost = wait_until_denied(rules, grant.as_ref(), target, ip, request.port);
     let refused = pending.refusal_hook();
     let relayed = tokio::select! {
         relayed = relay_checked(egress, guest, socket, (request, target), refused) => relayed,
@@ -185,6 +186,7 @@ async fn serve_target(
 /// Resolves when other rules are in force, under which this connection would not be made.
 async fn wait_until_denied(
     mut rules: watch::Receiver<Arc<[EgressRule]>>,
+    grant: Option<&EgressRule>,
     target: &Target,
     address: std::net::IpAddr,
     port: u16,
@@ -194,7 +196,7 @@ async fn wait_until_denied(
             // The policy ends with the sandbox, which ends the connection by itself.
             std::future::pending::<()>().await;
         }
-        let now = rules.borrow_and_update().clone();
+        let now = add_grant(rules.borrow_and_update().clone(), grant);
         let checked = check_target(&now, target, port)
             .and_then(|_| check_address(&now, address, port, &OwnAddresses::list()));
         if let Err(denial) = checked {

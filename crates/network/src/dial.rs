@@ -3,9 +3,11 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use stockade_core::EgressRule;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use crate::asking::add_grant;
 use crate::policy::{Denial, Egress, Target, check_address, check_target};
 use crate::special::OwnAddresses;
 
@@ -20,6 +22,8 @@ pub struct Dialed {
     pub address: SocketAddr,
     /// The rule that allows it.
     pub rule: String,
+    /// That rule, where it was granted for this connection alone.
+    pub grant: Option<EgressRule>,
 }
 
 /// Why there is none.
@@ -33,7 +37,8 @@ pub enum DialError {
 
 /// Connects to a host, if the rules and limits allow it.
 pub async fn dial(egress: &Egress, target: &Target, port: u16) -> Result<Dialed, DialError> {
-    let rules = egress.rules();
+    let grant = egress.ask_about(target, port).await.map_err(DialError::Denied)?;
+    let rules = add_grant(egress.rules(), grant.as_ref());
     let rule = check_target(&rules, target, port).map_err(DialError::Denied)?;
     egress.meter.admit_connection().map_err(DialError::Denied)?;
     let found = match target {
@@ -56,7 +61,7 @@ pub async fn dial(egress: &Egress, target: &Target, port: u16) -> Result<Dialed,
         return Err(DialError::Denied(format!("`{target}` leads to {reason}").into()));
     }
     match connect_first(&alternate_families(allowed)).await {
-        Ok((socket, address)) => Ok(Dialed { socket, address, rule }),
+        Ok((socket, address)) => Ok(Dialed { socket, address, rule, grant }),
         Err(reason) => Err(DialError::Failed { rule, reason }),
     }
 }

@@ -15,6 +15,7 @@
 //! What the helper says is guest input: decoded strictly, bounded by credit, and the first message that does
 //! not fit ends the helper, and with it every connection (C-51, C-52).
 
+mod asking;
 mod authority;
 mod client_hello;
 mod connection;
@@ -39,6 +40,7 @@ mod stream;
 mod traffic_filter;
 mod trust;
 
+pub use asking::HostApprover;
 pub use limits::EgressLimits;
 pub use policy::{Egress, SharedNetwork};
 pub use port::PortStream;

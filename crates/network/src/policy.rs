@@ -10,6 +10,7 @@ use stockade_core::{
 };
 use tokio::sync::{Semaphore, watch};
 
+use crate::asking::HostApprover;
 use crate::limits::{EgressLimits, EgressMeter};
 use crate::record::{ConnectionLog, ConnectionRecord, ConnectionVerdict};
 use crate::resolver::{NameResolver, ResolverSettings};
@@ -44,6 +45,8 @@ pub struct Egress {
     pub(crate) limits: EgressLimits,
     /// Counts what its connections use.
     pub(crate) meter: Arc<EgressMeter>,
+    /// Who decides about hosts that no rule covers. Absent: they are denied.
+    pub(crate) approver: Option<Arc<dyn HostApprover>>,
     log: Arc<dyn ConnectionLog>,
     secrets: Option<Arc<SecretSet>>,
 }
@@ -132,7 +135,13 @@ impl Egress {
     ) -> Self {
         let meter = Arc::new(EgressMeter::new(limits));
         let rules = watch::Sender::new(rules.into());
-        Self { rules, shared, limits, meter, log, secrets: None }
+        Self { rules, shared, limits, meter, approver: None, log, secrets: None }
+    }
+
+    /// The same, where this one decides about hosts that no rule covers, if the rules say that it is asked.
+    #[must_use]
+    pub fn with_approver(self, approver: Arc<dyn HostApprover>) -> Self {
+        Self { approver: Some(approver), ..self }
     }
 
     /// The same, with secrets that are put into requests to their hosts.
@@ -150,7 +159,8 @@ impl Egress {
         self.rules.send_replace(rules.into());
     }
 
-    pub(crate) fn rules(&self) -> Arc<[EgressRule]> {
+    /// The rules in force.
+    pub fn rules(&self) -> Arc<[EgressRule]> {
         self.rules.borrow().clone()
     }
 

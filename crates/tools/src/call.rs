@@ -32,6 +32,11 @@ pub trait Progress: Send + Sync {
 pub trait Ask: Send + Sync {
     /// Puts the question. The toolbox stops waiting after its time limit, and takes that for a no.
     async fn ask(&self, question: Question) -> Decision;
+
+    /// Whether it can ask while a command runs, which waits meanwhile.
+    fn asks_while_running(&self) -> bool {
+        true
+    }
 }
 
 /// What a person is asked.
@@ -44,6 +49,8 @@ pub struct Question {
     pub sandbox: Option<SandboxId>,
     /// What is known about it.
     pub facts: Facts,
+    /// Whether a yes may also hold for as long as the sandbox lives, and a no does.
+    pub lasting: bool,
 }
 
 /// What a person answered.
@@ -51,6 +58,8 @@ pub struct Question {
 pub enum Decision {
     /// Go ahead, this once.
     Yes,
+    /// Go ahead, and do not ask again for this sandbox. Only where the question offers it.
+    YesForSandbox,
     /// Do not.
     No {
         /// Why, and how to get another answer, for the agent to read.

@@ -13,6 +13,7 @@ mod binding;
 mod call;
 mod error;
 mod files;
+mod hosts;
 mod options;
 mod patch;
 mod pattern;
@@ -31,6 +32,7 @@ pub use approval::{
 pub use binding::Binding;
 pub use call::{Ask, Call, Cancelled, Canceller, Decision, Nobody, Progress, Question};
 pub use error::ToolError;
+pub use hosts::{AskedPerson, HostAsks};
 pub use options::{LocalOptions, Quota, ToolboxOptions};
 pub use tool::ToolInfo;
 pub use toolbox::Toolbox;

@@ -12,6 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::ToolError;
 use crate::approval::ApprovalConfig;
+use crate::hosts::HostAsks;
 
 /// What a toolbox is opened with.
 #[derive(Debug, Clone)]
@@ -31,6 +32,8 @@ pub struct ToolboxOptions {
     pub template: SandboxSpec,
     /// How many of those there may be at once. Clones of these options share it.
     pub quota: Quota,
+    /// Who is asked about hosts while a command runs. Clones of these options share it.
+    pub hosts: HostAsks,
 }
 
 /// How many sandboxes agents may have made at once. Clones share what is left.
@@ -110,6 +113,7 @@ impl ToolboxOptions {
             workspaces: None,
             template: SandboxSpec::default(),
             quota: Quota::default(),
+            hosts: HostAsks::default(),
         }
     }
 }

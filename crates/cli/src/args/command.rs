@@ -62,10 +62,11 @@ impl CommandArgs {
         command.terminal.is_some() && !self.terminal
     }
 
-    /// Time limits of a command on a terminal hold only if they were asked for: a person sets the pace there.
+    /// Time limits of a command on a terminal, or with questions on it, hold only if they were asked for: a person sets
+    /// the pace there.
     /// Programs on a terminal also need to know which one it is (`TERM`).
     pub fn adjust(command: &Command, spec: &mut SandboxSpec) {
-        if command.terminal.is_none() {
+        if command.terminal.is_none() && !spec.network.asks() {
             return;
         }
         let unasked = [
@@ -74,7 +75,9 @@ impl CommandArgs {
         ];
         let unasked = unasked.into_iter().filter(|(kind, _)| !spec.limits.asks_for(*kind));
         spec.without.extend(unasked.map(|(_, feature)| feature));
-        if let (Ok(name), Ok(kind)) = ("TERM".parse(), std::env::var("TERM")) {
+        if command.terminal.is_some()
+            && let (Ok(name), Ok(kind)) = ("TERM".parse(), std::env::var("TERM"))
+        {
             spec.env.entry(name).or_insert(kind);
         }
     }

@@ -99,6 +99,9 @@ fn why_network(asked: &Network, taken: &Capabilities) -> String {
     if asked.observes() {
         return format!("asked for; {OBSERVE_WARNING}");
     }
+    if asked.asks() {
+        return "asked for; a person is asked about what no rule names".into();
+    }
     if *asked != Network::Auto {
         return "asked for".into();
     }

@@ -16,7 +16,7 @@ use stockade_core::{EnvName, Error, ErrorCode, Result, SandboxSpec, Span, Worksp
 use stockade_engine::Engine;
 use stockade_server::mcp::http::{self, HttpOptions, Token};
 use stockade_server::mcp::{Desk, DeskOptions, serve_stdio};
-use stockade_tools::{LocalOptions, Quota, Toolbox, ToolboxOptions};
+use stockade_tools::{HostAsks, LocalOptions, Quota, Toolbox, ToolboxOptions};
 use stockade_workspaces::SandboxWorkspaces;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -100,11 +100,15 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
     engine.hold_secrets(&spec.tenant, secrets);
+    // Before pools: what they prepare asks as well.
+    let hosts = HostAsks::default();
+    engine.set_host_asker(Arc::new(hosts.clone()));
     let workspaces = workspace::build_shared_source(&wanted, &spec, &engine, &settings).await?;
     open_pools(&pools, &spec, &engine, &|line| printer.note(line)).await?;
     let options = ToolboxOptions {
         workspaces: workspaces.clone(),
         quota: Quota::new(args.max_sandboxes),
+        hosts,
         local,
         ..build_toolbox_options(spec, &settings, args.local)?
     };

@@ -79,8 +79,8 @@ fn read_change(args: NetArgs) -> Result<Option<RuleChange>> {
             return Err(Error::new(ErrorCode::Invalid, NET_OPERATION, message)
                 .remedy("leave the `!` out, or give the whole list with --set"));
         }
-        if denies && given.observes() {
-            let message = "`observe` lets through what no rule names, and cannot be denied";
+        if denies && (given.observes() || given.asks()) {
+            let message = format!("`{given}` is about what no rule names, and cannot be denied");
             return Err(Error::new(ErrorCode::Invalid, NET_OPERATION, message)
                 .remedy("give the rules that stay with --set"));
         }

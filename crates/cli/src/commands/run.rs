@@ -5,10 +5,11 @@ use std::sync::Arc;
 use clap::Args;
 use stockade_backends::native::Native;
 use stockade_core::{
-    Command, Ending, Feature, Result, SandboxSpec, Signal, SnapshotId, StartFailure,
-    WorkspaceSource,
+    Command, Ending, Error, ErrorCode, Feature, Result, SandboxSpec, Signal, SnapshotId,
+    StartFailure, Stdin, WorkspaceSource,
 };
 use stockade_engine::{Engine, Execution, SandboxRequest, Subscription};
+use stockade_tools::AskedPerson;
 use stockade_workspaces::SandboxWorkspaces;
 
 use super::create::{MADE_OF, as_captured, run_detached};
@@ -22,6 +23,7 @@ use crate::report::reasons::{describe_watched_limits, warn_of_network};
 use crate::terminal::interrupts::{self, Interrupts};
 use crate::terminal::output::Output;
 use crate::terminal::printer::Printer;
+use crate::terminal::prompt::AtTerminal;
 use crate::terminal::stdio_loop::{
     ProgramEnd, attend_program, collect_output, conclude_program, relay_output,
 };
@@ -109,6 +111,7 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
         return run_detached(spec, secrets, command, args.from, &wanted, &configured, printer)
             .await;
     }
+    let person = ask_at_terminal(&spec, &args.command, &mut command)?;
     terminal::require_terminal(&command)?;
     let mut interrupts = Interrupts::listen()?;
     let opened = printer.patiently(
@@ -120,6 +123,9 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
     engine.hold_secrets(&spec.tenant, secrets);
+    if let Some(person) = person {
+        engine.set_host_asker(Arc::new(AskedPerson(person)));
+    }
     if args.command.can_lose_terminal(&command) {
         let offered = engine.offers(&spec, Feature::Terminal);
         match interrupts.unless(printer.patiently(MEASURING_STATUS, offered)).await {
@@ -147,6 +153,33 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
         return session.run_captured(printer).await;
     }
     session.run_streamed(args.review, printer).await
+}
+
+/// The person at this terminal, where hosts are asked about. The terminal is for the questions then, and not for the
+/// command.
+fn ask_at_terminal(
+    spec: &SandboxSpec,
+    flags: &CommandArgs,
+    command: &mut Command,
+) -> Result<Option<Arc<AtTerminal>>> {
+    if !spec.network.asks() {
+        return Ok(None);
+    }
+    let refuse = |message: &str, remedy: &str| {
+        Err(Error::new(ErrorCode::Invalid, "--net", message).remedy(remedy))
+    };
+    if flags.terminal || flags.interactive {
+        let message = "`ask` puts its questions on the terminal: it excludes -i and -t";
+        return refuse(message, "leave them out, or list the hosts instead of `ask`");
+    }
+    (command.stdin, command.terminal) = (Stdin::None, None);
+    match AtTerminal::reach()? {
+        Some(person) => Ok(Some(person)),
+        None => refuse(
+            "`ask` needs a terminal as standard input and standard error for its questions",
+            "list the hosts instead of `ask`",
+        ),
+    }
 }
 
 /// What became of the start.

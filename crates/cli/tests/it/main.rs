@@ -8,6 +8,7 @@
 )]
 
 mod asking;
+mod asking_hosts;
 mod bad_input;
 mod common;
 mod config;

@@ -14,8 +14,8 @@ use stockade_core::{
     StreamId,
 };
 use stockade_network::{
-    ConnectionLog, ConnectionRecord, Egress, EgressLimits, Relay, ResolverSettings, SecretSet,
-    SharedNetwork,
+    ConnectionLog, ConnectionRecord, Egress, EgressLimits, HostApprover, Relay, ResolverSettings,
+    SecretSet, SharedNetwork,
 };
 use tokio::sync::mpsc;
 
@@ -114,6 +114,12 @@ impl TestHelper {
     /// A relay under these rules and limits.
     pub async fn start_limited(rules: &[String], limits: EgressLimits) -> Self {
         Self::start_egress(rules, limits, |egress| egress).await
+    }
+
+    /// A relay under these rules, with one who decides about hosts that they do not cover.
+    pub async fn start_asking(rules: &[String], approver: Arc<dyn HostApprover>) -> Self {
+        let limits = EgressLimits::default();
+        Self::start_egress(rules, limits, |egress| egress.with_approver(approver)).await
     }
 
     async fn start_egress(

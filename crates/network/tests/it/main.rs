@@ -7,6 +7,7 @@
     reason = "a test fails where a value is missing"
 )]
 
+mod asking;
 mod helper;
 mod hostile;
 mod http;

@@ -141,7 +141,7 @@ mod tests {
             person_only: false,
             details: Vec::new(),
         };
-        Question { text: "May it?".into(), sandbox: None, facts }
+        Question { text: "May it?".into(), sandbox: None, facts, lasting: false }
     }
 
     #[test]

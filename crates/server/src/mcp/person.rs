@@ -14,6 +14,7 @@ use stockade_tools::{Ask, Decision, Question};
 use tokio::sync::mpsc;
 
 const ALLOW_FIELD: &str = "allow";
+const LASTING_FIELD: &str = "forThisSandbox";
 const BY_RULE: &str =
     "it can be allowed by a rule in the section [approval] of the user's configuration file";
 
@@ -27,8 +28,12 @@ pub fn can_ask(capabilities: Option<&ClientCapabilities>) -> bool {
 /// The question as the protocol puts it.
 pub fn form(question: &Question) -> Option<ElicitRequest> {
     let allow = |schema: BooleanSchema| schema.title("Allow it, this once");
-    let schema =
-        ElicitationSchema::builder().required_bool_with(ALLOW_FIELD, allow).build().ok()?;
+    let mut schema = ElicitationSchema::builder().required_bool_with(ALLOW_FIELD, allow);
+    if question.lasting {
+        let lasting = |schema: BooleanSchema| schema.title("And from now on, in this sandbox");
+        schema = schema.optional_bool_with(LASTING_FIELD, lasting);
+    }
+    let schema = schema.build().ok()?;
     Some(ElicitRequest::new(ElicitRequestParams::FormElicitationParams {
         meta: None,
         message: question.text.clone(),
@@ -38,9 +43,13 @@ pub fn form(question: &Question) -> Option<ElicitRequest> {
 
 /// What an answer means.
 pub fn decision(answer: &ElicitResult) -> Decision {
-    let ticked = answer.content.as_ref().and_then(|content| content.get(ALLOW_FIELD));
-    if answer.action == ElicitationAction::Accept && ticked == Some(&Value::Bool(true)) {
-        return Decision::Yes;
+    let is_ticked = |field: &str| {
+        let given = answer.content.as_ref().and_then(|content| content.get(field));
+        given == Some(&Value::Bool(true))
+    };
+    if answer.action == ElicitationAction::Accept && is_ticked(ALLOW_FIELD) {
+        let lasting = is_ticked(LASTING_FIELD);
+        return if lasting { Decision::YesForSandbox } else { Decision::Yes };
     }
     if answer.action == ElicitationAction::Cancel {
         return no("the person did not answer");
@@ -110,6 +119,11 @@ impl Ask for Postpone {
         }
         no("the call was cancelled")
     }
+
+    /// A question ends the call, and a command with it.
+    fn asks_while_running(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]
@@ -132,6 +146,11 @@ mod tests {
         assert!(!answer(ElicitationAction::Accept, None));
         assert!(!answer(ElicitationAction::Decline, Some(json!({"allow": true}))));
         assert!(!answer(ElicitationAction::Cancel, Some(json!({"allow": true}))));
+        let mut lasting = ElicitResult::new(ElicitationAction::Accept);
+        lasting.content = Some(json!({"allow": true, "forThisSandbox": true}));
+        assert_eq!(decision(&lasting), Decision::YesForSandbox);
+        lasting.content = Some(json!({"forThisSandbox": true}));
+        assert!(matches!(decision(&lasting), Decision::No { .. }));
     }
 
     #[test]

@@ -58,6 +58,7 @@ async fn ask_user(
         ),
         sandbox: subject.sandbox.cloned(),
         facts: shorten_paths(&subject.facts),
+        lasting: false,
     };
     let patience = config.patience();
     let decision = tokio::select! {
@@ -65,7 +66,7 @@ async fn ask_user(
         () = call.cancelled.wait() => return Some("the call was cancelled".into()),
     };
     match decision {
-        Ok(Decision::Yes) => None,
+        Ok(Decision::Yes | Decision::YesForSandbox) => None,
         Ok(Decision::No { because }) => Some(because),
         Err(_) => Some(format!("no answer within {} s", patience.as_secs())),
     }

@@ -46,6 +46,7 @@ pub(super) async fn run_command(
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
     let (job, command, line) = approve_command(session, place, args, call).await?;
+    let _asked = session.options.hosts.register(&place.id, &call.ask);
     // The handle stays here: if this future is dropped, the command is killed with it (C-15).
     let (execution, job) = place.start(job, command, line).await?;
     let outcome = tokio::select! {

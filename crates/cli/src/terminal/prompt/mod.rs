@@ -86,22 +86,28 @@ fn put_question(open: &OpenQuestion) -> Decision {
     let page = page::build_page(&open.question, usize::from(terminal::read_terminal_size().cols));
     write_to_stderr(&page.text);
     let heard = typed::read_answer_line(&open.withdrawn, ANSWER_DELAY, || {
-        write_to_stderr(prompt_text(page.whole))
+        write_to_stderr(prompt_text(page.whole, open.question.lasting))
     });
-    let (decision, said) = decide_answer(heard);
+    let (decision, said) = decide_answer(heard, open.question.lasting);
     write_to_stderr(said);
     decision
 }
 
-const fn prompt_text(whole: bool) -> &'static str {
-    if whole {
-        return "allow it, this once? [y/N] ";
+const fn prompt_text(whole: bool, lasting: bool) -> &'static str {
+    if !whole {
+        return "not all of it is shown: allow it nevertheless, this once? [y/N] ";
     }
-    "not all of it is shown: allow it nevertheless, this once? [y/N] "
+    if lasting {
+        return "allow it? y: this once, s: from now on in this sandbox, n: never [y/s/N] ";
+    }
+    "allow it, this once? [y/N] "
 }
 
-fn decide_answer(heard: TerminalAnswer) -> (Decision, &'static str) {
+fn decide_answer(heard: TerminalAnswer, lasting: bool) -> (Decision, &'static str) {
     match heard {
+        TerminalAnswer::Line(line) if lasting && is_for_sandbox(&line) => {
+            (Decision::YesForSandbox, "stockade: allowed in this sandbox\n")
+        }
         TerminalAnswer::Line(line) if is_yes(&line) => (Decision::Yes, "stockade: allowed\n"),
         TerminalAnswer::Line(_) => {
             (deny_because("denied at the server's terminal"), "stockade: not allowed\n")
@@ -121,6 +127,11 @@ fn decide_answer(heard: TerminalAnswer) -> (Decision, &'static str) {
 pub fn is_yes(line: &str) -> bool {
     let Some(line) = line.strip_suffix('\n') else { return false };
     ["y", "yes"].iter().any(|yes| line.trim().eq_ignore_ascii_case(yes))
+}
+
+/// Whether a line allows something for as long as the sandbox lives.
+fn is_for_sandbox(line: &str) -> bool {
+    line.strip_suffix('\n').is_some_and(|line| line.trim().eq_ignore_ascii_case("s"))
 }
 
 fn deny_because(why: &str) -> Decision {
@@ -143,6 +154,15 @@ mod tests {
         }
         for no in ["", "\n", "n\n", "y", "yy\n", "y y\n", "yes please\n", "\u{ff59}\n"] {
             assert!(!is_yes(no), "{no:?}");
+        }
+        for (line, lasting, expected) in [
+            ("s\n", true, Decision::YesForSandbox),
+            ("y\n", true, Decision::Yes),
+            ("s\n", false, deny_because("denied at the server's terminal")),
+            ("s", true, deny_because("denied at the server's terminal")),
+        ] {
+            let heard = TerminalAnswer::Line(line.into());
+            assert_eq!(decide_answer(heard, lasting).0, expected, "{line:?}");
         }
     }
 }

@@ -22,8 +22,12 @@ pub struct QuestionPage {
 /// The question for a terminal of this width.
 pub fn build_page(question: &Question, width: usize) -> QuestionPage {
     let facts = &question.facts;
-    let mut page =
-        QuestionPage { text: "\nstockade: an agent asks for permission\n".into(), whole: true };
+    let title = if question.lasting {
+        "a program in a sandbox wants to reach a host that no rule names"
+    } else {
+        "an agent asks for permission"
+    };
+    let mut page = QuestionPage { text: format!("\nstockade: {title}\n"), whole: true };
     page.add_field("tool", &escape_text(&facts.tool));
     page.add_field("where", &describe_place(question));
     page.add_field("network", describe_network(facts.network));
@@ -155,7 +159,7 @@ mod tests {
             person_only: false,
             details: Vec::new(),
         };
-        Question { text: String::new(), sandbox: None, facts }
+        Question { text: String::new(), sandbox: None, facts, lasting: false }
     }
 
     fn of_line(line: &str) -> QuestionPage {
