@@ -80,7 +80,7 @@ async fn a_no_is_a_denial_in_the_words_of_the_answer() {
 #[tokio::test]
 async fn special_addresses_denied_hosts_and_no_hosts_are_not_asked_about() {
     let person = SameAnswer::new(true);
-    let rules = ["ask".into(), "!b.org".into()];
+    let rules = ["ask", "!b.org"].map(String::from);
     let mut helper = TestHelper::start_asking(&rules, person.clone()).await;
     let hosts = ["127.0.0.1", "::1", "169.254.169.254", "10.0.0.1", "b.org", "127.1", "a b"];
     for (number, host) in (1..).step_by(2).zip(hosts) {
