@@ -3,7 +3,7 @@
 //! limit for each connection that waits.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,6 +14,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::engine::{Engine, EngineInner};
 use crate::journal::{Event, Journal};
+use crate::lifecycle::{SandboxHandle, in_a_task};
 
 /// How long a connection waits for its answer, and for its turn to be asked about.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
@@ -56,11 +57,18 @@ pub trait HostAsker: Send + Sync {
     async fn ask(&self, question: HostQuestion) -> HostAnswer;
 }
 
+/// What reaches a person, with the engine whose sandboxes are asked about.
+pub(crate) struct KnownAsker {
+    asker: Arc<dyn HostAsker>,
+    engine: Weak<EngineInner>,
+}
+
 impl Engine {
     /// Has this one asked about hosts of sandboxes with `ask` among their rules, which are refused until then. The first
     /// one stays.
     pub fn set_host_asker(&self, asker: Arc<dyn HostAsker>) {
-        let _ = self.inner.host_asker.set(asker);
+        let engine = Arc::downgrade(&self.inner);
+        let _ = self.inner.host_asker.set(KnownAsker { asker, engine });
     }
 }
 
@@ -83,13 +91,16 @@ impl EngineInner {
         &self,
         sandbox: &SandboxId,
         admitted: &Admitted,
+        handle: &SandboxHandle,
     ) -> Option<HostQuestions> {
-        let asker = Arc::clone(self.host_asker.get()?);
+        let KnownAsker { asker, engine } = self.host_asker.get()?;
+        let rules = LiveRules { engine: Weak::clone(engine), sandbox: Arc::clone(handle) };
         Some(HostQuestions {
             sandbox: sandbox.clone(),
             tenant: admitted.spec().tenant.clone(),
             walls: (admitted.backend().clone(), admitted.boundary()),
-            asker,
+            asker: Arc::clone(asker),
+            rules: Box::new(rules),
             journal: Arc::clone(&self.journal),
             asked: Mutex::default(),
         })
@@ -102,6 +113,7 @@ pub(crate) struct HostQuestions {
     tenant: TenantName,
     walls: (BackendName, Boundary),
     asker: Arc<dyn HostAsker>,
+    rules: Box<dyn RuleKeeper>,
     journal: Arc<Journal>,
     /// Held while a question is open: others wait for their turn.
     asked: Mutex<AskedHosts>,
@@ -112,6 +124,43 @@ struct AskedHosts {
     count: usize,
     /// When a host was last allowed once. At most one entry for each question.
     allowed_once: HashMap<EgressRule, Instant>,
+}
+
+/// Keeps the rules that answers add.
+#[async_trait]
+trait RuleKeeper: Send + Sync {
+    /// Puts one more rule in force, or says why that cannot be.
+    async fn add_rule(&self, rule: EgressRule) -> Result<(), String>;
+}
+
+/// The rules of a live sandbox. They are changed as its owner changes them, so that copies, a state that is brought back
+/// and later changes have them too.
+struct LiveRules {
+    engine: Weak<EngineInner>,
+    sandbox: SandboxHandle,
+}
+
+#[async_trait]
+impl RuleKeeper for LiveRules {
+    async fn add_rule(&self, rule: EgressRule) -> Result<(), String> {
+        let live = self.sandbox.get().and_then(Weak::upgrade);
+        let (Some(engine), Some(live)) = (self.engine.upgrade(), live) else {
+            return Err("the sandbox has ended, or is not ready yet".into());
+        };
+        // In a task: a connection that ends between record and change must not leave the one without the other.
+        let changed = in_a_task(async move {
+            engine.change_rules(&live, move |old| extend_rules(old, rule)).await
+        });
+        changed.await.map(drop).map_err(|error| error.message().to_owned())
+    }
+}
+
+fn extend_rules(old: &[EgressRule], rule: EgressRule) -> Vec<EgressRule> {
+    let mut rules = old.to_vec();
+    if !rules.contains(&rule) {
+        rules.push(rule);
+    }
+    rules
 }
 
 #[async_trait]
@@ -164,11 +213,11 @@ impl HostQuestions {
             }
             HostAnswer::Sandbox => {
                 self.record_decision(rule, true, "from this sandbox").await?;
-                self.add_rule(egress, rule.clone()).await.map(|()| None)
+                self.rules.add_rule(rule.clone()).await.map(|()| None)
             }
             HostAnswer::Never => {
                 self.record_decision(rule, false, "never from this sandbox").await?;
-                self.add_rule(egress, rule.clone().with_denial(true)).await?;
+                self.rules.add_rule(rule.clone().with_denial(true)).await?;
                 Err(describe_no(rule))
             }
             HostAnswer::Unanswered { because } => {
@@ -194,16 +243,6 @@ impl HostQuestions {
             facts: format!("reach {rule}, {how_long}"),
         })
         .await
-    }
-
-    /// Puts one more rule in force, after it was recorded (C-40).
-    async fn add_rule(&self, egress: &Egress, rule: EgressRule) -> Result<(), String> {
-        let old = egress.rules().to_vec();
-        let new: Vec<_> = old.iter().cloned().chain([rule]).collect();
-        let sandbox = self.sandbox.clone();
-        self.record(Event::RulesReplaced { sandbox, old, new: new.clone() }).await?;
-        egress.replace_rules(new);
-        Ok(())
     }
 
     /// What cannot be recorded is not done.
@@ -260,10 +299,21 @@ mod tests {
         fn observe(&self, _rule: EgressRule) {}
     }
 
+    /// Rules without a sandbox around them.
+    struct BareRules(Arc<Egress>);
+
+    #[async_trait]
+    impl RuleKeeper for BareRules {
+        async fn add_rule(&self, rule: EgressRule) -> Result<(), String> {
+            self.0.replace_rules(extend_rules(&self.0.rules(), rule));
+            Ok(())
+        }
+    }
+
     struct Bench {
         questions: HostQuestions,
         answers: Arc<Answers>,
-        egress: Egress,
+        egress: Arc<Egress>,
         state: TempDir,
     }
 
@@ -274,18 +324,20 @@ mod tests {
             let answers = Arc::new(Answers { left: StdMutex::new(left), asked: StdMutex::new(0) });
             let journal = Journal::open_in(state.path(), JournalOptions::default()).unwrap();
             let asker: Arc<dyn HostAsker> = answers.clone();
+            let settings = ResolverSettings { servers: vec!["127.0.0.1:9".parse().unwrap()] };
+            let shared = Arc::new(SharedNetwork::new(&settings).unwrap());
+            let rules = vec!["ask".parse().unwrap()];
+            let limits = EgressLimits::default();
+            let egress = Arc::new(Egress::new(rules, shared, limits, Arc::new(NoLog)));
             let questions = HostQuestions {
                 sandbox: "boxa".parse().unwrap(),
                 tenant: TenantName::default(),
                 walls: (BackendName::literal("mock"), Boundary::None),
                 asker,
+                rules: Box::new(BareRules(Arc::clone(&egress))),
                 journal: Arc::new(journal),
                 asked: Mutex::default(),
             };
-            let settings = ResolverSettings { servers: vec!["127.0.0.1:9".parse().unwrap()] };
-            let shared = Arc::new(SharedNetwork::new(&settings).unwrap());
-            let rules = vec!["ask".parse().unwrap()];
-            let egress = Egress::new(rules, shared, EgressLimits::default(), Arc::new(NoLog));
             Self { questions, answers, egress, state }
         }
 
@@ -327,9 +379,16 @@ mod tests {
         }
         assert_eq!((bench.asked(), bench.rules().join(",")), (2, "ask,a.org,!b.org:22".into()));
         let journal = bench.journal_text();
-        for part in ["reach a.org, from this sandbox", "reach b.org:22, never", "rulesReplaced"] {
+        for part in ["reach a.org, from this sandbox", "reach b.org:22, never"] {
             assert!(journal.contains(part), "{part}: {journal}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_rule_for_a_sandbox_that_is_gone_is_a_denial() {
+        let gone = LiveRules { engine: Weak::new(), sandbox: SandboxHandle::default() };
+        let error = gone.add_rule("a.org".parse().unwrap()).await.unwrap_err();
+        assert!(error.contains("has ended"), "{error}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use crate::denials::DenialWatchers;
 use crate::engine::{EngineInner, lock_mutex};
 use crate::journal::{EgressVerdict, Event, Journal};
-use crate::lifecycle::{RunningSandbox, SandboxOrder};
+use crate::lifecycle::{RunningSandbox, SandboxHandle, SandboxOrder};
 use crate::secrets::write_bundle;
 
 /// The most connections of one sandbox that were made and are recorded one by one.
@@ -76,6 +76,7 @@ impl EngineInner {
         order: &SandboxOrder,
         sandbox: &dyn Sandbox,
         denials: &Arc<DenialWatchers>,
+        handle: &SandboxHandle,
     ) -> Result<Option<SandboxNetwork>> {
         let Network::Egress(rules) = policy else {
             return Ok(None);
@@ -91,7 +92,7 @@ impl EngineInner {
         let limits = self.config.egress_limits;
         let mut egress = Egress::new(rules.clone(), shared, limits, Arc::new(log))
             .with_secrets(order.secrets.clone());
-        if let Some(questions) = self.open_questions(sandbox.id(), &order.admitted) {
+        if let Some(questions) = self.open_questions(sandbox.id(), &order.admitted, handle) {
             egress = egress.with_approver(Arc::new(questions));
         }
         let helper = sandbox.open_network().await?;
@@ -105,7 +106,8 @@ impl EngineInner {
         let _changes = live.network_changes.lock().await;
         self.close_network(live).await;
         let (policy, sandbox) = (live.network_policy(), live.sandbox.as_ref());
-        let network = self.open_network(&policy, &live.order, sandbox, &live.denials).await?;
+        let (denials, handle) = (&live.denials, &live.handle);
+        let network = self.open_network(&policy, &live.order, sandbox, denials, handle).await?;
         *lock_mutex(&live.network) = network;
         Ok(())
     }

@@ -10,7 +10,7 @@ use stockade_core::{
 use stockade_fs::{StateDir, fresh_id};
 use tokio::task::JoinHandle;
 
-use crate::asking::HostAsker;
+use crate::asking::KnownAsker;
 use crate::capability_cache::CapabilityCache;
 use crate::config::EngineConfig;
 use crate::egress::LazyNetwork;
@@ -53,7 +53,7 @@ pub(crate) struct EngineInner {
     pub releases: Mutex<Vec<JoinHandle<()>>>,
     pub secrets: HeldSecrets,
     /// Reaches a person who is asked about hosts.
-    pub host_asker: OnceLock<Arc<dyn HostAsker>>,
+    pub host_asker: OnceLock<KnownAsker>,
 }
 
 pub(crate) fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

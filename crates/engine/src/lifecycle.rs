@@ -1,7 +1,7 @@
 //! The create step of the pipeline: the lease, the walls and the network of one sandbox, and what is known of
 //! it while it lives.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use stockade_core::{
@@ -55,10 +55,15 @@ impl SandboxOrder {
     }
 }
 
+/// Finds a sandbox for as long as it lives. Empty until it is shared.
+pub(crate) type SandboxHandle = Arc<OnceLock<Weak<RunningSandbox>>>;
+
 /// A sandbox that lives until it is destroyed.
 pub(crate) struct RunningSandbox {
     pub order: SandboxOrder,
     pub sandbox: Arc<dyn Sandbox>,
+    /// Leads here, for what its relay has to tell it.
+    pub handle: SandboxHandle,
     /// Held while the walls are taken down, so that all concurrent callers wait for the same end.
     pub lease: tokio::sync::Mutex<Option<Lease>>,
     executions: Mutex<Vec<Weak<SharedExecution>>>,
@@ -81,6 +86,7 @@ impl RunningSandbox {
         order: &SandboxOrder,
         sandbox: Arc<dyn Sandbox>,
         (network, denials): (Option<SandboxNetwork>, Arc<DenialWatchers>),
+        handle: SandboxHandle,
         lease: Lease,
     ) -> Self {
         let rules = match &order.admitted.spec().network {
@@ -90,6 +96,7 @@ impl RunningSandbox {
         Self {
             order: order.clone(),
             sandbox,
+            handle,
             lease: tokio::sync::Mutex::new(Some(lease)),
             executions: Mutex::default(),
             seat: None,
@@ -99,6 +106,14 @@ impl RunningSandbox {
             rules: Mutex::new(rules),
             workspace: Mutex::default(),
         }
+    }
+
+    /// Shares it: from now on its handle leads to it.
+    pub(crate) fn share(self) -> Arc<Self> {
+        let live = Arc::new(self);
+        // Set once: a sandbox is shared by the one who owns it.
+        let _ = live.handle.set(Arc::downgrade(&live));
+        live
     }
 
     /// Takes it over for a caller, whose labels it has from now on.
@@ -235,7 +250,7 @@ impl EngineInner {
                 lease => break lease?,
             }
         };
-        self.build_sandbox(order, id, lease, cancelled).await.map(Arc::new)
+        self.build_sandbox(order, id, lease, cancelled).await.map(RunningSandbox::share)
     }
 
     pub(crate) fn lease(&self, order: &SandboxOrder, id: &SandboxId, ready: bool) -> Result<Lease> {
@@ -253,13 +268,13 @@ impl EngineInner {
         lease: Lease,
         mut cancelled: watch::Receiver<bool>,
     ) -> Result<RunningSandbox, NotBuilt> {
-        let denials: Arc<DenialWatchers> = Arc::default();
+        let (denials, handle) = (Arc::<DenialWatchers>::default(), SandboxHandle::default());
         let create = async {
             let sandbox = order.build_walls(id).await?;
             // In a box: few sandboxes have one, and its future is large.
             let policy = &order.admitted.spec().network;
-            let network =
-                Box::pin(self.open_network(policy, order, sandbox.as_ref(), &denials)).await?;
+            let opening = self.open_network(policy, order, sandbox.as_ref(), &denials, &handle);
+            let network = Box::pin(opening).await?;
             Ok((sandbox, network))
         };
         let created = tokio::select! {
@@ -272,7 +287,7 @@ impl EngineInner {
         };
         match created {
             Ok((sandbox, network)) => {
-                Ok(RunningSandbox::new(order, sandbox, (network, denials), lease))
+                Ok(RunningSandbox::new(order, sandbox, (network, denials), handle, lease))
             }
             Err(error) => {
                 // A create that failed may not leave anything, but that is checked, not assumed. If

@@ -112,7 +112,8 @@ impl EngineInner {
             .remedy("make one with `--net loopback`, which is the default")
     }
 
-    async fn change_rules(
+    /// Puts other rules in force, made of those that are, after they were recorded (C-40).
+    pub(crate) async fn change_rules(
         &self,
         live: &RunningSandbox,
         change: impl FnOnce(&[EgressRule]) -> Vec<EgressRule> + Send,
@@ -191,7 +192,10 @@ mod tests {
         for rules in ["a.test,b.test:8443", "*.test", "a.test,b.test,!c.test", "!0.0.0.0/0,!::/0"] {
             assert!(check(rules).is_ok(), "{rules}");
         }
-        for rules in ["a.test", "*.test,!b.test", "a.test,**.b.test", "0.0.0.0/0"] {
+        assert!(check("ask,observe,a.test,b.test").is_ok());
+        for rules in
+            ["a.test", "*.test,!b.test", "a.test,**.b.test", "0.0.0.0/0", "observe", "ask,a.test"]
+        {
             let error = check(rules).unwrap_err();
             assert_eq!(error.code(), ErrorCode::Denied);
             assert!(error.message().contains("`KEY`"), "{error}");

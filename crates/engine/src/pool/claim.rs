@@ -41,7 +41,7 @@ impl Claim {
     /// It is the caller's. Others are made ahead once the answer is dropped.
     pub(crate) fn accept(mut self) -> Option<(Arc<RunningSandbox>, ClaimAnswer)> {
         let answer = ClaimAnswer { steward: Arc::clone(&self.steward), seat: self.seat };
-        Some((Arc::new(self.live.take()?), answer))
+        Some((self.live.take()?.share(), answer))
     }
 }
 
