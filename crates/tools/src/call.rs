@@ -65,6 +65,12 @@ pub enum Decision {
         /// Why, and how to get another answer, for the agent to read.
         because: String,
     },
+    /// Not now: the question was closed, cancelled or never seen. No person has decided, and the same may be asked
+    /// again.
+    Unanswered {
+        /// Why, and how to get an answer, for the agent to read.
+        because: String,
+    },
 }
 
 /// Whether the caller has given up.
@@ -103,7 +109,7 @@ impl Canceller {
     }
 }
 
-/// A front end without anybody: says nothing, and every question is a no.
+/// A front end without anybody: says nothing, and every question stays without an answer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Nobody;
 
@@ -115,7 +121,7 @@ impl Progress for Nobody {
 #[async_trait]
 impl Ask for Nobody {
     async fn ask(&self, _question: Question) -> Decision {
-        Decision::No { because: "there is no way to ask a person".into() }
+        Decision::Unanswered { because: "there is no way to ask a person".into() }
     }
 }
 

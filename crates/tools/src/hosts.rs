@@ -112,6 +112,7 @@ async fn put_question(ask: &dyn Ask, question: HostQuestion) -> HostAnswer {
         Decision::Yes => HostAnswer::Once,
         Decision::YesForSandbox => HostAnswer::Sandbox,
         Decision::No { .. } => HostAnswer::Never,
+        Decision::Unanswered { because } => HostAnswer::Unanswered { because },
     }
 }
 
@@ -121,6 +122,33 @@ mod tests {
 
     use super::*;
     use crate::Nobody;
+
+    /// Decides every question alike.
+    struct Decides(Decision);
+
+    #[async_trait]
+    impl Ask for Decides {
+        async fn ask(&self, _question: Question) -> Decision {
+            self.0.clone()
+        }
+    }
+
+    #[tokio::test]
+    async fn only_a_no_that_was_said_is_for_good() {
+        let because = || "the client was closed".to_owned();
+        for (decision, expected) in [
+            (Decision::Yes, HostAnswer::Once),
+            (Decision::YesForSandbox, HostAnswer::Sandbox),
+            (Decision::No { because: because() }, HostAnswer::Never),
+            (
+                Decision::Unanswered { because: because() },
+                HostAnswer::Unanswered { because: because() },
+            ),
+        ] {
+            let person = AskedPerson(Arc::new(Decides(decision)));
+            assert_eq!(person.ask(question("boxa")).await, expected);
+        }
+    }
 
     fn question(sandbox: &str) -> HostQuestion {
         HostQuestion {
@@ -136,7 +164,9 @@ mod tests {
         let asks = HostAsks::default();
         let nobody: Arc<dyn Ask> = Arc::new(Nobody);
         let call = asks.register(&"boxa".parse().unwrap(), &nobody);
-        assert_eq!(asks.ask(question("boxa")).await, HostAnswer::Never);
+        let told = asks.ask(question("boxa")).await;
+        let because = "there is no way to ask a person".to_owned();
+        assert_eq!(told, HostAnswer::Unanswered { because });
         let elsewhere = asks.ask(question("boxb")).await;
         assert!(matches!(elsewhere, HostAnswer::Unanswered { .. }), "{elsewhere:?}");
         drop(call);

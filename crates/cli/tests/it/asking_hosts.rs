@@ -56,6 +56,8 @@ mod needs_python {
             (&["y\n", "y\n"][..], 2, "this once"),
             (&["s\n"], 2, "from this sandbox"),
             (&["n\n"], 0, "never from this sandbox"),
+            // Closed, and asked again.
+            (&["\u{4}", "y\n"], 1, "this once"),
         ] {
             let (shown, visited, journal) = fetch_twice(answers);
             assert_eq!(visited, visits, "{answers:?}: {shown}");

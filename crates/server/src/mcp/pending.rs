@@ -75,12 +75,12 @@ impl PendingQuestions {
             return Err(UnfitAnswer::OtherCall);
         }
         if open.since.elapsed() > self.patience {
-            return Ok(Some((open.question, person::no("the answer came too late"))));
+            return Ok(Some((open.question, person::not_now("the answer came too late"))));
         }
         let given = call.input_responses.as_ref().and_then(|all| all.get(APPROVAL_KEY));
         let given = given.and_then(|one| serde_json::from_value::<ElicitResult>(one.clone()).ok());
-        let decision =
-            given.map_or_else(|| person::no("there was no answer"), |one| person::decision(&one));
+        let decision = given
+            .map_or_else(|| person::not_now("there was no answer"), |one| person::decision(&one));
         Ok(Some((open.question, decision)))
     }
 
@@ -163,7 +163,9 @@ mod tests {
         let pending = PendingQuestions::new(Duration::ZERO);
         let state = pending.open(&call("make", None, true), question()).unwrap();
         let given = pending.answer(&call("make", Some(&state), true)).unwrap().unwrap();
-        assert!(matches!(given.1, Decision::No { because } if because.contains("too late")));
+        assert!(
+            matches!(given.1, Decision::Unanswered { because } if because.contains("too late"))
+        );
     }
 
     #[test]

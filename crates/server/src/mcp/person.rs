@@ -52,7 +52,7 @@ pub fn decision(answer: &ElicitResult) -> Decision {
         return if lasting { Decision::YesForSandbox } else { Decision::Yes };
     }
     if answer.action == ElicitationAction::Cancel {
-        return no("the person did not answer");
+        return not_now("the person did not answer");
     }
     no("denied by the user")
 }
@@ -62,13 +62,18 @@ pub fn no(why: &str) -> Decision {
     Decision::No { because: format!("{why}; {BY_RULE}") }
 }
 
+/// No answer, with a way out.
+pub fn not_now(why: &str) -> Decision {
+    Decision::Unanswered { because: format!("{why}; {BY_RULE}") }
+}
+
 /// For clients without elicitation, where there is no other way to ask a person either.
 pub struct Unreachable;
 
 #[async_trait]
 impl Ask for Unreachable {
     async fn ask(&self, _question: Question) -> Decision {
-        no("a person has to be asked, and this client does not support that (elicitation)")
+        not_now("a person has to be asked, and this client does not support that (elicitation)")
     }
 }
 
@@ -78,11 +83,13 @@ pub struct Elicit(pub Peer<RoleServer>);
 #[async_trait]
 impl Ask for Elicit {
     async fn ask(&self, question: Question) -> Decision {
-        let Some(request) = form(&question) else { return no("the question cannot be written") };
+        let Some(request) = form(&question) else {
+            return not_now("the question cannot be written");
+        };
         match self.0.send_request(ServerRequest::ElicitRequest(request)).await {
             Ok(ClientResult::ElicitResult(answer)) => decision(&answer),
-            Ok(_) => no("the client's answer does not fit the question"),
-            Err(error) => no(&format!("the client could not ask: {error}")),
+            Ok(_) => not_now("the client's answer does not fit the question"),
+            Err(error) => not_now(&format!("the client could not ask: {error}")),
         }
     }
 }
@@ -117,7 +124,7 @@ impl Ask for Postpone {
         if self.raised.send(question).await.is_ok() {
             std::future::pending::<()>().await;
         }
-        no("the call was cancelled")
+        not_now("the call was cancelled")
     }
 
     /// A question ends the call, and a command with it.
@@ -149,6 +156,8 @@ mod tests {
         let mut lasting = ElicitResult::new(ElicitationAction::Accept);
         lasting.content = Some(json!({"allow": true, "forThisSandbox": true}));
         assert_eq!(decision(&lasting), Decision::YesForSandbox);
+        let cancelled = decision(&ElicitResult::new(ElicitationAction::Cancel));
+        assert!(matches!(cancelled, Decision::Unanswered { .. }), "{cancelled:?}");
         lasting.content = Some(json!({"forThisSandbox": true}));
         assert!(matches!(decision(&lasting), Decision::No { .. }));
     }

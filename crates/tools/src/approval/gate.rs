@@ -67,7 +67,7 @@ async fn ask_user(
     };
     match decision {
         Ok(Decision::Yes | Decision::YesForSandbox) => None,
-        Ok(Decision::No { because }) => Some(because),
+        Ok(Decision::No { because } | Decision::Unanswered { because }) => Some(because),
         Err(_) => Some(format!("no answer within {} s", patience.as_secs())),
     }
 }

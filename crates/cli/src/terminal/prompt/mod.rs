@@ -59,13 +59,13 @@ impl Ask for AtTerminal {
     async fn ask(&self, question: Question) -> Decision {
         let (answer, decided) = oneshot::channel();
         let Ok((withdrawn, _wanted)) = pipe_with(PipeFlags::CLOEXEC) else {
-            return deny_because("there are too many open files to ask");
+            return not_now("there are too many open files to ask");
         };
         let gone = "the terminal of the server is gone";
         if self.questions.send(OpenQuestion { question, answer, withdrawn }).await.is_err() {
-            return deny_because(gone);
+            return not_now(gone);
         }
-        decided.await.unwrap_or_else(|_| deny_because(gone))
+        decided.await.unwrap_or_else(|_| not_now(gone))
     }
 }
 
@@ -81,7 +81,7 @@ fn put_all(mut questions: mpsc::Receiver<OpenQuestion>) {
 
 fn put_question(open: &OpenQuestion) -> Decision {
     if typed::is_terminal_elsewhere() {
-        return deny_because("the server runs in the background of its terminal");
+        return not_now("the server runs in the background of its terminal");
     }
     let page = page::build_page(&open.question, usize::from(terminal::read_terminal_size().cols));
     write_to_stderr(&page.text);
@@ -109,15 +109,19 @@ fn decide_answer(heard: TerminalAnswer, lasting: bool) -> (Decision, &'static st
             (Decision::YesForSandbox, "stockade: allowed in this sandbox\n")
         }
         TerminalAnswer::Line(line) if is_yes(&line) => (Decision::Yes, "stockade: allowed\n"),
+        // Input was ended instead of a line: nothing that holds from now on is meant by that.
+        TerminalAnswer::Line(line) if lasting && !line.ends_with('\n') => {
+            (not_now("the question was closed"), "\nstockade: not allowed now\n")
+        }
         TerminalAnswer::Line(_) => {
             (deny_because("denied at the server's terminal"), "stockade: not allowed\n")
         }
         TerminalAnswer::Withdrawn => (
-            deny_because("no answer in time"),
+            not_now("no answer in time"),
             "\nstockade: not allowed: there was no answer in time, or the call was cancelled\n",
         ),
         TerminalAnswer::Nothing => (
-            deny_because("the server's terminal is gone, or is another program's now"),
+            not_now("the server's terminal is gone, or is another program's now"),
             "\nstockade: not allowed: this terminal cannot be read now\n",
         ),
     }
@@ -136,6 +140,10 @@ fn is_for_sandbox(line: &str) -> bool {
 
 fn deny_because(why: &str) -> Decision {
     Decision::No { because: why.to_owned() }
+}
+
+fn not_now(why: &str) -> Decision {
+    Decision::Unanswered { because: why.to_owned() }
 }
 
 fn write_to_stderr(text: &str) {
@@ -159,7 +167,10 @@ mod tests {
             ("s\n", true, Decision::YesForSandbox),
             ("y\n", true, Decision::Yes),
             ("s\n", false, deny_because("denied at the server's terminal")),
-            ("s", true, deny_because("denied at the server's terminal")),
+            ("n\n", true, deny_because("denied at the server's terminal")),
+            ("s", true, not_now("the question was closed")),
+            ("", true, not_now("the question was closed")),
+            ("", false, deny_because("denied at the server's terminal")),
         ] {
             let heard = TerminalAnswer::Line(line.into());
             assert_eq!(decide_answer(heard, lasting).0, expected, "{line:?}");
