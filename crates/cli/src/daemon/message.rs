@@ -12,7 +12,7 @@ use super::wire_error::WireError;
 use crate::args::secrets::SecretValues;
 
 /// Version of the protocol that both sides must speak. Raised with every change that an older side misreads.
-pub const PROTOCOL_VERSION: u32 = 7;
+pub const PROTOCOL_VERSION: u32 = 8;
 
 /// Chunk size of file operations and of input.
 pub const CHUNK_BYTES: u32 = 256 << 10;
