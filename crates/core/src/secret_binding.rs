@@ -263,9 +263,15 @@ mod tests {
         assert_eq!(problems(r#"{"secrets": ["K=a.org"]}"#).len(), 1);
         let denied = r#"{"secrets": ["K=a.org"], "network": {"egress": ["a.org", "!a.org"]}}"#;
         assert_eq!(problems(denied).len(), 1);
-        // A host that is merely let through with all others is none that somebody chose.
-        let observed = r#"{"secrets": ["K=a.org,8.8.8.8"], "network": {"egress": ["observe"]}}"#;
-        assert_eq!(problems(observed).len(), 2);
+        // A host that is let through with all others, or asked about, is not listed.
+        for word in ["observe", "ask"] {
+            let unlisted = format!(
+                r#"{{"secrets": ["K=a.org,8.8.8.8"], "network": {{"egress": ["{word}", "b.org"]}}}}"#
+            );
+            assert_eq!(problems(&unlisted).len(), 2, "{word}");
+            let listed = unlisted.replace("b.org", "a.org").replace(",8.8.8.8", "");
+            assert_eq!(problems(&listed), Vec::<String>::new(), "{word}");
+        }
         let twice = r#"{"secrets": ["K=a.org", "K=a.org"], "network": {"egress": ["a.org"]}}"#;
         assert_eq!(problems(twice), ["`K` is bound twice"]);
         let shown =

@@ -11,13 +11,13 @@ use tokio::net::TcpListener;
 use crate::helper::{Said, TestHelper, rule_for};
 
 /// Answers every question alike, and keeps them.
-struct SameAnswer {
+pub struct SameAnswer {
     allows: bool,
     asked: Mutex<Vec<String>>,
 }
 
 impl SameAnswer {
-    fn new(allows: bool) -> Arc<Self> {
+    pub fn new(allows: bool) -> Arc<Self> {
         Arc::new(Self { allows, asked: Mutex::default() })
     }
 

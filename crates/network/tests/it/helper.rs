@@ -122,7 +122,8 @@ impl TestHelper {
         Self::start_egress(rules, limits, |egress| egress.with_approver(approver)).await
     }
 
-    async fn start_egress(
+    /// A relay under these rules and limits, with what this adds.
+    pub async fn start_egress(
         rules: &[String],
         limits: EgressLimits,
         change: impl FnOnce(Egress) -> Egress,

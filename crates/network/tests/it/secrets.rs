@@ -6,11 +6,12 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use stockade_agent::protocol::network::FromHelper;
 use stockade_core::SecretValue;
-use stockade_network::{ConnectionVerdict, SecretSet, TrustStore};
+use stockade_network::{ConnectionVerdict, EgressLimits, SecretSet, TrustStore};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::net::TcpListener;
 use tokio_rustls::client::TlsStream;
 
+use crate::asking::SameAnswer;
 use crate::helper::{KeptLog, Said, TestHelper, rule_for};
 use crate::tls_server::{TlsServer, connect_tls, exchange, open_stream, read_request};
 
@@ -120,6 +121,39 @@ async fn a_placeholder_in_another_protocol_ends_the_connection() {
     // It may end with a reset.
     let _ = upstream.read_to_end(&mut reached).await;
     assert!(!String::from_utf8_lossy(&reached).contains(&placeholder));
+}
+
+#[tokio::test]
+async fn a_placeholder_is_blocked_towards_hosts_that_are_observed_or_asked_about() {
+    let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = server.local_addr().unwrap();
+    let root = TlsServer::start(answer_ok).await.root_pem;
+    for word in ["observe", "ask"] {
+        let (set, placeholder) = bind_secret("KEY=a.test", &root);
+        let person = SameAnswer::new(true);
+        // The address is opened by a rule; the name that leads to it is covered by none.
+        let rules = [word.to_owned(), rule_for(address)];
+        let mut helper = TestHelper::start_egress(&rules, EgressLimits::default(), |egress| {
+            egress.with_secrets(Some(set)).with_approver(person)
+        })
+        .await;
+        helper.open(1, "localhost", address.port());
+        let (mut upstream, _) = server.accept().await.unwrap();
+        helper.hear_until(&Said::Opened(1)).await;
+        let host = format!("localhost:{}", address.port());
+        let request = format!("GET / HTTP/1.1\r\nHost: {host}\r\nX-Key: {placeholder}\r\n\r\n");
+        helper.say(&FromHelper::Data(1, request.as_bytes()));
+        let record = helper.wait_for_records(1).await.remove(0);
+        let ConnectionVerdict::Denied { reason, .. } = &record.verdict else {
+            panic!("{word}: {record:?}")
+        };
+        assert!(reason.contains("the secret is bound to a.test"), "{word}: {reason}");
+        drop(helper);
+        let mut reached = Vec::new();
+        // It may end with a reset.
+        let _ = upstream.read_to_end(&mut reached).await;
+        assert!(!String::from_utf8_lossy(&reached).contains(&placeholder), "{word}");
+    }
 }
 
 #[tokio::test]
