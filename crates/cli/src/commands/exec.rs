@@ -194,7 +194,7 @@ async fn exec_captured(
     let (outcome, code) = match end? {
         ProgramEnd::Over(outcome) => {
             let code = outcome.exit_code();
-            (Some(outcome), code)
+            (Some(*outcome), code)
         }
         ProgramEnd::Forced(signal) => (None, interrupts::exit_code(signal)),
         ProgramEnd::Unread => (None, 0),

@@ -64,7 +64,7 @@ impl ProgramEvents for Subscription {
 /// How it came to an end.
 pub enum ProgramEnd {
     /// By itself, or by a limit.
-    Over(Outcome),
+    Over(Box<Outcome>),
     /// The caller would not wait any longer.
     Forced(Signal),
     /// No reader of the output is left.
@@ -100,7 +100,7 @@ pub async fn relay_output(
             },
             // A follower is waited for, so only a program that is being ended leaves gaps.
             OutputEvent::Gap { .. } => {}
-            OutputEvent::End(outcome) => return Ok(ProgramEnd::Over(outcome)),
+            OutputEvent::End(outcome) => return Ok(ProgramEnd::Over(Box::new(outcome))),
         }
     }
     std::future::pending().await
@@ -115,7 +115,7 @@ pub async fn collect_output(
         match event {
             OutputEvent::Output { stream, data, .. } => captured.take(stream, &data),
             OutputEvent::Gap { .. } => {}
-            OutputEvent::End(outcome) => return Ok(ProgramEnd::Over(outcome)),
+            OutputEvent::End(outcome) => return Ok(ProgramEnd::Over(Box::new(outcome))),
         }
     }
     std::future::pending().await
@@ -131,7 +131,7 @@ pub async fn conclude_program(
     let outcome = match end {
         ProgramEnd::Forced(signal) => return Ok(interrupts::exit_code(signal)),
         ProgramEnd::Unread => return Ok(CLOSED_PIPE),
-        ProgramEnd::Over(outcome) => outcome,
+        ProgramEnd::Over(outcome) => *outcome,
     };
     let written = tokio::select! {
         written = output.finish() => written,
