@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use stockade_core::{Backend, BackendName};
+use stockade_fs::CacheDir;
 use toml::de::ValueDeserializer;
 
 /// Takes a line about something slow: an image on its way, a machine that is prepared.
@@ -23,6 +24,8 @@ pub struct BackendFactory {
     pub build: Build,
     /// Its table, if it has one.
     pub table: Option<TableReader>,
+    /// What it keeps to save work and makes again where it is missing, by its table and the state directory.
+    pub caches: fn(&toml::Table, &Path) -> Vec<CacheDir>,
     /// Whether its sandboxes have namespaces of their own.
     pub namespaces: bool,
     /// Whether it can show programs of this host, so that the host's toolchains are worth looking for.
@@ -97,6 +100,7 @@ impl BackendFactory {
             name,
             build,
             table: None,
+            caches: |_, _| Vec::new(),
             namespaces: true,
             shows_host: false,
             only_by_name: false,

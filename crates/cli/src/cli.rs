@@ -5,6 +5,7 @@ use clap::{Parser, Subcommand};
 #[cfg(not(all(feature = "tck", feature = "wasm")))]
 use crate::absent::AbsentArgs;
 use crate::commands::audit::AuditArgs;
+use crate::commands::clean::CleanArgs;
 use crate::commands::completions::CompletionsArgs;
 use crate::commands::config::ConfigArgs;
 use crate::commands::cp::CpArgs;
@@ -122,6 +123,11 @@ pub enum Verb {
     Audit(AuditArgs),
     /// Print new events of the audit journal as they are recorded, one per line.
     Events,
+    /// Free the space of caches and leftovers.
+    ///
+    /// Frees what Stockade makes again where it is missing, and what dead processes left. What is in
+    /// use stays, and so do workspaces, snapshots, the journal and output that `logs` can show.
+    Clean(CleanArgs),
     /// Run the conformance kit on the backends of this host.
     #[cfg(feature = "tck")]
     Tck(TckArgs),

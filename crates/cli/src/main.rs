@@ -97,6 +97,7 @@ async fn run_verb(verb: Verb, native: Native, printer: &Printer) -> Result<i32> 
         Verb::Config(args) => commands::config::config(&args, printer),
         Verb::Audit(args) => commands::audit::audit(args, printer),
         Verb::Events => commands::events::events(printer),
+        Verb::Clean(args) => commands::clean::clean(&args, printer).await,
         #[cfg(feature = "tck")]
         Verb::Tck(args) => commands::tck::tck(&args, printer),
         #[cfg(not(feature = "tck"))]

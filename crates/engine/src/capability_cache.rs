@@ -2,13 +2,14 @@
 //! a backend says depends on a fingerprint is kept. That it cannot be had is kept only where finding out
 //! takes long, and believed for a minute: a user who follows the remedy should see its effect.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 use stockade_core::{Backend, Capabilities};
-use stockade_fs::{Survives, draft_name, write_atomically};
+use stockade_fs::{CacheDir, Survives, draft_name, write_atomically};
 
 /// The directory of kept measurements.
 pub(crate) struct CapabilityCache(PathBuf);
@@ -22,9 +23,24 @@ const SLOW_PROBE_TIME: Duration = Duration::from_millis(100);
 /// Upper bound of a cache file, longer than any that is written.
 const MAX_CACHE_FILE_BYTES: u64 = 1 << 20;
 
+/// Directory of kept measurements, below the state directory.
+const MEASUREMENT_DIR: &str = "capabilities";
+
+/// The kept measurements of backends. They are read whole, so that none is in use.
+pub fn measurement_cache(state_dir: &Path) -> CacheDir {
+    CacheDir {
+        kind: "measurements of backends",
+        path: state_dir.join(MEASUREMENT_DIR),
+        is_entry: |name| name.ends_with(".json"),
+        used: BTreeSet::new(),
+        min_age: Duration::ZERO,
+        maker_lock: None,
+    }
+}
+
 impl CapabilityCache {
     pub(crate) fn below(state: &Path) -> Self {
-        Self(state.join("capabilities"))
+        Self(state.join(MEASUREMENT_DIR))
     }
 
     /// What was measured under the same fingerprint; nothing if it cannot be read.

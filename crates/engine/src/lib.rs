@@ -7,6 +7,7 @@ mod admission;
 mod asking;
 mod audit;
 mod capability_cache;
+mod clean_logs;
 mod config;
 mod denials;
 mod egress;
@@ -36,6 +37,7 @@ mod teardown;
 mod workspace_guard;
 
 pub use asking::{HostAnswer, HostAsker, HostQuestion};
+pub use capability_cache::measurement_cache;
 pub use config::{EngineConfig, Quota};
 pub use engine::Engine;
 pub use execution::{Execution, Watcher};
@@ -57,6 +59,6 @@ pub use snapshot_ops::{FORK_CONCURRENCY, MAX_FORK_COPIES, spec_of_a_copy};
 pub use snapshots::{
     HostThings, Part, Passing, Snapshot, SnapshotListing, Snapshots, VerifiedParts,
 };
-pub use stockade_fs::{StateDir, Timestamp};
+pub use stockade_fs::{CacheDir, CacheUsage, Cleaning, StateDir, Timestamp};
 pub use stockade_network::{EgressLimits, PortStream, ResolverSettings, TrustSettings};
 pub use workspace_guard::WorkspaceGuard;

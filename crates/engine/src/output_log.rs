@@ -205,7 +205,7 @@ impl OutputLogs {
         Ok(())
     }
 
-    fn chunks_by_job(&self) -> io::Result<BTreeMap<JobId, Vec<u64>>> {
+    pub(crate) fn chunks_by_job(&self) -> io::Result<BTreeMap<JobId, Vec<u64>>> {
         let mut found: BTreeMap<JobId, Vec<u64>> = BTreeMap::new();
         for (job, chunk) in self.dir.names()?.iter().filter_map(|name| parse_chunk_name(name)) {
             found.entry(job).or_default().push(chunk);
@@ -214,7 +214,11 @@ impl OutputLogs {
     }
 
     /// When a log was written to last, and its bytes; nothing if it is gone.
-    fn measure(&self, job: &JobId, chunks: &[u64]) -> io::Result<Option<(SystemTime, u64)>> {
+    pub(crate) fn measure(
+        &self,
+        job: &JobId,
+        chunks: &[u64],
+    ) -> io::Result<Option<(SystemTime, u64)>> {
         let mut measured: Option<(SystemTime, u64)> = None;
         for chunk in chunks {
             let Some(file) = self.open_chunk(job, *chunk)? else { continue };
@@ -226,7 +230,7 @@ impl OutputLogs {
     }
 
     /// Removes a log, the first chunk last: what is left of one by a death half-way is found again.
-    fn remove(&self, job: &JobId, chunks: &[u64]) -> io::Result<()> {
+    pub(crate) fn remove(&self, job: &JobId, chunks: &[u64]) -> io::Result<()> {
         let first = self.open_chunk(job, 0)?;
         // The writer of a log holds this lock.
         let lock = first.map(|first| Locked::attempt(first, Sharing::Exclusive)).transpose()?;
@@ -238,14 +242,14 @@ impl OutputLogs {
         chunks.iter().rev().try_for_each(|chunk| self.dir.remove(&chunk_name(job, *chunk)))
     }
 
-    fn open_chunk(&self, job: &JobId, chunk: u64) -> io::Result<Option<File>> {
+    pub(crate) fn open_chunk(&self, job: &JobId, chunk: u64) -> io::Result<Option<File>> {
         match self.dir.open(&chunk_name(job, chunk), OFlags::RDONLY) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             opened => opened.map(Some),
         }
     }
 
-    fn failed(&self, operation: &'static str, error: io::Error) -> Error {
+    pub(crate) fn failed(&self, operation: &'static str, error: io::Error) -> Error {
         let message = format!("`{}` cannot be used", self.dir.path().display());
         Error::new(ErrorCode::StateUnavailable, operation, message)
             .remedy("make the directory writable for this user, with some space left")

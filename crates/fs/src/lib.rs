@@ -12,6 +12,7 @@
 mod atomic;
 mod beneath;
 mod by_name;
+mod cache;
 mod draft;
 #[cfg(feature = "state")]
 mod id;
@@ -28,6 +29,7 @@ mod timestamp;
 
 pub use atomic::{Survives, write_atomically};
 pub use beneath::{open_beneath, open_without_symlinks};
+pub use cache::{CacheDir, CacheUsage, Cleaning};
 pub use draft::draft_name;
 #[cfg(feature = "state")]
 pub use id::fresh_id;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use stockade_backends::factory::{BackendFactory, BuildContext};
 use stockade_core::{Backend, BackendChoice, BackendName, Error, ErrorCode, Result};
+use stockade_engine::CacheDir;
 
 use crate::Settings;
 
@@ -37,6 +38,14 @@ registry! {
 /// What this build knows of the backend of that name.
 pub fn find_factory(name: &BackendName) -> Option<BackendFactory> {
     factories().into_iter().find(|factory| factory.name == *name)
+}
+
+/// What the backends of this build keep to save work, and make again where it is missing.
+pub fn list_caches(settings: &Settings) -> Result<Vec<CacheDir>> {
+    let state = settings.state_dir()?;
+    let caches =
+        |factory: BackendFactory| (factory.caches)(&settings.backend_table(&factory.name), &state);
+    Ok(factories().into_iter().flat_map(caches).collect())
 }
 
 /// Every backend that can be had with this choice, the usual one first. One without walls is there only if it is

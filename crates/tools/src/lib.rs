@@ -34,5 +34,6 @@ pub use call::{Ask, Call, Cancelled, Canceller, Decision, Nobody, Progress, Ques
 pub use error::ToolError;
 pub use hosts::{AskedPerson, HostAsks};
 pub use options::{LocalOptions, Quota, ToolboxOptions};
+pub use place::spool_cache;
 pub use tool::ToolInfo;
 pub use toolbox::Toolbox;

@@ -16,6 +16,7 @@ use stockade_fs::copy_sparse;
 
 use super::create::Incarnation;
 use super::driver::{Driver, MachineDisk, MachineSpec, Saved};
+use super::store::HeldEntry;
 use super::{NAME, system_error};
 use crate::across::far::FAR_DIGEST;
 use crate::across::near::UsedNumbers;
@@ -53,6 +54,8 @@ pub(super) struct MachineSource {
     pub root: PathBuf,
     pub memory: Bytes,
     pub cpus: u32,
+    /// What of it lies in the cache of prepared machines.
+    pub held: Vec<HeldEntry>,
 }
 
 impl MachineSource {
@@ -177,7 +180,8 @@ pub(super) async fn resolve_source(
         touched,
     };
     let (disk, root) = (parts.get(DISK_FILE)?.to_owned(), parts.get(ROOT_FILE)?.to_owned());
-    Ok((MachineSource { saved, disk, root, memory: said.memory, cpus: said.cpus }, said.used))
+    let (memory, cpus, held) = (said.memory, said.cpus, Vec::new());
+    Ok((MachineSource { saved, disk, root, memory, cpus, held }, said.used))
 }
 
 fn read_description(path: &Path) -> Result<CapturedMachine> {

@@ -19,6 +19,7 @@ use super::driver::Vm;
 use super::image::RootSource;
 use super::private::PrivateDir;
 use super::sandbox::MicrovmSandbox;
+use super::store::HeldEntry;
 use super::template::WantedMachine;
 use super::{MicrovmWalls, NAME, identity, system_error};
 use crate::across::near::{self, Bridge, FarSandbox, Peer, PeerConnection};
@@ -55,6 +56,8 @@ pub(super) struct Incarnation {
     /// Its memory before its own writes, and its root, as open files: their names may change or go.
     pub base: File,
     pub root: File,
+    /// Keeps what they were in the cache from being cleaned away: their bytes would not be freed.
+    _held: Vec<HeldEntry>,
 }
 
 impl Now {
@@ -178,6 +181,7 @@ impl MicrovmWalls {
             disk: held(&disk)?,
             base: held(&source.saved.memory)?,
             root: held(&source.root)?,
+            _held: source.held.clone(),
             memory: source.memory,
             cpus: source.cpus,
             vm: driver.resume(private.id(), &machine, &source.saved, private.path()).await?,

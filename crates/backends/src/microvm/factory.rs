@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::{Microvm, NAME, Options};
+use super::{Microvm, NAME, Options, store};
 use crate::factory::{BackendFactory, TableReader, path_in, read_table};
 
 /// The microvm backend's line in a registry.
@@ -17,6 +17,7 @@ pub fn factory() -> BackendFactory {
                 cache.map(|path| (path, "the cache")).into_iter().collect()
             },
         }),
+        caches: |table, _| store::cache_dirs(path_in(table, "cache")),
         typical_start: Some("0.7 s"),
         ..BackendFactory::new(NAME, |table, context| {
             // Only a caller who has asked for machines waits until the first is made.

@@ -14,7 +14,7 @@ use stockade_core::{
 };
 use tokio::time::timeout;
 
-use super::store::{MachineStore, Maker, StoreKind};
+use super::store::{HeldEntry, MachineStore, Maker, StoreKind};
 use super::{NAME, oci, system_error};
 use crate::linux::{self, fingerprint};
 use crate::native::Native;
@@ -125,7 +125,7 @@ impl RootSource {
     }
 
     /// The file system, if it was made before.
-    pub(super) fn find_image(store: &MachineStore, key: &str) -> Option<PathBuf> {
+    pub(super) fn find_image(store: &MachineStore, key: &str) -> Option<HeldEntry> {
         store.find_entry(StoreKind::Image, key)
     }
 

@@ -6,12 +6,13 @@ use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use stockade_core::{Error, ErrorCode, Result};
-use stockade_fs::{Survives, draft_name, remove_tree, write_atomically};
+use stockade_fs::{Locked, Sharing, Survives, draft_name, remove_tree, write_atomically};
 
 use super::{NAME, system_error};
 use crate::across::far::{FAR_DIGEST, FAR_PROGRAM};
@@ -23,6 +24,8 @@ const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 const MAX_CACHED_ENTRIES: usize = 6;
 /// Name prefix of unfinished entries.
 const DRAFT_PREFIX: &str = "new-";
+/// File whose lock is held by who makes an entry.
+const LOCK_FILE: &str = "lock";
 
 /// The store.
 #[derive(Debug, Clone)]
@@ -48,6 +51,19 @@ impl Drop for StoreDraft {
     fn drop(&mut self) {
         // What stays is cleared by the next to make something.
         let _ = remove_tree(&self.0);
+    }
+}
+
+/// An entry of the store. It is in use, and not to be cleaned away, while a clone of this value is held.
+#[derive(Debug, Clone)]
+pub(super) struct HeldEntry {
+    path: PathBuf,
+    _lock: Arc<Locked>,
+}
+
+impl HeldEntry {
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 }
 
@@ -86,6 +102,28 @@ pub(super) fn default_dir() -> Option<PathBuf> {
     Some(cache.join("stockade/microvm"))
 }
 
+/// What the store in this directory, or in the usual one, holds for `stockade clean`.
+#[cfg(any(test, feature = "factory"))]
+pub(super) fn cache_dirs(at: Option<PathBuf>) -> Vec<stockade_fs::CacheDir> {
+    use std::collections::BTreeSet;
+
+    let Some(dir) = at.or_else(default_dir) else { return Vec::new() };
+    let dir = fs::canonicalize(&dir).unwrap_or(dir);
+    let cache = |kind, path: PathBuf, is_entry: fn(&str) -> bool| stockade_fs::CacheDir {
+        kind,
+        path,
+        is_entry,
+        used: BTreeSet::new(),
+        min_age: Duration::ZERO,
+        maker_lock: Some(dir.join(LOCK_FILE)),
+    };
+    vec![
+        cache("microvm images", dir.join(StoreKind::Image.name()), |_| true),
+        cache("microvm templates", dir.join(StoreKind::Template.name()), |_| true),
+        cache("microvm drafts", dir.clone(), |name| name.starts_with(DRAFT_PREFIX)),
+    ]
+}
+
 impl MachineStore {
     /// Opens it, made if it is not there. No other user may write to it.
     pub(super) fn open(at: Option<PathBuf>) -> Result<Self> {
@@ -108,13 +146,16 @@ impl MachineStore {
         made().map_err(unusable_error)
     }
 
-    /// The thing of this name, if it is there. It was used just now.
-    pub(super) fn find_entry(&self, kind: StoreKind, name: &str) -> Option<PathBuf> {
+    /// The thing of this name, if it is there. It was used just now, and is in use from now on.
+    pub(super) fn find_entry(&self, kind: StoreKind, name: &str) -> Option<HeldEntry> {
         let path = self.0.join(kind.name()).join(name);
         let opened = File::open(&path).ok()?;
         // Failing to note it is no harm: at the worst it is made once more.
         let _ = opened.set_modified(SystemTime::now());
-        Some(path)
+        // One that is being cleaned away is as good as gone.
+        let lock = Locked::attempt(opened, Sharing::Shared).ok()?.ok()?;
+        let there = rustix::fs::fstat(lock.file()).is_ok_and(|found| found.st_nlink > 0);
+        there.then(|| HeldEntry { path, _lock: Arc::new(lock) })
     }
 
     /// The program that starts machines in their walls and is the first inside, as a file.
@@ -130,7 +171,7 @@ impl MachineStore {
 
     /// Waits for the right to make something.
     pub(super) async fn acquire_maker(&self) -> Result<Maker> {
-        let lock = File::options().create(true).append(true).open(self.0.join("lock"));
+        let lock = File::options().create(true).append(true).open(self.0.join(LOCK_FILE));
         let lock = lock.map_err(unusable_error)?;
         let until = tokio::time::Instant::now() + LOCK_TIMEOUT;
         loop {
@@ -149,7 +190,7 @@ impl MachineStore {
 
     /// Removes drafts that others left half-way, unless the lock is held.
     pub(super) fn remove_stale_drafts(&self) {
-        let lock = File::options().create(true).append(true).open(self.0.join("lock"));
+        let lock = File::options().create(true).append(true).open(self.0.join(LOCK_FILE));
         if let Ok(lock) = lock
             && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
         {
@@ -207,6 +248,8 @@ impl Maker {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use stockade_fs::Cleaning;
+
     use super::*;
 
     #[tokio::test]
@@ -237,6 +280,34 @@ mod tests {
         assert!(
             store.find_entry(StoreKind::Template, &(MAX_CACHED_ENTRIES + 2).to_string()).is_some()
         );
+    }
+
+    #[tokio::test]
+    async fn what_is_in_use_is_not_cleaned_away_and_what_is_not_is_made_again() {
+        let place = tempfile::tempdir().unwrap();
+        let dir = place.path().join("store");
+        let store = MachineStore::open(Some(dir.clone())).unwrap();
+        let maker = store.acquire_maker().await.unwrap();
+        for name in ["a", "b"] {
+            let draft = maker.create_draft(name).unwrap();
+            fs::write(draft.path().join("memory"), [1_u8; 4096]).unwrap();
+            maker.publish_entry(StoreKind::Template, name, draft.path()).unwrap();
+        }
+        let clean = || -> Vec<_> {
+            let caches = cache_dirs(Some(dir.clone()));
+            let cleaned =
+                caches.iter().map(|cache| cache.clean(Duration::ZERO, Cleaning::Remove).unwrap());
+            cleaned.map(|usage| (usage.in_use, usage.freed_entries)).collect()
+        };
+        assert_eq!(clean(), [(0, 0), (2, 0), (0, 0)], "one is being made");
+        drop(maker);
+        let held = store.find_entry(StoreKind::Template, "a").unwrap();
+        assert_eq!(clean(), [(0, 0), (1, 1), (0, 0)]);
+        assert!(held.path().join("memory").exists());
+        assert!(store.find_entry(StoreKind::Template, "b").is_none());
+        drop(held);
+        assert_eq!(clean(), [(0, 0), (0, 1), (0, 0)]);
+        assert!(store.find_entry(StoreKind::Template, "a").is_none());
     }
 
     #[test]

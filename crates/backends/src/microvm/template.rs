@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use super::image::RootSource;
 use super::initramfs::Initramfs;
 use super::kernel::HostKernel;
 use super::private::Trial;
-use super::store::{MachineStore, Maker, StoreKind};
+use super::store::{HeldEntry, MachineStore, Maker, StoreKind};
 use super::{Progress, create, probe, system_error, tsc};
 use crate::across::far::{FAR_DIGEST, FAR_PROGRAM};
 use crate::across::guest::{MAX_LINE_BYTES, Ready};
@@ -48,8 +48,8 @@ pub(super) struct WantedMachine {
 /// One that is prepared.
 #[derive(Debug, Clone)]
 pub(super) struct MachineTemplate {
-    dir: PathBuf,
-    image: PathBuf,
+    dir: HeldEntry,
+    image: HeldEntry,
     wanted: WantedMachine,
     pub measured: Capabilities,
 }
@@ -102,7 +102,7 @@ impl TemplateWorkshop {
         let Some(image) = RootSource::find_image(&self.store, &key) else { return Ok(None) };
         let name = wanted.cache_key(&self.runner, &HostKernel::find_newest()?, &key);
         let Some(dir) = self.store.find_entry(StoreKind::Template, &name) else { return Ok(None) };
-        let measured = fs::read(dir.join("measured")).map_err(unusable_error)?;
+        let measured = fs::read(dir.path().join("measured")).map_err(unusable_error)?;
         let measured = serde_json::from_slice(&measured).map_err(|e| unusable_error(e.into()))?;
         Ok(Some(MachineTemplate { dir, image, wanted: wanted.clone(), measured }))
     }
@@ -121,19 +121,18 @@ impl TemplateWorkshop {
             return Ok(found);
         }
         let key = wanted.root.fingerprint()?;
-        let image = match RootSource::find_image(&self.store, &key) {
-            Some(image) => image,
-            None => {
-                (self.progress)(wanted.root.progress_message());
-                wanted.root.make_image(&self.native, &maker, &key).await?
-            }
-        };
+        let gone = || system_error("create", "the prepared machine is gone");
+        if RootSource::find_image(&self.store, &key).is_none() {
+            (self.progress)(wanted.root.progress_message());
+            wanted.root.make_image(&self.native, &maker, &key).await?;
+        }
+        let image = RootSource::find_image(&self.store, &key).ok_or_else(gone)?;
         let kernel = HostKernel::find_newest()?;
         (self.progress)("preparing a machine: starting one that others are copies of …");
-        let measured = self.make_template(&maker, wanted, &kernel, &key, &image).await?;
+        let measured = self.make_template(&maker, wanted, &kernel, &key, image.path()).await?;
         let name = wanted.cache_key(&self.runner, &kernel, &key);
         let dir = self.store.find_entry(StoreKind::Template, &name);
-        let dir = dir.ok_or_else(|| system_error("create", "the prepared machine is gone"))?;
+        let dir = dir.ok_or_else(gone)?;
         Ok(MachineTemplate { dir, image, wanted: wanted.clone(), measured })
     }
 
@@ -208,7 +207,7 @@ impl TemplateWorkshop {
 
 fn unusable_error(error: io::Error) -> stockade_core::Error {
     system_error("create", "the prepared machine cannot be used")
-        .remedy("remove ~/.cache/stockade/microvm and try again")
+        .remedy("free it with `stockade clean` and try again")
         .source(error)
 }
 
@@ -288,7 +287,9 @@ fn format_disk(path: &Path, size: Bytes) -> io::Result<()> {
 impl MachineTemplate {
     /// What a copy of it is continued from.
     pub(super) fn machine_source(&self) -> MachineSource {
-        MachineSource::prepared(&self.dir, &self.image, &self.wanted)
+        let held = vec![self.dir.clone(), self.image.clone()];
+        let source = MachineSource::prepared(self.dir.path(), self.image.path(), &self.wanted);
+        MachineSource { held, ..source }
     }
 }
 
@@ -301,6 +302,7 @@ impl MachineSource {
             root: image.to_owned(),
             memory: wanted.memory,
             cpus: wanted.cpus,
+            held: Vec::new(),
         }
     }
 }

@@ -36,6 +36,13 @@ pub(super) struct Cargo<'a> {
     pub sum: &'a str,
 }
 
+/// The directory of this very program, which a teleport carries.
+pub(super) const OWN_PLACE: &str = "own";
+
+/// Age below which a carried program is not cleaned away: longer than carrying and starting it takes.
+#[cfg(feature = "factory")]
+const MIN_CARRIED_AGE: Duration = Duration::from_secs(3600);
+
 const FAR_CARGO: Cargo<'_> = Cargo { place: "far", name: "stockade-far", sum: FAR_DIGEST };
 
 impl Cargo<'_> {
@@ -61,6 +68,28 @@ impl Cargo<'_> {
              chmod 700 \"$t/{name}\"; mkdir -p \"$b/{sum}\"; mv -f \"$t/{name}\" \"$b/{sum}/{name}\""
         )
     }
+}
+
+/// What other hosts have carried to this one, for `stockade clean`. What is missing is carried once more, and a
+/// program that runs needs no name; one that has just arrived is about to be started.
+#[cfg(feature = "factory")]
+pub(super) fn cache_dirs() -> Vec<stockade_fs::CacheDir> {
+    use std::path::PathBuf;
+
+    let absolute =
+        |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = || absolute("HOME").map(|home| home.join(".cache"));
+    let Some(cache) = absolute("XDG_CACHE_HOME").or_else(home) else { return Vec::new() };
+    let places = [FAR_CARGO.place, OWN_PLACE].into_iter();
+    let cache_dir = |place| stockade_fs::CacheDir {
+        kind: "programs for ssh",
+        path: cache.join("stockade").join(place),
+        is_entry: |_| true,
+        used: std::collections::BTreeSet::new(),
+        min_age: MIN_CARRIED_AGE,
+        maker_lock: None,
+    };
+    places.map(cache_dir).collect()
 }
 
 /// Has the program do one thing there.

@@ -14,7 +14,7 @@ use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout};
 use tokio::time::{Instant, timeout};
 
 use super::NAME;
-use super::carry::{Cargo, read_stderr, too_slow, upload_program};
+use super::carry::{Cargo, OWN_PLACE, read_stderr, too_slow, upload_program};
 use super::host::{CONNECT_PERMITS, Host};
 use super::start::{FIRST_WORD, LAST_WORD, read_greeting};
 use super::trouble::{no_connection, no_ssh};
@@ -75,7 +75,7 @@ impl Errand {
         let (program, sum) = read_this_program().await.map_err(|error| {
             host.unavailable_error("connect", "this program cannot be read").source(error)
         })?;
-        let cargo = Cargo { place: "own", name: "stockade", sum: &sum };
+        let cargo = Cargo { place: OWN_PLACE, name: "stockade", sum: &sum };
         let script = carried_script(&cargo, party);
         if let Began::Errand(errand) = try_begin(host, &script, party.hello).await? {
             return Ok(*errand);

@@ -28,6 +28,27 @@ const HASH_BLOCK_BYTES: usize = 64;
 /// Age at which a draft counts as abandoned by its writer.
 const STALE_DRAFT_AGE: Duration = Duration::from_secs(3600);
 
+/// Name prefix of entries that are being written.
+const DRAFT_PREFIX: &str = "draft-";
+
+/// What a cache in this directory holds for `stockade clean`. Entries are read whole, so that none is in use;
+/// the key stays.
+#[cfg(feature = "factory")]
+pub(super) fn cache_dirs(directory: &Path) -> Vec<stockade_fs::CacheDir> {
+    let cache = |is_entry: fn(&str) -> bool, min_age| stockade_fs::CacheDir {
+        kind: "compiled WebAssembly",
+        path: directory.join("code"),
+        is_entry,
+        used: std::collections::BTreeSet::new(),
+        min_age,
+        maker_lock: None,
+    };
+    vec![
+        cache(|name| !name.starts_with(DRAFT_PREFIX), Duration::ZERO),
+        cache(|name| name.starts_with(DRAFT_PREFIX), STALE_DRAFT_AGE),
+    ]
+}
+
 /// The cache.
 pub(super) struct Cache {
     entries: PathBuf,
@@ -96,7 +117,7 @@ impl Cache {
         static NEXT_DRAFT_NUMBER: AtomicU32 = AtomicU32::new(0);
         let path = self.entry_path(machine, hash);
         let number = NEXT_DRAFT_NUMBER.fetch_add(1, Ordering::Relaxed);
-        let draft = self.entries.join(format!("draft-{}-{number}", std::process::id()));
+        let draft = self.entries.join(format!("{DRAFT_PREFIX}{}-{number}", std::process::id()));
         let written = self
             .write_entry(&draft, &entry_name(&path), code)
             .and_then(|()| fs::rename(&draft, &path));
@@ -120,7 +141,7 @@ impl Cache {
         for entry in fs::read_dir(&self.entries)?.flatten() {
             let Ok(found) = entry.metadata() else { continue };
             let used = found.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-            let draft = entry.file_name().as_encoded_bytes().starts_with(b"draft-");
+            let draft = entry.file_name().as_encoded_bytes().starts_with(DRAFT_PREFIX.as_bytes());
             if draft && used.elapsed().is_ok_and(|age| age > STALE_DRAFT_AGE) {
                 let _ = fs::remove_file(entry.path());
             } else if !draft {

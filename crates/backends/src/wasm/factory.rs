@@ -3,18 +3,24 @@
 
 use std::sync::Arc;
 
-use super::{NAME, Settings, Wasm, Worker};
+use super::{NAME, Settings, Wasm, Worker, cache};
 use crate::factory::{BackendFactory, BuildContext, Isolation};
+
+/// Directory of compiled code, below the state directory.
+const CACHE_DIR: &str = "wasm";
 
 /// The wasm backend's line in a registry.
 pub fn factory() -> BackendFactory {
-    BackendFactory::new(NAME, |_, context| Ok(Arc::new(Wasm::new(settings_for(context)))))
+    BackendFactory {
+        caches: |_, state| cache::cache_dirs(&state.join(CACHE_DIR)),
+        ..BackendFactory::new(NAME, |_, context| Ok(Arc::new(Wasm::new(settings_for(context)))))
+    }
 }
 
 fn settings_for(context: &BuildContext) -> Settings {
     let settings = Settings::default();
     let settings = match &context.state_dir {
-        Some(state) => settings.cached(&state.join("wasm")),
+        Some(state) => settings.cached(&state.join(CACHE_DIR)),
         None => settings,
     };
     let worker = context.worker.clone();

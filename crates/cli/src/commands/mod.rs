@@ -3,6 +3,7 @@
 //! streams in `terminal`.
 
 pub mod audit;
+pub mod clean;
 pub mod completions;
 pub mod config;
 pub mod cp;

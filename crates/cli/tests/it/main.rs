@@ -10,6 +10,7 @@
 mod asking;
 mod asking_hosts;
 mod bad_input;
+mod clean;
 mod common;
 mod config;
 mod copies;

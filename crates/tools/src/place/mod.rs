@@ -23,6 +23,7 @@ use tokio::sync::{OnceCell, OwnedSemaphorePermit};
 
 pub(crate) use jobs::{ToolJob, ToolJobs};
 pub(crate) use places::ToolPlaces;
+pub use places::spool_cache;
 
 use crate::approval::{Facts, NetworkFact, Programs, plain_path};
 use crate::arguments::Stream;

@@ -1,18 +1,36 @@
 //! The places of one session: the bound one, those an agent made, and local execution.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use stockade_backends::local::Local;
 use stockade_core::{ErrorCode, SandboxId, SandboxSpec};
-use stockade_engine::{Engine, EngineConfig};
+use stockade_engine::{CacheDir, Engine, EngineConfig};
 use stockade_workspaces::SandboxWorkspaces;
 use tokio::sync::{Mutex, OwnedSemaphorePermit};
 
 use super::ToolPlace;
 use crate::{LocalOptions, Quota, ToolError, ToolboxOptions};
+
+/// Directory of kept output, below the state directory: one directory for each sandbox.
+const SPOOL_DIR: &str = "spools";
+/// Age below which kept output is not cleaned away: its sandbox may be newer than the list of those that live.
+const MIN_SPOOL_AGE: Duration = Duration::from_secs(3600);
+
+/// The output that sessions have kept of their sandboxes, for `stockade clean`. That of `sandboxes` is in use.
+pub fn spool_cache(state_dir: &Path, sandboxes: BTreeSet<String>) -> CacheDir {
+    CacheDir {
+        kind: "output of agents' sessions",
+        path: state_dir.join(SPOOL_DIR),
+        is_entry: |_| true,
+        used: sandboxes,
+        min_age: MIN_SPOOL_AGE,
+        maker_lock: None,
+    }
+}
 
 /// The places of one session.
 pub(crate) struct ToolPlaces {
@@ -55,7 +73,7 @@ impl ToolPlaces {
     }
 
     fn spools_dir(&self) -> PathBuf {
-        self.state_dir.join("spools")
+        self.state_dir.join(SPOOL_DIR)
     }
 
     /// The place a call names, or the usual one, built now if need be.
