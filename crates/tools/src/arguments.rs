@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use stockade_core::{EnvName, JobId, Limits, Network, SandboxId, SandboxPath};
+use stockade_core::{EnvName, ImageName, JobId, Limits, Network, SandboxId, SandboxPath};
 
 use crate::ToolError;
 
@@ -269,8 +269,14 @@ pub(crate) struct SandboxCreate {
     /// Limits such as `{"memory": "1g", "wallTime": "5m"}`.
     #[schemars(with = "BTreeMap<String, Value>")]
     pub limits: Limits,
+    /// A directory of the user's machine to work in instead of the usual one: its whole path, or from the usual one
+    /// on. Only what the user has allowed.
+    pub workspace: Option<String>,
     /// An empty workspace of its own instead of the usual one.
     pub empty_workspace: bool,
+    /// An image for its root, by name, such as `debian:12`. Another than the server's needs a person's consent.
+    #[schemars(with = "Option<String>")]
+    pub image: Option<ImageName>,
     /// Names to find it again by. Never a place for secrets.
     pub labels: BTreeMap<String, String>,
 }
@@ -278,6 +284,14 @@ pub(crate) struct SandboxCreate {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct SandboxList {}
+
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct SandboxUse {
+    /// The sandbox that later calls use which name none; the bound one if left out.
+    #[schemars(with = "Option<String>")]
+    pub sandbox_id: Option<SandboxId>,
+}
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

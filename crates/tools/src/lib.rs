@@ -11,6 +11,7 @@ mod arguments;
 mod bash;
 mod binding;
 mod call;
+mod directories;
 mod error;
 mod files;
 mod hosts;
@@ -31,6 +32,7 @@ pub use approval::{
 };
 pub use binding::Binding;
 pub use call::{Ask, Call, Cancelled, Canceller, Decision, Nobody, Progress, Question};
+pub use directories::AllowedDirectories;
 pub use error::ToolError;
 pub use hosts::{AskedPerson, HostAsks};
 pub use options::{LocalOptions, Quota, ToolboxOptions};

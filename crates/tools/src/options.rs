@@ -12,6 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::ToolError;
 use crate::approval::ApprovalConfig;
+use crate::directories::{AllowedDirectories, UsedDirectory};
 use crate::hosts::HostAsks;
 
 /// What a toolbox is opened with.
@@ -30,10 +31,19 @@ pub struct ToolboxOptions {
     pub workspaces: Option<SandboxWorkspaces>,
     /// What sandboxes made by `sandbox_create` are like where the agent does not say.
     pub template: SandboxSpec,
+    /// Which directories of the host an agent may name as their workspaces.
+    pub directories: AllowedDirectories,
     /// How many of those there may be at once. Clones of these options share it.
     pub quota: Quota,
     /// Who is asked about hosts while a command runs. Clones of these options share it.
     pub hosts: HostAsks,
+}
+
+/// What a sandbox that an agent made has of what all of them share. Given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct SandboxShare {
+    pub _permit: OwnedSemaphorePermit,
+    pub _directory: Option<UsedDirectory>,
 }
 
 /// How many sandboxes agents may have made at once. Clones share what is left.
@@ -112,6 +122,7 @@ impl ToolboxOptions {
             approval: ApprovalConfig::default(),
             workspaces: None,
             template: SandboxSpec::default(),
+            directories: AllowedDirectories::default(),
             quota: Quota::default(),
             hosts: HostAsks::default(),
         }

@@ -1,12 +1,16 @@
 //! The tools about sandboxes themselves. An agent may ask for less than the user set out, or the same;
-//! more takes a person's consent. It never names a directory of the host.
+//! more takes a person's consent. It names no directory of the host but those beneath what the user allowed.
 
 use serde::Serialize;
-use stockade_core::{Boundary, LimitKind, Limits, Network, SandboxSpec, Workspace};
+use stockade_core::{
+    Boundary, HostPath, Image, LimitKind, Limits, Network, SandboxId, SandboxSpec, Workspace,
+    WorkspaceAt,
+};
 
 use crate::approval::{self, ApprovalSubject, Detail, Facts, NetworkFact, Programs};
-use crate::arguments::{SandboxCreate, SandboxDestroy, SandboxList};
+use crate::arguments::{SandboxCreate, SandboxDestroy, SandboxList, SandboxUse};
 use crate::binding::Binding;
+use crate::directories::UsedDirectory;
 use crate::toolbox::ToolSession;
 use crate::{Call, ToolAnswer, ToolError};
 
@@ -16,7 +20,9 @@ pub(crate) async fn create_sandbox(
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
     let template = &session.options.template;
-    let spec = requested_spec(template, &args);
+    let take = |given: &String| session.options.directories.take(given, template);
+    let directory = args.workspace.as_ref().map(take).transpose()?;
+    let spec = requested_spec(template, &args, directory.as_ref().map(UsedDirectory::path))?;
     check_cores(&args.limits)?;
     let facts = Facts {
         tool: "sandbox_create".into(),
@@ -28,7 +34,7 @@ pub(crate) async fn create_sandbox(
         boundary: Boundary::SharedKernel,
         widens: is_wider_than_template(template, &spec),
         person_only: false,
-        details: requested_details(&args),
+        details: requested_details(&args, &spec),
     };
     let subject = ApprovalSubject {
         engine: &session.engine,
@@ -38,12 +44,12 @@ pub(crate) async fn create_sandbox(
         facts,
     };
     approval::approve_call(&session.options.approval, subject, call).await?;
-    let place = session.places.create(spec).await?;
+    let place = session.places.create(spec, directory).await?;
     ToolAnswer::data(&Binding::of(&place))
 }
 
 /// What the agent chose, in words.
-fn requested_details(args: &SandboxCreate) -> Vec<Detail> {
+fn requested_details(args: &SandboxCreate, spec: &SandboxSpec) -> Vec<Detail> {
     let network = args.network.as_ref().map(|network| match network {
         Network::None => "none".to_owned(),
         Network::Auto | Network::Loopback => "its own loopback".to_owned(),
@@ -53,8 +59,14 @@ fn requested_details(args: &SandboxCreate) -> Vec<Detail> {
     });
     let limits = (args.limits != Limits::default())
         .then(|| serde_json::to_string(&args.limits).unwrap_or_default());
-    let workspace = args.empty_workspace.then(|| "an empty one".to_owned());
-    [("network", network), ("limits", limits), ("workspace", workspace)]
+    let workspace = match &spec.workspace {
+        Workspace::Local(path) => args.workspace.as_ref().map(|_| path.to_string()),
+        Workspace::Ephemeral | Workspace::Overlay(_) => {
+            args.empty_workspace.then(|| "an empty one".to_owned())
+        }
+    };
+    let image = args.image.as_ref().map(ToString::to_string);
+    [("network", network), ("limits", limits), ("workspace", workspace), ("image", image)]
         .into_iter()
         .filter_map(|(name, text)| Some(Detail::open(name, text?)))
         .collect()
@@ -70,18 +82,49 @@ fn check_cores(limits: &Limits) -> Result<(), ToolError> {
     }
 }
 
-fn requested_spec(template: &SandboxSpec, args: &SandboxCreate) -> SandboxSpec {
+fn requested_spec(
+    template: &SandboxSpec,
+    args: &SandboxCreate,
+    directory: Option<&HostPath>,
+) -> Result<SandboxSpec, ToolError> {
     let mut spec = template.clone();
     spec.limits = args.limits.or(template.limits);
     spec.labels.extend(args.labels.clone());
     if let Some(network) = &args.network {
         spec.network = network.clone();
     }
-    if args.empty_workspace {
-        spec.workspace = Workspace::Ephemeral;
-        spec.read_only = false;
+    if let Some(image) = &args.image {
+        spec.image = Image::Named(image.clone());
+        // The host's toolchains and paths belong to its own root.
+        spec.trees.clear();
+        spec.workspace_at = spec.workspace_at.filter(|at| at.required);
     }
-    spec
+    match (directory, args.empty_workspace) {
+        (Some(_), true) => {
+            let problem = "is a directory, and `empty_workspace` asks for none";
+            return Err(ToolError::field("workspace", problem).remedy("leave one of them out"));
+        }
+        (Some(directory), false) => {
+            spec.workspace = Workspace::Local(directory.clone());
+            spec.workspace_at = find_own_path(directory, &spec.image);
+        }
+        (None, true) => {
+            spec.workspace = Workspace::Ephemeral;
+            spec.read_only = false;
+        }
+        (None, false) => {}
+    }
+    Ok(spec)
+}
+
+/// A directory appears at its own path on the host's root, where that is free.
+fn find_own_path(directory: &HostPath, image: &Image) -> Option<WorkspaceAt> {
+    match image {
+        Image::Host => {}
+        Image::Directory(_) | Image::Oci(_) | Image::Named(_) | Image::Wasm(_) => return None,
+    }
+    let at = WorkspaceAt { path: directory.to_string().parse().ok()?, required: false };
+    at.problem().is_none().then_some(at)
 }
 
 /// Whether a spec asks for more than its template.
@@ -100,6 +143,7 @@ fn is_wider_than_template(template: &SandboxSpec, spec: &SandboxSpec) -> bool {
     };
     let allowed = template.limits.or(Limits::defaults());
     network
+        || spec.image != template.image
         || LimitKind::ALL.into_iter().any(|kind| is_limit_exceeded(kind, &spec.limits, &allowed))
 }
 
@@ -123,6 +167,9 @@ fn is_limit_exceeded(kind: LimitKind, asked: &Limits, allowed: &Limits) -> bool 
 #[derive(Debug, Serialize)]
 struct SandboxListing {
     sandboxes: Vec<Binding>,
+    /// The one that calls use which name none, if the agent has chosen one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chosen: Option<SandboxId>,
 }
 
 pub(crate) async fn list_sandboxes(
@@ -131,7 +178,21 @@ pub(crate) async fn list_sandboxes(
 ) -> Result<ToolAnswer, ToolError> {
     let places = session.places.all().await;
     let sandboxes = places.iter().filter(|place| place.lives()).map(|place| Binding::of(place));
-    ToolAnswer::data(&SandboxListing { sandboxes: sandboxes.collect() })
+    let chosen = session.places.chosen();
+    ToolAnswer::data(&SandboxListing { sandboxes: sandboxes.collect(), chosen })
+}
+
+pub(crate) async fn use_sandbox(
+    session: &ToolSession,
+    args: SandboxUse,
+) -> Result<ToolAnswer, ToolError> {
+    session.places.choose(args.sandbox_id.as_ref()).await?;
+    let data = serde_json::json!({ "sandboxId": args.sandbox_id });
+    let text = match &args.sandbox_id {
+        Some(id) => format!("calls that name no sandbox use {id} from now on"),
+        None => "calls that name no sandbox use the one that the server was started with".into(),
+    };
+    ToolAnswer::told(&data, text)
 }
 
 pub(crate) async fn destroy_sandbox(
@@ -154,7 +215,7 @@ mod tests {
     }
 
     fn asks_for_more(template: &SandboxSpec, json: serde_json::Value) -> bool {
-        is_wider_than_template(template, &requested_spec(template, &args(json)))
+        is_wider_than_template(template, &requested_spec(template, &args(json), None).unwrap())
     }
 
     #[test]
@@ -167,6 +228,7 @@ mod tests {
             (serde_json::json!({"limits": {"memory": "256m"}}), false),
             (serde_json::json!({"limits": {"memory": "1g"}}), true),
             (serde_json::json!({"limits": {"wallTime": "2m"}}), true),
+            (serde_json::json!({"image": "debian:12"}), true),
         ] {
             assert_eq!(asks_for_more(&template, json.clone()), more, "{json}");
         }
@@ -184,8 +246,24 @@ mod tests {
     }
 
     #[test]
-    fn a_host_directory_cannot_be_asked_for() {
-        let json = serde_json::json!({"workspace": {"local": "/"}});
-        assert!(serde_json::from_value::<SandboxCreate>(json).is_err());
+    fn a_root_of_the_host_cannot_be_asked_for() {
+        for json in [
+            serde_json::json!({"workspace": {"local": "/"}}),
+            serde_json::json!({"image": "/etc"}),
+            serde_json::json!({"image": "../root"}),
+        ] {
+            assert!(serde_json::from_value::<SandboxCreate>(json.clone()).is_err(), "{json}");
+        }
+    }
+
+    #[test]
+    fn a_directory_takes_the_place_of_the_usual_one_at_its_own_path() {
+        let template = SandboxSpec { read_only: true, ..SandboxSpec::default() };
+        let directory: HostPath = "/srv/project".parse().unwrap();
+        let spec = requested_spec(&template, &SandboxCreate::default(), Some(&directory)).unwrap();
+        assert_eq!(spec.workspace, Workspace::Local(directory.clone()));
+        assert!(spec.read_only && spec.workspace_at.is_some());
+        let both = args(serde_json::json!({"empty_workspace": true}));
+        assert!(requested_spec(&template, &both, Some(&directory)).is_err());
     }
 }

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::arguments::{
     self, ApplyPatch, Artifacts, Bash, EditFile, Glob, Grep, ListDir, ReadFile, SandboxCreate,
-    SandboxDestroy, SandboxList, WorkspaceApply, WorkspaceDiff, WriteFile,
+    SandboxDestroy, SandboxList, SandboxUse, WorkspaceApply, WorkspaceDiff, WriteFile,
 };
 use crate::screenshot::Screenshot;
 
@@ -97,10 +97,14 @@ tools! {
     Screenshot "screenshot" "Take a screenshot" Screenshot, Effect::Reads,
     "Takes a screenshot of a web page that the sandbox itself serves.";
     SandboxCreate "sandbox_create" "Create a sandbox" SandboxCreate, Effect::Adds,
-    "Builds another sandbox and answers its id, for use as `sandbox_id`. Asking for more network or \
-     higher limits than the server was started with needs a person's consent.";
+    "Builds another sandbox and answers its id, for use as `sandbox_id`. It may have limits, an image, a \
+     network and a workspace of its own. Asking for more network, higher limits or another image than the \
+     server was started with needs a person's consent.";
     SandboxList "sandbox_list" "List sandboxes" SandboxList, Effect::Reads,
-    "Lists the sandboxes of this session.";
+    "Lists the sandboxes of this session, and which of them calls use that name none.";
+    SandboxUse "sandbox_use" "Switch sandboxes" SandboxUse, Effect::Adds,
+    "Has later calls without `sandbox_id` use this sandbox; without one, the one that the server was started \
+     with.";
     SandboxDestroy "sandbox_destroy" "Destroy a sandbox" SandboxDestroy, Effect::Changes,
     "Ends a sandbox with everything that runs in it.";
     WorkspaceDiff "workspace_diff" "Show changes" WorkspaceDiff, Effect::Reads,

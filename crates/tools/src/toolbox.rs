@@ -103,6 +103,7 @@ impl Toolbox {
                 sandboxes::create_sandbox(session, parse_arguments(given)?, call).await
             }
             Tool::SandboxList => sandboxes::list_sandboxes(session, parse_arguments(given)?).await,
+            Tool::SandboxUse => sandboxes::use_sandbox(session, parse_arguments(given)?).await,
             Tool::SandboxDestroy => {
                 sandboxes::destroy_sandbox(session, parse_arguments(given)?).await
             }

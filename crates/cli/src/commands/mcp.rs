@@ -12,16 +12,16 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::json;
 use stockade::pools::{PoolSetting, open_pools};
-use stockade_core::{EnvName, Error, ErrorCode, Result, SandboxSpec, Span, Workspace};
+use stockade_core::{EnvName, Error, ErrorCode, HostPath, Result, SandboxSpec, Span, Workspace};
 use stockade_engine::Engine;
 use stockade_server::mcp::http::{self, HttpOptions, Token};
 use stockade_server::mcp::{Desk, DeskOptions, serve_stdio};
-use stockade_tools::{HostAsks, LocalOptions, Quota, Toolbox, ToolboxOptions};
+use stockade_tools::{AllowedDirectories, HostAsks, LocalOptions, Quota, Toolbox, ToolboxOptions};
 use stockade_workspaces::SandboxWorkspaces;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::args::SpecArgs;
+use crate::args::{SpecArgs, resolve_existing_path};
 use crate::config::Settings;
 use crate::registry;
 use crate::report::reasons::warn_of_network;
@@ -49,6 +49,10 @@ pub struct McpArgs {
     /// Maximum number of sandboxes that agents may have made at once, in all sessions together.
     #[arg(long, value_name = "N", default_value_t = Quota::DEFAULT_SANDBOXES, help_heading = "Server")]
     max_sandboxes: usize,
+    /// Let agents make sandboxes over directories beneath this one; may be given several times. Without it,
+    /// they have the workspace alone.
+    #[arg(long = "allow-workspace", value_name = "DIR", help_heading = "Server")]
+    allowed: Vec<PathBuf>,
     #[command(flatten)]
     http: HttpArgs,
 }
@@ -84,6 +88,8 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
     let settings = wanted.settings(printer)?.settings;
     let mut spec = args.spec.spec(&wanted, &settings)?;
     warn_of_network(&spec.network, printer);
+    let allowed: Vec<_> =
+        args.allowed.iter().map(|dir| resolve_allowed(dir)).collect::<Result<_>>()?;
     let mut pools = settings.pools().to_vec();
     if !args.local {
         for spec in pools.iter_mut().filter_map(PoolSetting::own_spec).chain([&mut spec]) {
@@ -107,6 +113,7 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
     open_pools(&pools, &spec, &engine, &|line| printer.note(line)).await?;
     let options = ToolboxOptions {
         workspaces: workspaces.clone(),
+        directories: AllowedDirectories::new(allowed),
         quota: Quota::new(args.max_sandboxes),
         hosts,
         local,
@@ -137,6 +144,18 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
         ));
     }
     served
+}
+
+fn resolve_allowed(dir: &Path) -> Result<HostPath> {
+    const ALLOW_WORKSPACE_FLAG: &str = "--allow-workspace";
+    let real = resolve_existing_path(ALLOW_WORKSPACE_FLAG, dir)?;
+    match real.as_path().is_dir() {
+        true => Ok(real),
+        false => {
+            Err(invalid_flag_error(ALLOW_WORKSPACE_FLAG, format!("`{real}` is not a directory"))
+                .remedy("name a directory"))
+        }
+    }
 }
 
 fn too_long() -> Error {

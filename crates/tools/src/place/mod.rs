@@ -19,7 +19,7 @@ use stockade_core::{
 };
 use stockade_engine::{Engine, Execution, Output, SandboxRequest};
 use stockade_workspaces::SandboxWorkspaces;
-use tokio::sync::{OnceCell, OwnedSemaphorePermit};
+use tokio::sync::OnceCell;
 
 pub(crate) use jobs::{ToolJob, ToolJobs};
 pub(crate) use places::ToolPlaces;
@@ -27,6 +27,7 @@ pub use places::spool_cache;
 
 use crate::approval::{Facts, NetworkFact, Programs, plain_path};
 use crate::arguments::Stream;
+use crate::options::SandboxShare;
 use crate::workspace::WorkspaceView;
 use crate::{Call, ToolError};
 
@@ -54,7 +55,7 @@ pub(crate) struct ToolPlace {
     /// Why it was lost, cached after the first query.
     lost: OnceCell<Option<String>>,
     /// Its share of the sandboxes that agents may make.
-    permit: Mutex<Option<OwnedSemaphorePermit>>,
+    share: Mutex<Option<SandboxShare>>,
     shell: OnceCell<&'static str>,
 }
 
@@ -66,7 +67,7 @@ impl ToolPlace {
         workspaces: Option<&SandboxWorkspaces>,
         spools: PathBuf,
         local: bool,
-        permit: Option<OwnedSemaphorePermit>,
+        share: Option<SandboxShare>,
     ) -> Result<Self, ToolError> {
         let source = match &spec.workspace {
             Workspace::Overlay(_) => workspaces,
@@ -98,7 +99,7 @@ impl ToolPlace {
             sandbox,
             paused: AtomicBool::new(false),
             lost: OnceCell::new(),
-            permit: Mutex::new(permit),
+            share: Mutex::new(share),
             shell: OnceCell::new(),
         })
     }
@@ -204,8 +205,8 @@ impl ToolPlace {
     /// Lets go of what outlives the walls.
     pub(crate) fn forget(&self) {
         self.jobs.forget();
-        // The permit is returned here and not on drop: the watching task may hold the place a little longer.
-        self.permit.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Given back here and not on drop: the watching task may hold the place a little longer.
+        self.share.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
     /// Starts a command under a record of this id. The handle kills when it is dropped.

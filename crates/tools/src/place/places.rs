@@ -13,6 +13,8 @@ use stockade_workspaces::SandboxWorkspaces;
 use tokio::sync::{Mutex, OwnedSemaphorePermit};
 
 use super::ToolPlace;
+use crate::directories::UsedDirectory;
+use crate::options::SandboxShare;
 use crate::{LocalOptions, Quota, ToolError, ToolboxOptions};
 
 /// Directory of kept output, below the state directory: one directory for each sandbox.
@@ -45,6 +47,8 @@ pub(crate) struct ToolPlaces {
     /// The place of calls that name none, and whether this session is over.
     usual: Mutex<Usual>,
     made: std::sync::Mutex<BTreeMap<SandboxId, Arc<ToolPlace>>>,
+    /// The one that calls use which name none, where the agent has chosen one of those that it made.
+    chosen: std::sync::Mutex<Option<SandboxId>>,
 }
 
 #[derive(Default)]
@@ -65,6 +69,7 @@ impl ToolPlaces {
             notices: std::sync::Mutex::default(),
             usual: Mutex::default(),
             made: std::sync::Mutex::default(),
+            chosen: std::sync::Mutex::default(),
         }
     }
 
@@ -81,8 +86,10 @@ impl ToolPlaces {
     /// A usual one that was lost is replaced, and the answer of the call says so; one that was named is
     /// forgotten, and its loss is the answer.
     pub(crate) async fn find(&self, id: Option<&SandboxId>) -> Result<Arc<ToolPlace>, ToolError> {
-        let Some(id) = id else { return goes_on(self.find_or_build_default().await?) };
-        let place = self.find_named(id).await?;
+        let Some(id) = id.cloned().or_else(|| self.chosen()) else {
+            return goes_on(self.find_or_build_default().await?);
+        };
+        let place = self.find_named(&id).await?;
         if place.lives() {
             return goes_on(place);
         }
@@ -90,6 +97,20 @@ impl ToolPlaces {
         self.end_dead(&place).await;
         Err(ToolError::new(ErrorCode::Gone, message)
             .remedy("make another with `sandbox_create`, or leave `sandbox_id` out"))
+    }
+
+    /// Has calls that name none use this one, or the usual one again.
+    pub(crate) async fn choose(&self, id: Option<&SandboxId>) -> Result<(), ToolError> {
+        if let Some(id) = id {
+            self.find(Some(id)).await?;
+        }
+        *self.chosen.lock().unwrap_or_else(PoisonError::into_inner) = id.cloned();
+        Ok(())
+    }
+
+    /// The one that the agent has chosen.
+    pub(crate) fn chosen(&self) -> Option<SandboxId> {
+        self.chosen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What there is to say about sandboxes that were lost, once.
@@ -145,10 +166,10 @@ impl ToolPlaces {
     async fn build_place(
         &self,
         spec: SandboxSpec,
-        permit: Option<OwnedSemaphorePermit>,
+        share: Option<SandboxShare>,
     ) -> Result<ToolPlace, ToolError> {
         let workspaces = self.workspaces.as_ref();
-        ToolPlace::build(&self.engine, spec, workspaces, self.spools_dir(), false, permit).await
+        ToolPlace::build(&self.engine, spec, workspaces, self.spools_dir(), false, share).await
     }
 
     /// An engine with nothing but local execution, on the same journal.
@@ -157,11 +178,15 @@ impl ToolPlaces {
         Ok(Arc::new(Engine::open(config, vec![Arc::new(Local::default())]).await?))
     }
 
-    /// Builds one more sandbox.
-    pub(crate) async fn create(&self, spec: SandboxSpec) -> Result<Arc<ToolPlace>, ToolError> {
+    /// Builds one more sandbox, over this directory if it has one of its own.
+    pub(crate) async fn create(
+        &self,
+        spec: SandboxSpec,
+        directory: Option<UsedDirectory>,
+    ) -> Result<Arc<ToolPlace>, ToolError> {
         refuse_if(self.usual.lock().await.closed)?;
-        let permit = self.take_permit().await?;
-        let place = Arc::new(self.build_place(spec, Some(permit)).await?);
+        let share = SandboxShare { _permit: self.take_permit().await?, _directory: directory };
+        let place = Arc::new(self.build_place(spec, Some(share)).await?);
         place.watch();
         let usual = self.usual.lock().await;
         if let Err(over) = refuse_if(usual.closed) {
@@ -219,6 +244,9 @@ impl ToolPlaces {
 
     async fn drop_dead(&self, place: &Arc<ToolPlace>) {
         self.lock_made().remove(&place.id);
+        if self.chosen().as_ref() == Some(&place.id) {
+            *self.chosen.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
         let mut usual = self.usual.lock().await;
         if usual.place.as_ref().is_some_and(|known| known.id == place.id) {
             usual.place = None;

@@ -14,3 +14,4 @@ mod common;
 mod files;
 mod hostile;
 mod lost;
+mod sandboxes;

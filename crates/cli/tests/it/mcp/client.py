@@ -18,8 +18,8 @@ SOON = 30
 
 TOOLS = {
     "bash", "read_file", "write_file", "edit_file", "apply_patch", "glob", "grep", "list_dir",
-    "artifacts", "screenshot", "sandbox_create", "sandbox_list", "sandbox_destroy",
-    "workspace_diff", "workspace_apply",
+    "artifacts", "screenshot", "sandbox_create", "sandbox_list", "sandbox_use",
+    "sandbox_destroy", "workspace_diff", "workspace_apply",
 }  # fmt: skip
 
 
