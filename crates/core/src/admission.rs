@@ -194,7 +194,25 @@ fn refuse_backend(spec: &SandboxSpec, capabilities: &Capabilities) -> Option<Ref
         let reason = format!("{backend} has the boundary {boundary}, which is not accepted");
         return Some(wrong_field("boundaries", reason, "accept it, or choose another backend"));
     }
-    None
+    refuse_host(spec.host.as_deref()?, capabilities)
+}
+
+fn refuse_host(host: &str, capabilities: &Capabilities) -> Option<Refusal> {
+    let Capabilities { backend, hosts, .. } = capabilities;
+    if hosts.iter().any(|known| known == host) {
+        return None;
+    }
+    let (reason, remedy) = match hosts.is_empty() {
+        true => (
+            format!("sandboxes of {backend} are on this host alone"),
+            "leave it out, or choose a backend that has several".to_owned(),
+        ),
+        false => (
+            format!("{backend} has no host `{}`", host.escape_debug()),
+            format!("choose one of: {}", hosts.join(", ")),
+        ),
+    };
+    Some(wrong_field("host", reason, remedy))
 }
 
 /// Refusals of a spec that hold on every backend (C-04).
@@ -360,6 +378,21 @@ mod tests {
         assert_eq!(by_default.wall_time, Some(Span::secs(100)));
         let named = Limits { wall_time: Some(Span::secs(10)), ..Limits::default() };
         assert_eq!(admit_limits(named).limits_for(&command).wall_time, Some(Span::secs(10)));
+    }
+
+    #[test]
+    fn a_host_is_admitted_only_by_a_backend_that_has_it() {
+        let none = Capabilities::none(BackendName::literal("all"), Boundary::SharedKernel);
+        let all = Feature::ALL
+            .iter()
+            .fold(none, |all, feature| all.with(*feature, Support::full("test")));
+        let several = Capabilities { hosts: vec!["alpha".into()], ..all.clone() };
+        let on = |host: &str| SandboxSpec { host: Some(host.into()), ..SandboxSpec::default() };
+        assert!(admit(&on("alpha"), &several).is_ok());
+        for (spec, capabilities) in [(on("beta"), &several), (on("alpha"), &all)] {
+            let refusals = admit(&spec, capabilities).unwrap_err();
+            assert_eq!(refusals.0[0].field, "host", "{refusals}");
+        }
     }
 
     #[test]

@@ -61,6 +61,9 @@ pub struct Capabilities {
     /// How many processors its sandboxes may use at once.
     #[serde(default = "one")]
     pub cores: u32,
+    /// The hosts among which a caller may choose one; none where all sandboxes are on this one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<String>,
     /// What it does not keep of the contract on this host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gaps: Vec<Gap>,
@@ -115,8 +118,18 @@ impl Capabilities {
     pub fn none(backend: BackendName, boundary: Boundary) -> Self {
         let (unavailable, only_by_name) = (None, None);
         let (private_disk, cores) = (None, available_cores());
-        let (gaps, features) = (Vec::new(), BTreeMap::new());
-        Self { backend, boundary, unavailable, only_by_name, private_disk, cores, gaps, features }
+        let (hosts, gaps, features) = (Vec::new(), Vec::new(), BTreeMap::new());
+        Self {
+            backend,
+            boundary,
+            unavailable,
+            only_by_name,
+            private_disk,
+            cores,
+            hosts,
+            gaps,
+            features,
+        }
     }
 
     /// A backend that cannot build anything on this host.
@@ -139,6 +152,8 @@ impl Capabilities {
         }
         self.only_by_name.iter_mut().for_each(clean);
         self.cores = self.cores.clamp(1, MAX_CORES);
+        // A peer is one of the hosts that this side names, and has none of its own to offer.
+        self.hosts.clear();
         self.gaps.truncate(MAX_GAPS);
         for Gap { clause, what, remedy } in &mut self.gaps {
             [clause, what, remedy].into_iter().for_each(clean);

@@ -11,6 +11,7 @@ impl SandboxSpec {
         // Taken apart field by field, so that a new field has to be thought about.
         let Self {
             backend: _,
+            host,
             boundaries: _,
             image,
             root: _,
@@ -32,6 +33,7 @@ impl SandboxSpec {
             without,
         } = self;
         let named = [
+            ("host", host.is_some()),
             ("image", image.is_on_the_host()),
             ("workspace", *workspace != Workspace::Ephemeral),
             ("workspaceAt", workspace_at.is_some()),
@@ -54,6 +56,7 @@ impl SandboxSpec {
         if matches!(spec.network, Network::Egress(_)) {
             spec.network = Network::default();
         }
+        spec.host = None;
         spec.workspace = Workspace::Ephemeral;
         spec.workspace_at = None;
         spec.mounts.clear();
@@ -81,6 +84,7 @@ mod tests {
     #[test]
     fn what_names_the_host_is_found_and_left_out_field_by_field() {
         for (json, field) in [
+            (r#"{"host": "alpha"}"#, "host"),
             (r#"{"image": {"directory": "/"}}"#, "image"),
             (r#"{"image": {"oci": "/a"}}"#, "image"),
             (r#"{"image": {"wasm": "/a"}}"#, "image"),

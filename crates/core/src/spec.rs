@@ -21,6 +21,9 @@ use crate::{
 pub struct SandboxSpec {
     /// Which backend builds the walls.
     pub backend: BackendChoice,
+    /// Which of the backend's hosts, on one that has several. Absent: the backend's choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
     /// Boundaries the caller accepts. Empty: any that makes a security claim.
     pub boundaries: BTreeSet<Boundary>,
     /// What the root is made of.

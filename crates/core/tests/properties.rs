@@ -103,6 +103,7 @@ fn spec() -> impl Strategy<Value = SandboxSpec> {
     );
     (place, people, network(), limits()).prop_map(|(place, people, network, limits)| SandboxSpec {
         backend: BackendChoice::Auto,
+        host: None,
         boundaries: place.5.into_iter().collect(),
         image: place.0,
         root: place.4,

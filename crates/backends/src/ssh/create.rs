@@ -1,5 +1,5 @@
-//! Builds a sandbox on the host of the pool that has most room, or on the next one if that cannot be
-//! reached or is full.
+//! Builds a sandbox on the host that is asked for, or else on the one of the pool that has most room, or on the next
+//! one if that cannot be reached or is full.
 
 use std::cmp::Reverse;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -23,7 +23,7 @@ pub(super) async fn create_sandbox(
         Arc::new(HostedSandbox { host: Mutex::default(), bridge: tokio::sync::Mutex::new(None) });
     lock(&ssh.live).insert(id.clone(), Arc::clone(&live));
     let mut reasons = Vec::new();
-    for at in rank_hosts(ssh, id) {
+    for at in rank_hosts(ssh, id, admitted.spec().host.as_deref()) {
         let host = &ssh.hosts[at];
         let started = match start_far(host).await {
             Ok(started) => started,
@@ -46,9 +46,9 @@ pub(super) async fn create_sandbox(
     Err(no_usable_host(reasons))
 }
 
-/// All hosts, the one with the most room for its capacity first; those that are alike in an order that
-/// differs from sandbox to sandbox.
-fn rank_hosts(ssh: &SshWalls, id: &SandboxId) -> Vec<usize> {
+/// The host that is asked for, or all of them, the one with the most room for its capacity first; those that are
+/// alike in an order that differs from sandbox to sandbox.
+fn rank_hosts(ssh: &SshWalls, id: &SandboxId, asked: Option<&str>) -> Vec<usize> {
     let live = lock(&ssh.live);
     let on = |at: usize| live.values().filter(|one| *lock(&one.host) == Some(at)).count() as u64;
     let key = |at: &usize| {
@@ -58,7 +58,8 @@ fn rank_hosts(ssh: &SshWalls, id: &SandboxId) -> Vec<usize> {
         (id.as_str(), at).hash(&mut hasher);
         (Reverse(free), on(*at), hasher.finish())
     };
-    let mut all: Vec<usize> = (0..ssh.hosts.len()).collect();
+    let fits = |at: &usize| asked.is_none_or(|name| ssh.hosts[*at].name == name);
+    let mut all: Vec<usize> = (0..ssh.hosts.len()).filter(fits).collect();
     all.sort_by_key(key);
     all
 }
@@ -77,4 +78,23 @@ fn no_usable_host(mut reasons: Vec<Error>) -> Error {
     };
     let error = Error::new(ErrorCode::Unavailable, "create", message).backend(NAME);
     if remedies.is_empty() { error } else { error.remedy(remedies.join("; ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Host;
+    use super::*;
+
+    fn host(name: &str) -> Host {
+        Host { name: name.into(), config: None, options: Vec::new(), capacity: None }
+    }
+
+    #[test]
+    fn a_host_that_is_asked_for_is_the_only_one() {
+        let ssh = SshWalls { hosts: vec![host("a"), host("b")], live: Mutex::default() };
+        let id: SandboxId = "x1".parse().unwrap();
+        assert_eq!(rank_hosts(&ssh, &id, None).len(), 2);
+        assert_eq!(rank_hosts(&ssh, &id, Some("b")), [1]);
+        assert_eq!(rank_hosts(&ssh, &id, Some("c")), Vec::<usize>::new());
+    }
 }

@@ -59,6 +59,7 @@ type SkippedHost = (String, String);
 
 /// What all that can be reached have.
 pub(super) fn combine_hosts(measured: Vec<MeasuredHost>) -> Capabilities {
+    let hosts: Vec<String> = measured.iter().map(|(host, _)| host.name.clone()).collect();
     let (mut usable, mut skipped) = (Vec::new(), Vec::new());
     for (host, measured) in measured {
         match check_usable(&host, measured) {
@@ -77,6 +78,8 @@ pub(super) fn combine_hosts(measured: Vec<MeasuredHost>) -> Capabilities {
         all.reduce(weaker_support).unwrap_or_else(|| Support::missing(NO_HOST, NO_HOST_REMEDY))
     };
     let mut start = Capabilities::none(NAME, boundary);
+    // Also those that cannot be reached now: who names one is told why.
+    start.hosts = hosts;
     let private_disk = usable.iter().map(|(_, found)| found.private_disk.clone());
     start.private_disk = private_disk.reduce(Option::and).flatten();
     let all = Feature::ALL.iter().fold(start, |all, at| all.with(*at, shared(*at)));

@@ -4,6 +4,7 @@
 mod caller;
 pub mod command;
 pub mod env;
+mod host;
 pub mod prefix;
 pub mod secrets;
 pub mod secrets_in_arguments;
@@ -36,6 +37,9 @@ pub struct SpecArgs {
     /// Backend that builds the sandbox; `auto` chooses the strongest boundary that supports everything requested.
     #[arg(long, value_name = "NAME")]
     pub backend: Option<BackendChoice>,
+    /// Host to build it on, one of `[[ssh.hosts]]`, for --backend ssh. [default: the one with most room]
+    #[arg(long, value_name = "NAME")]
+    pub host: Option<String>,
     /// Accept this boundary; may be given several times. Without it: any that makes a security claim.
     #[arg(long = "boundary", value_name = "NAME", value_delimiter = ',')]
     pub boundaries: Vec<Boundary>,
@@ -250,6 +254,7 @@ impl SpecArgs {
         let boundaries: BTreeSet<_> = self.boundaries.iter().copied().collect();
         let mut spec = SandboxSpec {
             backend: self.backend.clone().or(settings.backend.clone()).unwrap_or_default(),
+            host: self.host.clone(),
             boundaries: if boundaries.is_empty() { settings.boundaries() } else { boundaries },
             image: self.image.as_ref().map_or(Ok(Image::Host), ImageArg::resolve)?,
             root: if self.writable_root { RootMode::CopyOnWrite } else { RootMode::ReadOnly },
@@ -272,6 +277,7 @@ impl SpecArgs {
         };
         caller::add_to(&mut spec);
         check_cores(&spec)?;
+        host::check_host(&spec, settings)?;
         match wanted {
             WantedWorkspace::Plain(Workspace::Local(dir)) | WantedWorkspace::View(dir) => {
                 workspace::refuse_state(dir, settings)?;

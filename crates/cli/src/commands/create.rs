@@ -137,10 +137,12 @@ pub fn as_captured(
         tenant,
         boundaries,
         strict,
+        host,
         ..
     } = spec;
     Ok(SandboxSpec {
         backend,
+        host,
         boundaries,
         image,
         root: captured.root,

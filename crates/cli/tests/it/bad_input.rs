@@ -275,3 +275,22 @@ fn help_and_version_are_no_errors() {
         assert!(!done.stdout.contains('\x1b'));
     }
 }
+
+#[test]
+fn a_host_is_refused_where_there_is_none_to_choose_and_where_it_is_not_configured() {
+    let place = CliPlace::new();
+    let run = |flags: &[&str]| place.stockade(&[&["run"][..], flags, &["--", "true"]].concat());
+    run(&["--host", "alpha", "--backend", "native"]).is_refused(&[
+        "--host",
+        "native",
+        "--backend ssh",
+    ]);
+    run(&["--host", "alpha", "--backend", "auto"]).is_refused(&["--host", "add --backend ssh"]);
+    let far = ["--host", "gamma", "--backend", "ssh"];
+    run(&far).is_refused(&["gamma", "[[ssh.hosts]]"]);
+    let dir = place.path("home/.config/stockade");
+    fs::create_dir_all(&dir).unwrap();
+    let hosts = "[[ssh.hosts]]\nname = \"alpha\"\n[[ssh.hosts]]\nname = \"beta\"\n";
+    fs::write(dir.join("config.toml"), hosts).unwrap();
+    run(&far).is_refused(&["gamma", "choose one of: alpha, beta"]);
+}

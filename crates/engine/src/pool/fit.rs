@@ -21,6 +21,7 @@ pub(super) fn same_walls(one: &Admitted, other: &Admitted) -> bool {
 fn same_spec(one: &SandboxSpec, other: &SandboxSpec) -> bool {
     let SandboxSpec {
         backend: _,
+        host,
         boundaries: _,
         image,
         root,
@@ -46,7 +47,7 @@ fn same_spec(one: &SandboxSpec, other: &SandboxSpec) -> bool {
         && (read_only, mounts, env) == (&other.read_only, &other.mounts, &other.env)
         && (workspace_at, trees) == (&other.workspace_at, &other.trees)
         && (user, workdir, network) == (&other.user, &other.workdir, &other.network)
-        && (deterministic, limits) == (&other.deterministic, &other.limits)
+        && (deterministic, limits, host) == (&other.deterministic, &other.limits, &other.host)
         && (tenant, without, secrets) == (&other.tenant, &other.without, &other.secrets)
 }
 

@@ -188,6 +188,7 @@ async fn request_creation(
     // Its image is what the other side has, and what stands between is not its to judge.
     let (boundaries, image) = (Default::default(), Image::Host);
     let spec = Box::new(SandboxSpec {
+        host: None,
         boundaries,
         image,
         workspace_at: None,
