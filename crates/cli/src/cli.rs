@@ -16,6 +16,7 @@ use crate::commands::explain::ExplainArgs;
 use crate::commands::fork::ForkArgs;
 use crate::commands::kill::KillArgs;
 use crate::commands::logs::LogsArgs;
+use crate::commands::man::ManArgs;
 use crate::commands::mcp::McpArgs;
 use crate::commands::net::NetArgs;
 use crate::commands::pause::PauseArgs;
@@ -139,4 +140,9 @@ pub enum Verb {
     TckEngine(EngineArgs),
     /// Print a completion script for a shell.
     Completions(CompletionsArgs),
+    /// Print the manual page of a command, or write those of all commands.
+    ///
+    /// `stockade man run | man -l -` shows one; with --dir ~/.local/share/man/man1 they are found as
+    /// `man stockade-run`.
+    Man(ManArgs),
 }

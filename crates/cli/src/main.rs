@@ -105,6 +105,7 @@ async fn run_verb(verb: Verb, native: Native, printer: &Printer) -> Result<i32> 
         #[cfg(feature = "tck")]
         Verb::TckEngine(args) => commands::tck::engine(&args, printer).await,
         Verb::Completions(args) => commands::completions::completions(&args, printer),
+        Verb::Man(args) => commands::man::man(&args, printer),
     }
 }
 

@@ -15,6 +15,7 @@ pub mod explain;
 pub mod fork;
 pub mod kill;
 pub mod logs;
+pub mod man;
 pub mod mcp;
 pub mod net;
 pub mod pause;

@@ -131,3 +131,20 @@ fn completions_are_there_for_the_usual_shells() {
     }
     place.stockade(&["completions", "tcl"]).is_refused(&["tcl", "bash"]);
 }
+
+#[test]
+fn manual_pages_are_printed_one_by_one_or_written_for_all_commands() {
+    let place = CliPlace::new();
+    let done = place.stockade(&["man", "workspace", "apply"]);
+    assert!(done.code == 0 && done.stdout.starts_with(".TH STOCKADE\\-WORKSPACE"), "{done:?}");
+    let dir = place.path("man1");
+    let done = place.stockade(&["man", "--dir", dir.to_str().unwrap()]);
+    assert_eq!((done.code, done.stdout.as_str()), (0, ""), "{done:?}");
+    for name in ["stockade.1", "stockade-run.1", "stockade-audit-prune.1"] {
+        assert!(dir.join(name).is_file(), "{name}");
+    }
+    place.stockade(&["man", "xyzzy"]).is_refused(&["xyzzy", "--help"]);
+    let taken = place.path("taken");
+    std::fs::write(&taken, "").unwrap();
+    place.stockade(&["man", "--dir", taken.to_str().unwrap()]).is_refused(&["--dir", "taken"]);
+}
