@@ -14,6 +14,7 @@ mod clean;
 mod common;
 mod config;
 mod copies;
+mod docs_examples;
 mod ending;
 #[path = "../../../tck/tests/it/engines/mod.rs"]
 mod engines;

@@ -84,6 +84,9 @@ impl CliPlace {
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join("config.toml"), "[docker]\nsocket = \"/nowhere/docker.sock\"\n")
             .unwrap();
+        for dir in ["home", "home/.config", "home/.config/stockade"] {
+            std::os::unix::fs::chown(self.path(dir), self.user, self.user).unwrap();
+        }
         self
     }
 
@@ -107,6 +110,25 @@ impl CliPlace {
             command.uid(user).gid(user);
         }
         command
+    }
+
+    /// A shell that stops at the first failure, with `stockade` in its PATH and all else as for `command`.
+    pub fn script(&self, text: &str) -> Command {
+        let bin = self.path("bin");
+        fs::create_dir_all(&bin).unwrap();
+        let linked =
+            std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_stockade"), bin.join("stockade"));
+        assert!(linked.is_ok() || bin.join("stockade").exists(), "{linked:?}");
+        let stockade = self.command(&[]);
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-e", "-c", text]).current_dir(self.workspace()).stdin(Stdio::null());
+        shell.env_clear();
+        shell.envs(stockade.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        shell.env("PATH", format!("{}:/usr/bin:/bin", bin.display()));
+        if let Some(user) = self.user {
+            shell.uid(user).gid(user);
+        }
+        shell
     }
 
     /// Runs it to its end.
