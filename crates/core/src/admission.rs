@@ -5,8 +5,8 @@ use serde::Serialize;
 use crate::secret_binding::list_secret_problems;
 use crate::secrets::looks_secret;
 use crate::{
-    BackendName, Boundary, Capabilities, Command, EffectiveLimits, Enforcement, Feature, LimitKind,
-    Limits, Network, RootMode, SandboxSpec, Span, Support, Workspace, WorkspaceAt,
+    BackendName, Boundary, Capabilities, Command, EffectiveLimits, Enforcement, Feature, Image,
+    LimitKind, Limits, Network, RootMode, SandboxSpec, Span, Support, Workspace, WorkspaceAt,
 };
 
 /// One thing that cannot be honoured.
@@ -53,7 +53,7 @@ impl std::fmt::Display for Refusals {
 }
 
 /// A spec that a backend was found able to honour. Nothing else can be handed to a backend, and
-/// nothing but [`admit`] makes one.
+/// nothing but [`admit`] makes one out of a spec.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Admitted {
     spec: SandboxSpec,
@@ -83,6 +83,13 @@ impl Admitted {
     /// The limits to set. Absent: do not set it.
     pub fn limits(&self) -> &EffectiveLimits {
         &self.limits
+    }
+
+    /// The same with its image as an [`ImageProvider`](crate::ImageProvider) has resolved it: the name with its
+    /// digest, or for the backend the directory.
+    #[must_use]
+    pub fn with_resolved_image(&self, image: Image) -> Self {
+        Self { spec: SandboxSpec { image, ..self.spec.clone() }, ..self.clone() }
     }
 
     /// How each limit will be enforced.

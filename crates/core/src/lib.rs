@@ -12,6 +12,7 @@ mod command;
 mod denied;
 mod error;
 mod feature;
+mod image;
 mod layers;
 mod limits;
 mod name;
@@ -25,6 +26,7 @@ mod recorder;
 mod secret_binding;
 mod secrets;
 mod spec;
+mod special;
 mod text;
 mod units;
 mod workspace_source;
@@ -41,6 +43,7 @@ pub use command::{Command, Run, Signal, Stdin, TerminalSize};
 pub use denied::{DeniedHost, MAX_DENIED_HOSTS, describe_denied_hosts};
 pub use error::{Error, ErrorCode, Result};
 pub use feature::Feature;
+pub use image::{ImageDefaults, ImageProvider, ResolvedImage};
 pub use layers::Layers;
 pub use limits::{EffectiveLimits, Enforcement, LimitKind, Limits};
 pub use name::{
@@ -60,6 +63,7 @@ pub use secret_binding::{SecretBinding, SecretPlace, SecretValue, find_unreached
 pub use spec::{
     BackendChoice, HostTree, Image, Mount, RootMode, SandboxSpec, User, Workspace, WorkspaceAt,
 };
+pub use special::{SpecialAddress, classify_special};
 pub use text::{MAX_FOREIGN_CHARS, clean_foreign, is_unsafe_to_show};
 pub use units::{Bytes, Millicores, Span, UnitError};
 pub use workspace_source::{HeldWorkspace, WorkspaceSource};

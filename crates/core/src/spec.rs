@@ -131,7 +131,8 @@ pub enum Image {
     Directory(HostPath),
     /// An OCI image layout or archive on the host.
     Oci(HostPath),
-    /// One that the engine behind the backend has, or can fetch, under this name.
+    /// One that a registry has under this name. It comes from the store behind the backend or, for a backend that
+    /// takes directories, from the engine's [`ImageProvider`](crate::ImageProvider).
     Named(ImageName),
     /// A WebAssembly module on the host.
     Wasm(HostPath),

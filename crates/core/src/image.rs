@@ -1,0 +1,93 @@
+//! Images by name for backends that take a directory: a provider brings the image to this host, and the engine hands
+//! its directory on. A spec, a record and a snapshot have the name with its digest, never the directory.
+
+use std::any::Any;
+use std::fmt;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+
+use crate::{HostPath, ImageName, Result};
+
+/// What an image's config says about processes in it. A guest's words: shown, and used only where asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ImageDefaults {
+    /// Environment, `NAME=value` each.
+    pub env: Vec<String>,
+    /// User, `name[:group]` or numbers. Empty for root.
+    pub user: String,
+    /// Working directory. Empty for `/`.
+    pub workdir: String,
+    /// The program and its first arguments.
+    pub entrypoint: Vec<String>,
+    /// Further arguments, or the whole command where there is no entry point.
+    pub cmd: Vec<String>,
+}
+
+impl ImageDefaults {
+    /// The command that the image runs with these arguments; without any, with its own.
+    pub fn command(&self, arguments: &[String]) -> Vec<String> {
+        let rest = if arguments.is_empty() { &self.cmd } else { arguments };
+        self.entrypoint.iter().chain(rest).cloned().collect()
+    }
+}
+
+/// An image that lies on this host.
+pub struct ResolvedImage {
+    /// Its name with its digest: `python:3.12@sha256:…`.
+    pub name: ImageName,
+    /// The directory that is its root: shared, and to be read only.
+    pub root: HostPath,
+    /// What it says about processes in it.
+    pub defaults: ImageDefaults,
+    /// Keeps the directory from being removed until it is dropped.
+    pub lease: Box<dyn Any + Send + Sync>,
+}
+
+impl fmt::Debug for ResolvedImage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, root, defaults, lease: _ } = self;
+        let mut shown = f.debug_struct("ResolvedImage");
+        shown.field("name", name).field("root", root).field("defaults", defaults);
+        shown.finish_non_exhaustive()
+    }
+}
+
+/// Brings images by name to this host.
+#[async_trait]
+pub trait ImageProvider: fmt::Debug + Send + Sync {
+    /// How a backend that takes directories has images by name, as `detect` says it.
+    fn mechanism(&self) -> String;
+
+    /// The image of that name, fetched first if need be and if that is allowed.
+    ///
+    /// - A tag is resolved once: [`ResolvedImage::name`] is what it meant.
+    /// - Its contents have the digests that were promised (C-60).
+    /// - Dropped half-way, nothing half-made can be resolved later.
+    async fn resolve(&self, name: &ImageName) -> Result<ResolvedImage>;
+
+    /// Ends whatever is under way. Idempotent.
+    async fn close(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_take_the_place_of_the_images_own_and_not_of_its_entry_point() {
+        let words =
+            |text: &str| -> Vec<String> { text.split_whitespace().map(str::to_owned).collect() };
+        let image = ImageDefaults {
+            entrypoint: words("serve --quiet"),
+            cmd: words("all"),
+            ..ImageDefaults::default()
+        };
+        assert_eq!(image.command(&[]), words("serve --quiet all"));
+        assert_eq!(image.command(&words("one two")), words("serve --quiet one two"));
+        assert_eq!(ImageDefaults::default().command(&[]), Vec::<String>::new());
+    }
+}

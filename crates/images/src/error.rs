@@ -1,0 +1,251 @@
+//! What can go wrong with an image. Texts of registries and layers are cleaned where they enter.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use stockade_core::{Error, ErrorCode};
+
+use crate::digest::Digest;
+use crate::reference::{ImageReference, ReferenceError};
+
+/// Why an operation on images failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// The name is none.
+    #[error(transparent)]
+    Name(#[from] ReferenceError),
+    /// The settings do not fit.
+    #[error("the registries' settings do not fit: {0}")]
+    Settings(String),
+    /// Credentials were found and cannot be used.
+    #[error("the credentials for `{registry}` cannot be used: {reason}")]
+    Credentials {
+        /// Whose credentials.
+        registry: String,
+        /// What is wrong with them.
+        reason: String,
+    },
+    /// The registry has no such image.
+    #[error("`{0}` is not in its registry")]
+    NotFound(ImageReference),
+    /// The store has no such image.
+    #[error("no image `{0}` is stored")]
+    NotStored(String),
+    /// Several stored images fit.
+    #[error("several stored images begin with `{0}`")]
+    Ambiguous(String),
+    /// The registry wants other credentials, or any.
+    #[error("`{registry}` does not let this user read `{repository}`")]
+    Unauthorized {
+        /// The registry.
+        registry: String,
+        /// What was to be read.
+        repository: String,
+    },
+    /// The registry answered with a status that is no answer.
+    #[error("`{host}` answered with status {status}")]
+    Status {
+        /// The host that answered.
+        host: String,
+        /// Its status.
+        status: u16,
+    },
+    /// The host cannot be reached.
+    #[error("`{host}` cannot be reached")]
+    Unreachable {
+        /// The host.
+        host: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The host sent nothing for too long.
+    #[error("`{host}` sent nothing for {}", display_duration(*.after))]
+    Stalled {
+        /// The host.
+        host: String,
+        /// The deadline.
+        after: Duration,
+    },
+    /// The host broke the protocol.
+    #[error("`{host}` broke the protocol: {what}")]
+    Protocol {
+        /// The host.
+        host: String,
+        /// How.
+        what: String,
+    },
+    /// The host sent elsewhere, where it must not.
+    #[error("`{host}` points to `{target}`, {reason}")]
+    Redirect {
+        /// The host that pointed there.
+        host: String,
+        /// Where to.
+        target: String,
+        /// Why that is refused.
+        reason: String,
+    },
+    /// Something is larger than its limit.
+    #[error("{what} is larger than {limit} bytes")]
+    TooLarge {
+        /// What.
+        what: String,
+        /// The limit.
+        limit: u64,
+    },
+    /// Contents have another digest than was promised.
+    #[error("{what} has the digest {actual}, not {expected}")]
+    DigestMismatch {
+        /// Of what.
+        what: String,
+        /// As promised.
+        expected: Digest,
+        /// As computed.
+        actual: Digest,
+    },
+    /// The image offers nothing for this platform.
+    #[error("the image has nothing for {wanted}; it has {offered}")]
+    NoPlatform {
+        /// The platform.
+        wanted: String,
+        /// What the image has.
+        offered: String,
+    },
+    /// The image is not one that is taken.
+    #[error("the image is refused: {0}")]
+    Refused(String),
+    /// A sandbox, of whichever process, uses the image.
+    #[error("`{0}` is in use by a sandbox")]
+    InUse(String),
+    /// The layers could not be unpacked, for no fault of theirs.
+    #[error("a layer could not be unpacked: {0}")]
+    Unpack(String),
+    /// The sandbox that layers are unpacked in failed, or cannot be had here.
+    #[error("a layer could not be unpacked: {}", message_with_causes(.0))]
+    Sandbox(Error),
+    /// Something of the store or an archive cannot be read or written.
+    #[error("`{path}` cannot be {step}")]
+    Io {
+        /// What was to be done to it.
+        step: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The store's directory cannot be used.
+    #[error("the image store cannot be opened")]
+    Store(#[source] Error),
+}
+
+fn display_duration(duration: Duration) -> String {
+    match duration.as_secs() {
+        0 => format!("{} ms", duration.as_millis()),
+        seconds => format!("{seconds} s"),
+    }
+}
+
+/// Without operation, backend and remedy, which are those of the sandbox and not of the image.
+fn message_with_causes(error: &Error) -> String {
+    let mut text = error.message().to_owned();
+    let mut cause = std::error::Error::source(error);
+    while let Some(source) = cause {
+        text = format!("{text}: {source}");
+        cause = source.source();
+    }
+    text
+}
+
+impl ImageError {
+    pub(crate) fn io(
+        step: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { step, path, source }
+    }
+
+    pub(crate) fn refused(reason: impl Into<String>) -> Self {
+        Self::Refused(reason.into())
+    }
+
+    /// Its stable code.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::Name(_) | Self::Settings(_) | Self::Ambiguous(_) => ErrorCode::Invalid,
+            Self::Credentials { .. } | Self::Unauthorized { .. } | Self::InUse(_) => {
+                ErrorCode::Denied
+            }
+            Self::NotFound(_) | Self::NotStored(_) => ErrorCode::NotFound,
+            Self::Status { .. } | Self::Unreachable { .. } => ErrorCode::Unavailable,
+            Self::Stalled { .. } => ErrorCode::TooSlow,
+            Self::Protocol { .. } | Self::Redirect { .. } | Self::DigestMismatch { .. } => {
+                ErrorCode::Protocol
+            }
+            Self::TooLarge { .. } => ErrorCode::TooLarge,
+            Self::NoPlatform { .. } => ErrorCode::Unsupported,
+            Self::Refused(_) => ErrorCode::Invalid,
+            Self::Unpack(_) | Self::Io { .. } => ErrorCode::System,
+            Self::Sandbox(error) | Self::Store(error) => error.code(),
+        }
+    }
+
+    /// What to do about it.
+    pub fn remedy(&self) -> &str {
+        match self {
+            Self::Name(_) => "write it as `python:3.12` or `registry.example.org/team/tool:1`",
+            Self::Settings(_) => "correct the registries in the configuration",
+            Self::Credentials { .. } => "correct the credentials file, or log in again",
+            Self::NotFound(_) => "check its name and tag; a private image needs credentials",
+            Self::NotStored(_) => "see `stockade image ls`, or pull it",
+            Self::Ambiguous(_) => "give more digits of its digest, or its name",
+            Self::Unauthorized { .. } => {
+                "log in, so that `~/.docker/config.json` or `auth.json` has credentials for it"
+            }
+            Self::Status { .. } | Self::Unreachable { .. } | Self::Stalled { .. } => {
+                "try again later, or name a mirror in the configuration"
+            }
+            Self::Protocol { .. } | Self::Redirect { .. } | Self::DigestMismatch { .. } => {
+                "use another registry, or ask its operator"
+            }
+            Self::TooLarge { .. } => "raise the limit in the configuration if the image is trusted",
+            Self::NoPlatform { .. } => "name a platform that it has",
+            Self::Refused(_) => "use another image, or build this one anew",
+            Self::InUse(_) => "end its sandboxes first",
+            Self::Unpack(_) => "try again",
+            Self::Sandbox(error) => error.hint().unwrap_or("see `stockade detect native`"),
+            Self::Io { .. } | Self::Store(_) => "see that it may be read and written and has space",
+        }
+    }
+}
+
+impl From<ImageError> for Error {
+    fn from(error: ImageError) -> Self {
+        let told =
+            Error::new(error.code(), "use an image", error.to_string()).remedy(error.remedy());
+        match error {
+            ImageError::Unreachable { source, .. } | ImageError::Io { source, .. } => {
+                told.source(source)
+            }
+            ImageError::Store(source) => told.source(source),
+            ImageError::Name(_)
+            | ImageError::Settings(_)
+            | ImageError::Credentials { .. }
+            | ImageError::NotFound(_)
+            | ImageError::NotStored(_)
+            | ImageError::Ambiguous(_)
+            | ImageError::Unauthorized { .. }
+            | ImageError::Status { .. }
+            | ImageError::Stalled { .. }
+            | ImageError::Protocol { .. }
+            | ImageError::Redirect { .. }
+            | ImageError::TooLarge { .. }
+            | ImageError::DigestMismatch { .. }
+            | ImageError::NoPlatform { .. }
+            | ImageError::Refused(_)
+            | ImageError::InUse(_)
+            | ImageError::Unpack(_)
+            | ImageError::Sandbox(_) => told,
+        }
+    }
+}

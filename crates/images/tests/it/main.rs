@@ -1,0 +1,16 @@
+//! The crate from outside: layers and layouts that are built here, registries that lie, and a real one.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails where a value is missing"
+)]
+
+mod hostile_layers;
+mod hostile_registry;
+mod killed;
+mod layers;
+mod needs_registry;
+mod needs_root;
+mod store;
+mod support;
