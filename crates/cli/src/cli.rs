@@ -14,6 +14,7 @@ use crate::commands::detect::DetectArgs;
 use crate::commands::exec::ExecArgs;
 use crate::commands::explain::ExplainArgs;
 use crate::commands::fork::ForkArgs;
+use crate::commands::image::ImageArgs;
 use crate::commands::kill::KillArgs;
 use crate::commands::logs::LogsArgs;
 use crate::commands::man::ManArgs;
@@ -84,6 +85,8 @@ pub enum Verb {
     Kill(KillArgs),
     /// Remove sandboxes in which nothing runs.
     Rm(RmArgs),
+    /// Pull, list, remove, inspect, import and export images for `--image NAME`.
+    Image(ImageArgs),
     /// Take, restore, list, remove, export and import snapshots of sandboxes.
     Snapshot(SnapshotArgs),
     /// Make copies of a persistent sandbox, and print their ids.

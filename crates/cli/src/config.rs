@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 
 use serde::Deserialize;
+use stockade::images::PullPolicy;
 use stockade_backends::ssh;
 use stockade_core::{Result, Workspace};
 use stockade_tools::ApprovalConfig;
@@ -78,6 +79,13 @@ impl Settings {
     fn ssh(&self) -> ssh::factory::SshSettings {
         // It was checked when it was read.
         stockade::backend::read_table(self.backend_table(&ssh::NAME)).unwrap_or_default()
+    }
+
+    /// Has registries asked by this policy, where one is given.
+    pub fn ask_registries(&mut self, policy: Option<PullPolicy>) {
+        if let Some(policy) = policy {
+            self.library = std::mem::take(&mut self.library).with_pull(policy);
+        }
     }
 
     /// The profile of that name.

@@ -7,6 +7,7 @@ mod cli;
 mod commands;
 mod config;
 mod daemon;
+mod image;
 mod profiles;
 mod registry;
 mod report;
@@ -79,6 +80,7 @@ async fn run_verb(verb: Verb, native: Native, printer: &Printer) -> Result<i32> 
         Verb::Logs(args) => commands::logs::logs(&args, printer).await,
         Verb::Kill(args) => commands::kill::kill(&args, printer).await,
         Verb::Rm(args) => commands::rm::rm(&args, printer).await,
+        Verb::Image(args) => commands::image::image(args, printer).await,
         Verb::Snapshot(args) => commands::snapshot::snapshot(args, printer).await,
         Verb::Fork(args) => commands::fork::fork(&args, printer).await,
         Verb::Teleport(args) => commands::teleport::teleport(&args, printer).await,

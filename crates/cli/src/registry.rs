@@ -5,6 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 
 use stockade::backend::{BuildContext, Progress, WorkerProgram};
+use stockade::images::Images;
 use stockade::registry;
 use stockade_backends::native::{self, Native};
 #[cfg(feature = "wasm")]
@@ -15,6 +16,7 @@ use stockade_engine::{Engine, EngineConfig};
 use crate::absent::absent_error;
 use crate::config::Settings;
 use crate::daemon;
+use crate::terminal::pull_bar::PullBar;
 
 pub use stockade::backend::Isolation;
 
@@ -160,7 +162,8 @@ async fn open_engine(
     {
         *native = Arc::new(at_hand);
     }
-    let engine = Engine::open(config, backends).await?;
+    let images = Some(Images::new(settings)?.provider(Arc::new(PullBar::default())));
+    let engine = Engine::open(EngineConfig { images, ..config }, backends).await?;
     daemon::sweep_sockets(&state);
     Ok(engine)
 }

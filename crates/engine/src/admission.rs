@@ -68,7 +68,7 @@ impl EngineInner {
         if let (Some(command), Some(capabilities)) = (command, taken) {
             self.admit_command(command, spec, capabilities).await?;
         }
-        self.build_order(admitted)
+        self.resolve_order_image(self.build_order(admitted)?).await
     }
 
     async fn admit_command(
@@ -96,7 +96,8 @@ impl EngineInner {
         match self.registry.get(admitted.backend()) {
             Some(backend) => {
                 let secrets = self.bind_secrets(admitted.spec())?;
-                Ok(SandboxOrder { backend: Arc::clone(backend), admitted, from: None, secrets })
+                let backend = Arc::clone(backend);
+                Ok(SandboxOrder { backend, admitted, from: None, secrets, image: None })
             }
             None => Err(no_such_backend(admitted.backend(), &self.registry.names())),
         }

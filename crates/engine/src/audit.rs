@@ -72,6 +72,7 @@ impl EngineInner {
             trees: spec.trees.iter().map(|tree| tree.part_of.clone()).collect(),
             observes: spec.network.observes(),
             engine: Some(self.engine_id()?),
+            image: order.image_name(),
         };
         self.record(started).await?;
         let walls = (order.admitted.backend().clone(), order.admitted.boundary());
@@ -175,5 +176,6 @@ pub(crate) fn build_created_event(sandbox: &SandboxId, order: &SandboxOrder) -> 
         backend: order.admitted.backend().clone(),
         boundary: order.admitted.boundary(),
         from: order.from.as_ref().map(|origin| origin.snapshot.clone()),
+        image: order.image_name(),
     }
 }

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use stockade_core::TenantName;
+use stockade_core::{ImageProvider, TenantName};
 use stockade_network::{EgressLimits, ResolverSettings, TrustSettings};
 
 use crate::history::HistoryBounds;
@@ -46,6 +47,11 @@ pub struct EngineConfig {
     pub trust: TrustSettings,
     /// How much of the network each sandbox may use.
     pub egress_limits: EgressLimits,
+    /// What brings images by name to this host, for backends that have no store of their own and take directories.
+    pub images: Option<Arc<dyn ImageProvider>>,
+    /// A directory of Stockade's own below which a workspace may lie nevertheless. Only the engine in whose
+    /// sandboxes images are unpacked has one, and no caller of that engine chooses a path.
+    pub unpack_dir: Option<PathBuf>,
 }
 
 /// What a tenant may use at once. Absent: as much as there is.
@@ -74,6 +80,8 @@ impl EngineConfig {
             resolver: ResolverSettings::default(),
             trust: TrustSettings::default(),
             egress_limits: EgressLimits::default(),
+            images: None,
+            unpack_dir: None,
         }
     }
 

@@ -65,6 +65,7 @@ impl Engine {
     /// one directory. What dead ones left is removed first, unless the configuration says not to.
     pub async fn open(config: EngineConfig, backends: Vec<Arc<dyn Backend>>) -> Result<Self> {
         let state = StateDir::open(&config.state_dir)?;
+        let images_by = config.images.as_ref().map(|provider| provider.mechanism());
         let inner = EngineInner {
             journal: Arc::new(Journal::open(&state, config.journal)?),
             leases: Leases::open(&state)?,
@@ -72,7 +73,7 @@ impl Engine {
             presence: Mutex::default(),
             snapshots: Arc::new(Snapshots::open(&state)?),
             output_logs: OutputLogs::open(&state, config.output_logs)?,
-            registry: Registry::new(backends, CapabilityCache::below(&config.state_dir)),
+            registry: Registry::new(backends, CapabilityCache::below(&config.state_dir), images_by),
             live: Mutex::default(),
             running: Mutex::default(),
             pools: Pools::default(),
@@ -251,10 +252,13 @@ impl Engine {
         let running: Vec<_> =
             lock_mutex(&self.inner.running).values().filter_map(Weak::upgrade).collect();
         running.iter().for_each(|shared| shared.cancel());
+        let mut result = match &self.inner.config.images {
+            Some(images) => images.close().await,
+            None => Ok(()),
+        };
         // What a pool could not take down is among the live ones afterwards, and tried again.
         self.inner.pools.close().await;
         let ids: BTreeSet<_> = lock_mutex(&self.inner.live).keys().cloned().collect();
-        let mut result = Ok(());
         for id in ids {
             result = result.and(self.destroy(&id).await);
         }

@@ -195,7 +195,10 @@ impl HostViewCheck<'_> {
             let there = self.mounts.locate(&own.path);
             let relation = if self.mounts.shows(located, &there) {
                 "holds"
-            } else if there.contains(located) && !self.is_view_tree(view, located) {
+            } else if there.contains(located)
+                && !self.is_view_tree(view, located)
+                && !self.is_unpacked_to(view, located)
+            {
                 "lies in"
             } else {
                 return None;
@@ -213,6 +216,12 @@ impl HostViewCheck<'_> {
         view.made_for_guests
             && parts.len() >= VIEW_TREE_DEPTH
             && store.is_some_and(|store| VIEW_TREES.contains(&store))
+    }
+
+    /// Whether a workspace is one that this engine unpacks an image into.
+    fn is_unpacked_to(&self, view: &HostView<'_>, located: &Located) -> bool {
+        let Some(dir) = self.config.unpack_dir.as_deref().map(real) else { return false };
+        view.field == "workspace" && located.path != dir && located.path.starts_with(&dir)
     }
 
     /// Private files of sandboxes, of any user's.
@@ -396,6 +405,27 @@ mod tests {
                 !collect_refusal_reasons(&config, &build_local_spec(state.join(above))).is_empty(),
                 "{above}"
             );
+        }
+    }
+
+    #[test]
+    fn what_images_are_unpacked_to_is_a_workspace_of_one_engine_and_nothing_else() {
+        let base = tempfile::tempdir().unwrap();
+        let state = base.path().canonicalize().unwrap();
+        let (store, tree) = (state.join("images"), state.join("images/drafts/one"));
+        std::fs::create_dir_all(&tree).unwrap();
+        let usual = EngineConfig::at(&state);
+        let unpacking = EngineConfig { unpack_dir: Some(store.clone()), ..usual.clone() };
+        let spec = build_local_spec(&tree);
+        assert_eq!(collect_refusal_reasons(&unpacking, &spec), "");
+        assert!(collect_refusal_reasons(&usual, &spec).contains("the state directory"));
+        for above in [&store, &state] {
+            let told = collect_refusal_reasons(&unpacking, &build_local_spec(above));
+            assert!(told.contains("the state directory"), "{told}");
+        }
+        // Neither a mount nor an image.
+        for spec in every_way(&tree).into_iter().skip(3) {
+            assert!(!collect_refusal_reasons(&unpacking, &spec).is_empty(), "{spec:?}");
         }
     }
 

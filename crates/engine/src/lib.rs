@@ -15,6 +15,7 @@ mod engine;
 mod execution;
 mod history;
 mod host_views;
+mod images;
 mod journal;
 mod lease;
 mod lifecycle;

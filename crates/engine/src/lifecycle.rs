@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use stockade_core::{
-    Admitted, Backend, EgressRule, Error, ErrorCode, Network, Parts, Result, Sandbox, SandboxId,
-    SnapshotId,
+    Admitted, Backend, EgressRule, Error, ErrorCode, Network, Parts, ResolvedImage, Result,
+    Sandbox, SandboxId, SnapshotId,
 };
 use stockade_fs::fresh_id;
 use stockade_network::SecretSet;
@@ -32,6 +32,8 @@ pub(crate) struct SandboxOrder {
     pub from: Option<Origin>,
     /// What stands for its secrets, in the environment of every command, and puts them in.
     pub secrets: Option<Arc<SecretSet>>,
+    /// The image that was provided for it, kept as long as this order and what was built by it.
+    pub image: Option<Arc<ResolvedImage>>,
 }
 
 /// A captured state, checked and ready to be used.
@@ -48,9 +50,10 @@ impl SandboxOrder {
     }
 
     async fn build_walls(&self, id: &SandboxId) -> Result<Arc<dyn Sandbox>> {
+        let admitted = self.admitted_for_backend();
         match &self.from {
-            None => self.backend.create(id, &self.admitted).await,
-            Some(origin) => self.backend.create_from(id, &self.admitted, &origin.parts).await,
+            None => self.backend.create(id, &admitted).await,
+            Some(origin) => self.backend.create_from(id, &admitted, &origin.parts).await,
         }
     }
 }

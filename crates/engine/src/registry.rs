@@ -7,6 +7,7 @@ use stockade_core::{Backend, BackendChoice, BackendName, Boundary, Capabilities,
 use tokio::sync::OnceCell;
 
 use crate::capability_cache::CapabilityCache;
+use crate::images::{takes_provided_images, with_provided_images};
 
 /// A probe that takes longer than this is an answer too.
 const PROBE_DEADLINE: Duration = Duration::from_secs(60);
@@ -14,17 +15,29 @@ const PROBE_DEADLINE: Duration = Duration::from_secs(60);
 pub(crate) struct Registry {
     backends: Vec<Registered>,
     kept: CapabilityCache,
+    /// How images by name are provided to backends that have none, where they are.
+    images_by: Option<String>,
 }
 
 struct Registered {
     backend: Arc<dyn Backend>,
-    capabilities: OnceCell<Capabilities>,
+    measured: OnceCell<MeasuredBackend>,
+}
+
+struct MeasuredBackend {
+    capabilities: Capabilities,
+    /// Whether images by name are among them only because they are provided.
+    takes_provided_images: bool,
 }
 
 impl Registry {
-    pub(crate) fn new(backends: Vec<Arc<dyn Backend>>, kept: CapabilityCache) -> Self {
-        let unmeasured = |backend| Registered { backend, capabilities: OnceCell::new() };
-        Self { backends: backends.into_iter().map(unmeasured).collect(), kept }
+    pub(crate) fn new(
+        backends: Vec<Arc<dyn Backend>>,
+        kept: CapabilityCache,
+        images_by: Option<String>,
+    ) -> Self {
+        let unmeasured = |backend| Registered { backend, measured: OnceCell::new() };
+        Self { backends: backends.into_iter().map(unmeasured).collect(), kept, images_by }
     }
 
     /// A wall that was measured is not there any more: the next engine looks again.
@@ -39,9 +52,13 @@ impl Registry {
             .for_each(|registered| self.kept.remove_measurement(registered.backend.as_ref()));
         let mut measured = Vec::new();
         for registered in &self.backends {
-            measured.push(registered.measure(&self.kept, false).await.clone());
+            measured.push(self.measure(registered, false).await.capabilities.clone());
         }
         measured
+    }
+
+    async fn measure<'r>(&'r self, registered: &'r Registered, named: bool) -> &'r MeasuredBackend {
+        registered.measure(&self.kept, self.images_by.as_deref(), named).await
     }
 
     pub(crate) fn get(&self, name: &BackendName) -> Option<&Arc<dyn Backend>> {
@@ -59,7 +76,16 @@ impl Registry {
     pub(crate) async fn capabilities(&self, name: &BackendName) -> Option<&Capabilities> {
         let registered =
             self.backends.iter().find(|registered| registered.backend.name() == *name)?;
-        Some(registered.measure(&self.kept, true).await)
+        Some(&self.measure(registered, true).await.capabilities)
+    }
+
+    /// Whether a backend has images by name only because they are provided as directories.
+    pub(crate) async fn takes_provided_images(&self, name: &BackendName) -> bool {
+        let registered = self.backends.iter().find(|known| known.backend.name() == *name);
+        match registered {
+            Some(registered) => self.measure(registered, true).await.takes_provided_images,
+            None => false,
+        }
     }
 
     /// What the backends a spec could take were measured to have. One that is named is measured alone,
@@ -76,7 +102,7 @@ impl Registry {
                 measured.push(build_unmeasured_capabilities(registered.backend.name(), reason));
                 continue;
             }
-            measured.push(registered.measure(&self.kept, named).await.clone());
+            measured.push(self.measure(registered, named).await.capabilities.clone());
         }
         measured
     }
@@ -90,19 +116,36 @@ fn build_unmeasured_capabilities(backend: BackendName, reason: String) -> Capabi
 }
 
 impl Registered {
-    async fn measure(&self, kept: &CapabilityCache, named: bool) -> &Capabilities {
+    async fn measure(
+        &self,
+        kept: &CapabilityCache,
+        images_by: Option<&str>,
+        named: bool,
+    ) -> &MeasuredBackend {
         let measure = || async {
-            match kept.read_measurement(self.backend.as_ref()) {
-                // Who names a backend wants to know how it is now.
-                Some(known) if !(named && known.unavailable.is_some()) => return known,
-                Some(_) | None => {}
+            // What is kept on disk is the backend's own: other engines may have no provider.
+            let own = self.read_or_probe(kept, named).await;
+            match images_by.filter(|_| takes_provided_images(&own)) {
+                Some(mechanism) => MeasuredBackend {
+                    capabilities: with_provided_images(own, mechanism),
+                    takes_provided_images: true,
+                },
+                None => MeasuredBackend { capabilities: own, takes_provided_images: false },
             }
-            let begun = Instant::now();
-            let measured = self.probe().await;
-            kept.keep(self.backend.as_ref(), &measured, begun.elapsed());
-            measured
         };
-        self.capabilities.get_or_init(measure).await
+        self.measured.get_or_init(measure).await
+    }
+
+    async fn read_or_probe(&self, kept: &CapabilityCache, named: bool) -> Capabilities {
+        match kept.read_measurement(self.backend.as_ref()) {
+            // Who names a backend wants to know how it is now.
+            Some(known) if !(named && known.unavailable.is_some()) => return known,
+            Some(_) | None => {}
+        }
+        let begun = Instant::now();
+        let measured = self.probe().await;
+        kept.keep(self.backend.as_ref(), &measured, begun.elapsed());
+        measured
     }
 
     async fn probe(&self) -> Capabilities {

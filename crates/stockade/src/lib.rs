@@ -139,6 +139,11 @@
 //! your own implements [`contract::Backend`] and is added with [`StockadeBuilder::backend`]; the crate `stockade-tck`
 //! judges it by the cases that judge ours. `examples/own_backend.rs` is one.
 //!
+//! # Images
+//!
+//! [`SandboxBuilder::image`] with [`Image::Named`] takes an image of a registry on every backend that can have another
+//! root: [`images`] pulls it, checks it, unpacks it in native walls and keeps it for the next one.
+//!
 //! # Below
 //!
 //! [`contract`] has every type and trait that front ends, engine and backends agree on, and [`engine`] the pipeline itself:
@@ -147,6 +152,7 @@
 mod builder;
 pub mod config;
 mod exec;
+pub mod images;
 pub mod pools;
 pub mod registry;
 mod sandbox;

@@ -9,6 +9,7 @@ use stockade_engine::{Engine, EngineConfig, Output};
 
 use crate::builder::SandboxBuilder;
 use crate::config::Settings;
+use crate::images::{Images, PullProgress};
 use crate::registry;
 
 /// An open engine with its backends. Clones are the same engine.
@@ -29,6 +30,7 @@ pub struct StockadeBuilder {
     backends: Vec<Arc<dyn Backend>>,
     builtin: bool,
     context: BuildContext,
+    pulls: Arc<dyn PullProgress>,
 }
 
 impl Stockade {
@@ -46,6 +48,7 @@ impl Stockade {
             backends: Vec::new(),
             builtin: true,
             context: BuildContext::default(),
+            pulls: Arc::new(()),
         }
     }
 
@@ -117,6 +120,11 @@ impl StockadeBuilder {
         self
     }
 
+    /// Tells of images that are pulled, layer by layer.
+    pub fn on_pull(self, progress: Arc<dyn PullProgress>) -> Self {
+        Self { pulls: progress, ..self }
+    }
+
     /// The program in which WebAssembly runs inside native walls, where those are to be had. It calls the backend's
     /// `worker` when it is started with the arguments that are named here. Without one, WebAssembly runs in this process.
     pub fn worker(mut self, worker: WorkerProgram) -> Self {
@@ -134,7 +142,8 @@ impl StockadeBuilder {
             Some(dir) => settings.with_state_dir(dir),
             None => settings,
         };
-        let config: EngineConfig = settings.engine()?;
+        let images = Some(Images::new(&settings)?.provider(self.pulls));
+        let config = EngineConfig { images, ..settings.engine()? };
         let usual = settings.spec();
         let state_dir = Some(config.state_dir.clone());
         let context = BuildContext { state_dir, ..self.context };

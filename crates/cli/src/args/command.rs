@@ -1,7 +1,9 @@
 //! The flags that say what to run, shared by every command that starts a program.
 
 use clap::Args;
-use stockade_core::{Command, Error, ErrorCode, Feature, LimitKind, Result, SandboxSpec, Stdin};
+use stockade_core::{
+    Command, Error, ErrorCode, Feature, ImageDefaults, LimitKind, Result, SandboxSpec, Stdin,
+};
 
 use crate::terminal;
 use crate::terminal::streams::Attachment;
@@ -30,11 +32,19 @@ impl CommandArgs {
         self.shell.is_none() && self.program.is_empty()
     }
 
+    /// Has the image's entry point run it; without arguments, the image's own command. A line for a shell stays one.
+    pub fn run_by(&mut self, image: &ImageDefaults) {
+        if self.shell.is_none() {
+            self.program = image.command(&self.program);
+        }
+    }
+
     /// The command these flags mean, connected to what was asked for or else to what fits.
     pub fn command(&self, fitting: Attachment) -> Result<Command> {
         if self.is_empty() {
-            return Err(Error::new(ErrorCode::Invalid, "run", "no command is given")
-                .remedy("use `stockade run -- CMD ARGS`, or --shell LINE"));
+            return Err(Error::new(ErrorCode::Invalid, "run", "no command is given").remedy(
+                "use `stockade run -- CMD ARGS`, --shell LINE, or --image NAME for the image's own",
+            ));
         }
         let command = match &self.shell {
             Some(line) => Command::shell(line.clone()),

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
+use stockade::images::PullPolicy;
 use stockade_core::{
     BackendChoice, Boundary, Bytes, Error, ErrorCode, Feature, HostPath, Image, ImageName, Limits,
     Millicores, Mount, NameError, Network, Result, RootMode, SandboxPath, SandboxSpec, Span,
@@ -47,6 +48,14 @@ pub struct SpecArgs {
     /// [default: host]
     #[arg(long, value_name = "IMAGE")]
     pub image: Option<ImageArg>,
+    /// When to ask the registry for an image that is named: always, missing (where it is not stored) or never.
+    /// [default: missing]
+    #[arg(long, value_name = "always|missing|never", value_parser = parse_pull_policy)]
+    pub pull: Option<PullPolicy>,
+    /// Take environment, working directory, entry point and numeric user from the image that is named; flags win.
+    /// [default: where no command is given]
+    #[arg(long)]
+    pub image_defaults: bool,
     /// Make the root writable; changes to it are removed with the sandbox.
     #[arg(long)]
     pub writable_root: bool,
@@ -393,6 +402,10 @@ fn parse_count(given: &str) -> Result<u32, String> {
 
 fn parse_instruction_count(given: &str) -> Result<u64, String> {
     given.parse().map_err(|_| format!("`{}` is not a whole number", given.escape_debug()))
+}
+
+fn parse_pull_policy(given: &str) -> Result<PullPolicy, String> {
+    given.parse().map_err(|_| "is none of `always`, `missing` and `never`".to_owned())
 }
 
 /// The path itself, behind all symbolic links, if it is there.

@@ -14,7 +14,9 @@ use crate::args::secrets::SecretValues;
 use crate::config::Settings;
 use crate::daemon::launch::launch_supervisor;
 use crate::daemon::message::{SandboxReady, SupervisorOrder};
+use crate::image;
 use crate::report::reasons::{describe_watched_limits, warn_of_network};
+use crate::terminal::interrupts::{self, Interrupts};
 use crate::terminal::printer::Printer;
 use crate::toolchains::Packages;
 use crate::workspace::{self, Configured, WantedWorkspace};
@@ -67,10 +69,15 @@ pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
     // No directory of the host is filled with what was captured.
     args.spec.place.no_workspace |= args.from.is_some() && args.spec.place.workspace.is_none();
     let wanted = args.spec.wanted()?;
-    let configured = wanted.settings(printer)?;
+    let mut configured = wanted.settings(printer)?;
+    configured.settings.ask_registries(args.spec.pull);
     let mut spec = args.spec.spec(&wanted, &configured.settings)?;
     if let Some(snapshot) = &args.from {
         spec = as_captured(snapshot, spec, &args.spec, &configured.settings, printer)?;
+    }
+    let settings = &configured.settings;
+    if let Some(signal) = image::pull_for_sandbox(&args.spec, &mut spec, settings, printer).await? {
+        return Ok(interrupts::exit_code(signal));
     }
     args.spec.add_toolchains(Packages::Absent, &mut spec, &configured.settings)?;
     warn_of_network(&spec.network, printer);
@@ -215,11 +222,14 @@ async fn build_sandbox(
     settings: &Settings,
     printer: &Printer,
 ) -> Result<(SandboxReady, Option<WorkspaceId>)> {
-    let ahead = workspace::acquire_ahead(wanted, &mut order.spec, settings, printer).await?;
+    // A pull has listened for signals, which from then on end nothing by themselves.
+    let has_pulled = matches!(order.spec.image, Image::Named(_));
+    let acquiring = workspace::acquire_ahead(wanted, &mut order.spec, settings, printer);
+    let ahead = end_at_signal(has_pulled, acquiring).await??;
     let workspace = ahead.as_ref().and_then(WorkspaceGuard::id).cloned();
     order.workspace.clone_from(&workspace);
     let asked = order.spec.limits;
-    match launch_supervisor(order, printer).await {
+    match end_at_signal(has_pulled, launch_supervisor(order, printer)).await? {
         Ok(ready) => {
             // The supervisor's engine has it by now.
             drop(ahead.map(WorkspaceGuard::leave));
@@ -240,6 +250,18 @@ async fn build_sandbox(
             }
             Err(error)
         }
+    }
+}
+
+/// The same, but a signal ends this process at once, as it does where none is listened for. A supervisor that is
+/// waited for ends with it.
+async fn end_at_signal<T>(is_listening: bool, work: impl Future<Output = T>) -> Result<T> {
+    if !is_listening {
+        return Ok(work.await);
+    }
+    match Interrupts::listen()?.unless(work).await {
+        Ok(done) => Ok(done),
+        Err(signal) => std::process::exit(interrupts::exit_code(signal)),
     }
 }
 

@@ -2,16 +2,18 @@
 
 use clap::Args;
 use serde::Serialize;
+use stockade::images::Images;
 use stockade_backends::landlock;
 use stockade_core::{
-    Capabilities, Enforcement, Feature, Image, Network, OBSERVE_WARNING, Result, SandboxSpec,
-    Support, WORKSPACE_ROOT, Workspace, WorkspaceAt, admit,
+    Capabilities, Enforcement, Feature, Image, ImageName, Network, OBSERVE_WARNING, Result,
+    SandboxSpec, Support, WORKSPACE_ROOT, Workspace, WorkspaceAt, admit,
 };
 use stockade_engine::{Choice, Selection};
 
 use super::detect::MEASURING_STATUS;
 use crate::args::command::CommandArgs;
 use crate::args::{SpecArgs, wasm_module};
+use crate::config::Settings;
 use crate::registry;
 use crate::terminal::printer::{OWN_ERROR, Printer, Tone};
 use crate::terminal::streams::Attachment;
@@ -42,6 +44,19 @@ struct Explanation {
     limits: Vec<Enforcement>,
     toolchains: Vec<FoundToolchain>,
     workspace: WorkspacePath,
+    /// Absent where no image is named, or no backend is taken.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    image: Option<NamedImage>,
+}
+
+/// Where the image that is named would come from.
+#[derive(Debug, Serialize)]
+struct NamedImage {
+    name: ImageName,
+    by: String,
+    /// Its digest, where this user's store has it already.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stored: Option<String>,
 }
 
 /// Where the workspace would appear.
@@ -63,7 +78,8 @@ struct NetworkChoice {
 /// Shows the choice; ends as `run` would if no backend can do it.
 pub async fn explain(mut args: ExplainArgs, printer: &Printer) -> Result<i32> {
     let wanted = args.spec.wanted()?;
-    let settings = wanted.settings(printer)?.settings;
+    let mut settings = wanted.settings(printer)?.settings;
+    settings.ask_registries(args.spec.pull);
     let mut spec = args.spec.spec(&wanted, &settings)?;
     if args.command.is_empty() {
         args.command.program.push(ANY_PROGRAM.into());
@@ -78,7 +94,9 @@ pub async fn explain(mut args: ExplainArgs, printer: &Printer) -> Result<i32> {
         Some(chosen) => engine.detect_one(chosen).await,
         None => None,
     };
+    let provided = engine.provides_images(&spec).await == Some(true);
     engine.close().await?;
+    let image = taken.as_ref().and_then(|taken| named_image(&spec, taken, provided, &settings));
     let workspace = workspace_path(&spec, taken.as_ref());
     let admitted = taken.and_then(|taken| Some((admit(&spec, &taken).ok()?, taken)));
     let network = admitted.as_ref().map(|(admitted, taken)| {
@@ -86,13 +104,27 @@ pub async fn explain(mut args: ExplainArgs, printer: &Printer) -> Result<i32> {
         NetworkChoice { why: why_network(&spec.network, taken), policy }
     });
     let limits = admitted.map(|(admitted, _)| admitted.enforcement().to_vec()).unwrap_or_default();
-    let explanation = Explanation { selection, network, limits, toolchains, workspace };
+    let explanation = Explanation { selection, network, limits, toolchains, workspace, image };
     if printer.is_json() {
         printer.json(&explanation);
     } else {
         printer.data(&explanation.render_text(printer));
     }
     Ok(if explanation.selection.chosen.is_some() { 0 } else { OWN_ERROR })
+}
+
+/// Where an image by name would come from. Nothing is pulled.
+fn named_image(
+    spec: &SandboxSpec,
+    taken: &Capabilities,
+    provided: bool,
+    settings: &Settings,
+) -> Option<NamedImage> {
+    let Image::Named(name) = &spec.image else { return None };
+    let Support::Full { by } = taken.support(Feature::NamedImage) else { return None };
+    let find = || Images::new(settings).ok()?.store().ok()?.find(name.as_str()).ok()?;
+    let stored = provided.then(find).flatten().map(|image| image.manifest.to_string());
+    Some(NamedImage { name: name.clone(), by, stored })
 }
 
 fn why_network(asked: &Network, taken: &Capabilities) -> String {
@@ -140,6 +172,10 @@ impl Explanation {
         let WorkspacePath { path, reason } = &self.workspace;
         let reason = reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
         text += &format!("\nWORKSPACE  {path}{reason}\n");
+        if let Some(NamedImage { name, by, stored }) = &self.image {
+            let stored = stored.as_ref().map(|digest| format!("; stored as {digest}"));
+            text += &format!("\nIMAGE  {name}: {by}{}\n", stored.unwrap_or_default());
+        }
         if !self.toolchains.is_empty() {
             text.push('\n');
             text += &build_toolchain_table(&self.toolchains).render(printer);

@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::{SpecArgs, resolve_existing_path};
 use crate::config::Settings;
+use crate::image;
 use crate::registry;
 use crate::report::reasons::warn_of_network;
 use crate::terminal::interrupts::{self, Interrupts};
@@ -85,11 +86,18 @@ struct HttpArgs {
 /// Serves until the client, or a signal, ends it.
 pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
     let wanted = args.spec.wanted()?;
-    let settings = wanted.settings(printer)?.settings;
+    let mut settings = wanted.settings(printer)?.settings;
+    settings.ask_registries(args.spec.pull);
     let mut spec = args.spec.spec(&wanted, &settings)?;
     warn_of_network(&spec.network, printer);
     let allowed: Vec<_> =
         args.allowed.iter().map(|dir| resolve_allowed(dir)).collect::<Result<_>>()?;
+    if !args.local
+        && let Some(signal) =
+            image::pull_for_sandbox(&args.spec, &mut spec, &settings, printer).await?
+    {
+        return Ok(interrupts::exit_code(signal));
+    }
     let mut pools = settings.pools().to_vec();
     if !args.local {
         for spec in pools.iter_mut().filter_map(PoolSetting::own_spec).chain([&mut spec]) {

@@ -13,6 +13,7 @@ pub mod events;
 pub mod exec;
 pub mod explain;
 pub mod fork;
+pub mod image;
 pub mod kill;
 pub mod logs;
 pub mod man;

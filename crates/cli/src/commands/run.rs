@@ -17,6 +17,7 @@ use super::detect::MEASURING_STATUS;
 use super::workspace::review;
 use crate::args::command::CommandArgs;
 use crate::args::{SpecArgs, wasm_module};
+use crate::image::{self, ImageUse, PulledAhead};
 use crate::registry::{self, Isolation};
 use crate::report::capture::{self, Captured};
 use crate::report::reasons::{describe_watched_limits, warn_of_network};
@@ -30,7 +31,7 @@ use crate::terminal::stdio_loop::{
 use crate::terminal::streams::Attachment;
 use crate::terminal::{self, Raw};
 use crate::toolchains::{self, Packages};
-use crate::workspace::{self, SettledWorkspace};
+use crate::workspace::{self, Configured, SettledWorkspace, WantedWorkspace};
 
 /// The exit code of a program that is not there.
 const NOT_FOUND: i32 = 127;
@@ -38,7 +39,8 @@ const NOT_FOUND: i32 = 127;
 /// What to run and in what.
 #[derive(Debug, Args)]
 #[command(override_usage = "stockade run [OPTIONS] -- CMD [ARGS]...\n       \
-                            stockade run [OPTIONS] --shell LINE")]
+                            stockade run [OPTIONS] --shell LINE\n       \
+                            stockade run [OPTIONS] --image NAME")]
 pub struct RunArgs {
     #[command(flatten)]
     spec: SpecArgs,
@@ -81,11 +83,18 @@ impl RunArgs {
     }
 }
 
-/// Runs the command; answers its exit code.
-pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result<i32> {
+/// What the flags of a run mean.
+struct PlannedRun {
+    wanted: WantedWorkspace,
+    configured: Configured,
+    spec: SandboxSpec,
+    command: Command,
+}
+
+/// Finds out what the flags mean; the signal that ended it, if one did while an image was pulled.
+async fn plan_run(args: &mut RunArgs, printer: &Printer) -> Result<Result<PlannedRun, Signal>> {
     let fitting =
         if args.detach { Attachment::Nothing } else { Attachment::of_streams(printer.is_json()) };
-    let mut command = args.command.command(fitting)?;
     if args.review {
         review::require_reviewer(printer)?;
         args.spec.place.overlay |= args.spec.place.resume.is_none();
@@ -93,12 +102,20 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
     // No directory of the host is filled with what was captured.
     args.spec.place.no_workspace |= args.from.is_some() && args.spec.place.workspace.is_none();
     let wanted = args.spec.wanted()?;
-    let configured = wanted.settings(printer)?;
+    let mut configured = wanted.settings(printer)?;
+    configured.settings.ask_registries(args.spec.pull);
     let settings = &configured.settings;
     let mut spec = args.spec.spec(&wanted, settings)?;
     if let Some(snapshot) = &args.from {
         spec = as_captured(snapshot, spec, &args.spec, settings, printer)?;
     }
+    let image = ImageUse::of_command(&args.spec, &args.command, &spec, args.detach)?;
+    match image.pull_ahead(&args.spec, &mut spec, settings, printer).await? {
+        PulledAhead::Defaults(defaults) => args.command.run_by(&defaults),
+        PulledAhead::Nothing => {}
+        PulledAhead::Interrupted(signal) => return Ok(Err(signal)),
+    }
+    let mut command = args.command.command(fitting)?;
     wasm_module::recognise_module(&mut spec, &mut command)?;
     warn_of_network(&spec.network, printer);
     let packages = if args.from.is_some() { Packages::Absent } else { Packages::InHome };
@@ -106,6 +123,17 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
     if printer.is_json() {
         capture::check_capturable(&spec, &command)?;
     }
+    Ok(Ok(PlannedRun { wanted, configured, spec, command }))
+}
+
+/// Runs the command; answers its exit code.
+pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result<i32> {
+    let PlannedRun { wanted, configured, mut spec, mut command } =
+        match plan_run(&mut args, printer).await? {
+            Ok(planned) => planned,
+            Err(signal) => return Ok(interrupts::exit_code(signal)),
+        };
+    let settings = &configured.settings;
     let secrets = args.spec.secret_values()?;
     if args.detach {
         return run_detached(spec, secrets, command, args.from, &wanted, &configured, printer)
@@ -134,14 +162,15 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
             Err(signal) => return Ok(interrupts::exit_code(signal)),
         }
     }
+    image::check_pull_flag(&args.spec, &spec, &engine).await?;
     CommandArgs::adjust(&command, &mut spec);
     let source = workspace::build_source(&wanted, &spec, &engine, settings);
     let source = match interrupts.unless(source).await {
         Ok(source) => source?.map(SandboxWorkspaces::compared),
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
+    let waits_for = workspace::describe_wait(source.as_ref(), &spec.image);
     let request = build_request(spec, source.as_ref(), args.from);
-    let waits_for = workspace::describe_wait(source.as_ref());
     let starting =
         start_session(&engine, request, &command, waits_for, &mut interrupts, printer).await?;
     let (execution, follower, raw) = match starting {

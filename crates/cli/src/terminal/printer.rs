@@ -9,6 +9,7 @@ use serde_json::json;
 use stockade_core::{Error, Refusal, Refusals, is_unsafe_to_show};
 
 use crate::report::refusals::select_decisive;
+use crate::terminal::status_line;
 
 /// The exit code of stockade's own failures.
 pub const OWN_ERROR: i32 = 125;
@@ -91,6 +92,7 @@ impl Printer {
 
     /// Data, as it is.
     pub fn data(&self, text: &str) {
+        status_line::clear();
         let mut out = std::io::stdout().lock();
         // A reader that is done closes the pipe; the error is ignored, since no reader is left.
         let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -129,6 +131,7 @@ impl Printer {
     /// Talk: one line on standard error.
     pub fn note(&self, text: &str) {
         let line = format!("stockade: {}\n", escape_unsafe_text(&without_numbers(text)));
+        status_line::clear();
         let _ = std::io::stderr().write_all(line.as_bytes());
     }
 

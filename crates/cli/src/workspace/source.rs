@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Serialize;
-use stockade_core::{Result, SandboxSpec, Workspace as Place, WorkspaceId};
+use stockade_core::{Image, Result, SandboxSpec, Workspace as Place, WorkspaceId};
 use stockade_engine::{Engine, WorkspaceGuard};
 use stockade_workspaces::{
     Diff, Hint, Kind, Mechanism, Request, SandboxWorkspaces, Workspace, WorkspaceOrigin, Workspaces,
@@ -106,13 +106,14 @@ async fn acquire_from_source(
     let Some(source) = build_source(wanted, spec, engine, settings).await? else {
         return Ok(None);
     };
-    let what = describe_wait(Some(&source));
+    // The image has been pulled by now.
+    let what = describe_wait(Some(&source), &Image::Host);
     let acquired = engine.acquire_workspace(Arc::new(source), spec);
     printer.patiently(what, acquired).await.map(Some)
 }
 
 /// What a person waits for while a sandbox is built: what takes longest.
-pub fn describe_wait(source: Option<&SandboxWorkspaces>) -> &'static str {
+pub fn describe_wait(source: Option<&SandboxWorkspaces>, image: &Image) -> &'static str {
     match source.map(SandboxWorkspaces::origin) {
         Some(WorkspaceOrigin::Fresh(Request { hint: Hint::Git { .. }, .. })) => {
             "fetching the repository"
@@ -123,7 +124,16 @@ pub fn describe_wait(source: Option<&SandboxWorkspaces>) -> &'static str {
         Some(
             WorkspaceOrigin::Fresh(_) | WorkspaceOrigin::Kept(_) | WorkspaceOrigin::KeptOrForked(_),
         )
-        | None => "building the sandbox",
+        | None => describe_build(image),
+    }
+}
+
+fn describe_build(image: &Image) -> &'static str {
+    match image {
+        Image::Named(_) => "pulling the image and building the sandbox",
+        Image::Host | Image::Directory(_) | Image::Oci(_) | Image::Wasm(_) => {
+            "building the sandbox"
+        }
     }
 }
 

@@ -56,6 +56,15 @@ mod needs_git {
     mod checkouts;
     mod worktrees;
 }
+mod needs_registry {
+    mod images;
+}
+mod needs_registry_gvisor {
+    mod images;
+}
+mod needs_registry_vm {
+    mod images;
+}
 mod needs_ssh {
     mod teleport;
 }

@@ -57,9 +57,13 @@ fn the_short_flags_of_container_engines_mean_the_same_here() {
 #[test]
 fn an_image_needs_no_prefix_where_it_has_a_name() {
     let place = CliPlace::new();
-    for image in ["debian", "debian:12", "registry.example:5000/a/b@sha256:0"] {
-        place.stockade(&["run", "--image", image, "true"]).is_refused(&["named-image"]);
+    for image in ["debian", "debian:12", "registry.example:5000/a/b"] {
+        let run = ["run", "--pull", "never", "--image", image, "true"];
+        place.stockade(&run).is_refused(&["no image", "stockade image ls"]);
     }
+    place
+        .stockade(&["run", "--image", "a/b@sha256:0", "true"])
+        .is_refused(&["is no image's name", "digest"]);
     for image in ["./root", "/root", "dir:", ""] {
         place.stockade(&["run", "--image", image, "true"]).is_refused(&["is not an image"]);
     }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use stockade_core::{
-    BackendName, Boundary, EgressRule, Enforcement, EngineId, Feature, JobId, Outcome, SandboxId,
-    SnapshotId, SnapshotKind, TenantName, Workspace, WorkspaceId,
+    BackendName, Boundary, EgressRule, Enforcement, EngineId, Feature, ImageName, JobId, Outcome,
+    SandboxId, SnapshotId, SnapshotKind, TenantName, Workspace, WorkspaceId,
 };
 use stockade_fs::Timestamp;
 
@@ -48,6 +48,9 @@ pub enum Event {
         /// The engine that will record its end; absent in records of earlier versions.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         engine: Option<EngineId>,
+        /// The image by its name, with its digest where this engine has resolved it; absent for other kinds.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        image: Option<ImageName>,
     },
     /// An execution has ended.
     Stopped {
@@ -80,6 +83,9 @@ pub enum Event {
         /// The captured state that it starts with.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         from: Option<SnapshotId>,
+        /// The image by its name, with its digest where this engine has resolved it; absent for other kinds.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        image: Option<ImageName>,
     },
     /// The state of a sandbox was captured.
     Captured {

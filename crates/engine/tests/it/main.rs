@@ -9,6 +9,7 @@
 
 mod common;
 mod endings;
+mod images;
 mod journal;
 mod leases;
 mod pipeline;

@@ -20,6 +20,7 @@ use stockade_engine::{
     EgressLimits, EngineConfig, OwnPath, Quota, ResolverSettings, StateDir, TrustSettings,
 };
 
+use crate::images::{ImageSettings, PullPolicy};
 use crate::pools::PoolSetting;
 use crate::registry;
 
@@ -58,6 +59,8 @@ pub struct Settings {
     pool: Option<Vec<PoolSetting>>,
     /// How other hosts are reached.
     network: NetworkSetting,
+    /// Where images come from and are kept.
+    images: ImageSettings,
     /// The table of each backend that has one, by its name.
     #[serde(skip)]
     tables: BTreeMap<String, toml::Table>,
@@ -134,6 +137,18 @@ impl Settings {
         Self { state_dir: Some(dir.into()), ..self }
     }
 
+    /// These settings, with registries asked by this policy.
+    #[must_use]
+    pub fn with_pull(mut self, policy: PullPolicy) -> Self {
+        self.images.pull = Some(policy);
+        self
+    }
+
+    /// Where images come from and are kept.
+    pub const fn images(&self) -> &ImageSettings {
+        &self.images
+    }
+
     /// A spec with everything that is configured for every sandbox.
     pub fn spec(&self) -> SandboxSpec {
         SandboxSpec {
@@ -204,8 +219,13 @@ impl Settings {
         configuration
             .chain(cache_dir().map(own("the cache")))
             .chain(sockets.map(own("the sockets of connections")))
-            .chain(self.backends_paths().into_iter().map(|(path, what)| OwnPath::fixed(path, what)))
+            .chain(self.named_paths().map(|(path, what)| OwnPath::fixed(path, what)))
             .collect()
+    }
+
+    /// What the tables of backends and of images name of the host.
+    fn named_paths(&self) -> impl Iterator<Item = (PathBuf, &'static str)> {
+        self.backends_paths().into_iter().chain(self.images.own_paths())
     }
 
     /// What the tables of backends name of the host.
@@ -236,6 +256,7 @@ impl Settings {
             default_quota: self.default_quota.or(earlier.default_quota),
             pool: self.pool.or(earlier.pool),
             network: self.network.merge_over(earlier.network),
+            images: self.images.merge_over(earlier.images),
             tables,
         }
     }

@@ -82,13 +82,16 @@ pub(super) fn parse_settings(
     front_end: &mut FrontEndReader<'_>,
 ) -> Result<Settings> {
     let settings = parse_text(text, front_end).map_err(|wrong| wrong.in_file(file, text))?;
-    match &settings.state_dir {
-        Some(dir) if !dir.is_absolute() => {
-            let message = format!("`{}`: stateDir is not an absolute path", file.display());
-            Err(Error::new(ErrorCode::Invalid, READ_OPERATION, message)
-                .remedy("give the whole path"))
+    let wrong = |problem: &str, remedy: &str| {
+        let message = format!("`{}`: {problem}", file.display());
+        Err(Error::new(ErrorCode::Invalid, READ_OPERATION, message).remedy(remedy))
+    };
+    match (&settings.state_dir, settings.images.problem()) {
+        (Some(dir), _) if !dir.is_absolute() => {
+            wrong("stateDir is not an absolute path", "give the whole path")
         }
-        Some(_) | None => Ok(settings),
+        (_, Some(problem)) => wrong(&problem, "correct or remove it"),
+        (Some(_) | None, None) => Ok(settings),
     }
 }
 
@@ -191,6 +194,7 @@ mod tests {
             ("[microvm]\nprepare = true", 2, "prepare"),
             ("[native]\nfast = true", 1, "native"),
             ("[[pool]]\nready = 2", 2, "ready"),
+            ("[images]\npolicy = \"never\"", 2, "policy"),
             ("[[pool]]\n[pool.spec]\nnetwrok = \"none\"", 3, "netwrok"),
         ] {
             let error = from_toml(text).unwrap_err().to_string();
@@ -221,7 +225,7 @@ mod tests {
 
     #[test]
     fn the_page_on_configuration_names_every_key() {
-        const CONFIG_TABLES: [(&str, &str); 10] = [
+        const CONFIG_TABLES: [(&str, &str); 13] = [
             ("", ""),
             ("[limits]", "limits."),
             ("[quotas.a]", "quotas.NAME."),
@@ -232,6 +236,9 @@ mod tests {
             ("[microvm.firecracker.jailer]", "microvm.firecracker.jailer."),
             ("[[ssh.hosts]]", "ssh.hosts."),
             ("[[pool]]", "pool."),
+            ("[images]", "images."),
+            ("[images.limits]", "images.limits."),
+            ("[images.registries.a]", "images.registries.NAME."),
         ];
         for (table, prefix) in CONFIG_TABLES {
             for key in keys(table) {

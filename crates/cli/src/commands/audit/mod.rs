@@ -244,8 +244,9 @@ fn build_details_table(ShownJob { job, connections }: &ShownJob) -> Table<2> {
         add("command", vec![format_command_line(command)]);
         add("workspace", vec![workspace_text(workspace)]);
     }
-    if let Event::Started { without, labels, trees, observes, .. } = &job.started.event {
+    if let Event::Started { image, without, labels, trees, observes, .. } = &job.started.event {
         add("unsafe", observes.then(|| OBSERVE_WARNING.to_owned()).into_iter().collect());
+        add("image", image.iter().map(ToString::to_string).collect());
         add("shown", trees.iter().cloned().collect());
         add("without", without.iter().map(ToString::to_string).collect());
         add("labels", labels.iter().map(|(key, value)| format!("{key}={value}")).collect());

@@ -46,6 +46,7 @@ impl CallRecord {
             trees: std::collections::BTreeSet::new(),
             observes: false,
             engine: Some(engine.id()?),
+            image: None,
         };
         engine.record(started).await?;
         Ok(Self { engine, job, admitted, begun: Instant::now() })

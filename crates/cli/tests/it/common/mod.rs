@@ -9,6 +9,7 @@
 
 pub mod changes;
 pub mod lasting;
+pub mod registry;
 pub mod screen;
 
 use std::collections::BTreeSet;

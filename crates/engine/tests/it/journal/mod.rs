@@ -47,6 +47,7 @@ fn started(job: &str) -> Event {
         trees: BTreeSet::new(),
         observes: false,
         engine: None,
+        image: None,
     }
 }
 

@@ -24,6 +24,7 @@ fn every_event_reads_back_as_it_was_recorded() {
             backend: BackendName::literal("mock"),
             boundary: Boundary::Hardware,
             from: Some("snapa".parse().unwrap()),
+            image: Some(format!("a:1@sha256:{}", "0f".repeat(32)).parse().unwrap()),
         },
         Event::Captured {
             sandbox: sandbox(),

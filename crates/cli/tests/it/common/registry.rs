@@ -1,0 +1,104 @@
+//! A registry of one's own on loopback, filled with small images that others made: `umoci` and `skopeo`.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+
+/// Programs of the images, all of them links to busybox.
+const BUSYBOX_APPLETS: [&str; 9] =
+    ["sh", "cat", "echo", "sleep", "id", "env", "pwd", "touch", "ls"];
+/// How the server says where it listens.
+const LISTENING: &str = "msg=\"listening on ";
+
+/// A registry. It ends when this is dropped.
+pub struct TestRegistry {
+    dir: TempDir,
+    child: Child,
+    address: String,
+}
+
+impl TestRegistry {
+    /// A registry with `team/busy:1`, whose `/etc/release` says `one`.
+    pub fn start() -> Self {
+        let dir = tempfile::Builder::new().prefix("stockade-registry-").tempdir().unwrap();
+        let config = dir.path().join("config.yml");
+        let storage = dir.path().join("storage");
+        let text = format!(
+            "version: 0.1\nlog: {{level: info}}\n\
+             storage: {{filesystem: {{rootdirectory: {storage:?}}}}}\n\
+             http: {{addr: \"127.0.0.1:0\"}}\n"
+        );
+        fs::write(&config, text).unwrap();
+        let mut server = Command::new("docker-registry");
+        server.arg("serve").arg(&config).stdin(Stdio::null()).stdout(Stdio::null());
+        let mut child = server.stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let address = lines.by_ref().map(Result::unwrap).find_map(|line| address_in(&line));
+        // What it says later is read and dropped, so that it never waits for a reader.
+        std::thread::spawn(move || lines.for_each(drop));
+        let registry = Self { dir, child, address: address.expect("it listens nowhere") };
+        registry.push("1", "one");
+        registry
+    }
+
+    /// The name of the image with a tag.
+    pub fn name(&self, tag: &str) -> String {
+        format!("{}/team/busy:{tag}", self.address)
+    }
+
+    /// Puts an image there under a tag; its `/etc/release` says this.
+    pub fn push(&self, tag: &str, release: &str) {
+        let layout = self.make_layout(release);
+        let source = format!("oci:{}:made", layout.display());
+        let target = format!("docker://{}", self.name(tag));
+        run("skopeo", &["copy", "--quiet", "--dest-tls-verify=false", &source, &target]);
+    }
+
+    /// An OCI layout with one image, `made`: an entry point, a command, a variable, a directory and a user.
+    pub fn make_layout(&self, release: &str) -> PathBuf {
+        let place = tempfile::tempdir_in(self.dir.path()).unwrap().keep();
+        let (layout, bundle) = (place.join("layout"), place.join("bundle"));
+        let image = format!("{}:made", layout.display());
+        run("umoci", &["init", "--layout", layout.to_str().unwrap()]);
+        run("umoci", &["new", "--image", &image]);
+        let unpacked = bundle.to_str().unwrap();
+        run("umoci", &["unpack", "--rootless", "--image", &image, unpacked]);
+        let root = bundle.join("rootfs");
+        for dir in ["bin", "etc", "srv"] {
+            fs::create_dir(root.join(dir)).unwrap();
+        }
+        fs::copy("/bin/busybox", root.join("bin/busybox")).unwrap();
+        for applet in BUSYBOX_APPLETS {
+            symlink("busybox", root.join("bin").join(applet)).unwrap();
+        }
+        fs::write(root.join("etc/release"), format!("{release}\n")).unwrap();
+        run("umoci", &["repack", "--image", &image, unpacked]);
+        let entry = ["--config.entrypoint", "/bin/sh", "--config.entrypoint", "-c"];
+        let own = ["--config.cmd", "echo $GREETING from $(pwd) as $(id -u)"];
+        let around = ["--config.env", "GREETING=hello", "--config.workingdir", "/srv"];
+        let user = ["--config.user", "33"];
+        run("umoci", &[&["config", "--image", &image], &entry[..], &own, &around, &user].concat());
+        layout
+    }
+}
+
+impl Drop for TestRegistry {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn address_in(line: &str) -> Option<String> {
+    let (_, rest) = line.split_once(LISTENING)?;
+    Some(rest.split('"').next()?.to_owned())
+}
+
+fn run(program: &str, args: &[&str]) {
+    let done = Command::new(program).args(args).stdin(Stdio::null()).output().unwrap();
+    assert!(done.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&done.stderr));
+}

@@ -1,0 +1,104 @@
+//! Images of registries: pulled into a store below the state directory, unpacked in native walls, and provided to every
+//! backend that takes a directory as its root.
+//!
+//! The store belongs to one user and is shared by all processes of that user. Nothing is opened or fetched before an
+//! image is asked for.
+
+mod provider;
+mod settings;
+mod unpack;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use stockade_core::{ImageProvider, Result};
+
+use crate::Settings;
+use provider::StoredImageProvider;
+use unpack::ConfinedUnpack;
+
+pub use settings::ImageSettings;
+pub use stockade_images::{
+    Digest, ImageConfig, ImageReference, ImageStore, Platform, PruneOptions, PullEvent,
+    PullOptions, PullPolicy, PullProgress, Removed, StoredImage, StoredLayer,
+};
+
+/// The images of this user. Clones are the same.
+#[derive(Debug, Clone)]
+pub struct Images {
+    inner: Arc<ImagesInner>,
+}
+
+#[derive(Debug)]
+struct ImagesInner {
+    dir: PathBuf,
+    store: OnceLock<ImageStore>,
+    unpack: ConfinedUnpack,
+    options: PullOptions,
+}
+
+impl Images {
+    /// The images of these settings. Nothing is touched yet.
+    pub fn new(settings: &Settings) -> Result<Self> {
+        let config = settings.engine()?;
+        let dir = settings.images().directory(&config.state_dir);
+        let inner = ImagesInner {
+            unpack: ConfinedUnpack::new(config, dir.clone()),
+            dir,
+            store: OnceLock::new(),
+            options: settings.images().pull_options(),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The store, made for this user alone if it is not there.
+    pub fn store(&self) -> Result<&ImageStore> {
+        if let Some(store) = self.inner.store.get() {
+            return Ok(store);
+        }
+        let opened = ImageStore::open(&self.inner.dir)?;
+        Ok(self.inner.store.get_or_init(|| opened))
+    }
+
+    /// When a registry is asked, as configured.
+    pub fn policy(&self) -> PullPolicy {
+        self.inner.options.policy
+    }
+
+    /// Makes sure that an image is stored, for this machine unless another platform is named.
+    pub async fn pull(
+        &self,
+        reference: &ImageReference,
+        policy: PullPolicy,
+        platform: Option<&Platform>,
+        progress: &dyn PullProgress,
+    ) -> Result<StoredImage> {
+        let platform = platform.unwrap_or(&self.inner.options.platform).clone();
+        let options = PullOptions { policy, platform, ..self.inner.options.clone() };
+        Ok(self.store()?.pull(reference, &options, &self.inner.unpack, progress).await?)
+    }
+
+    /// Stores the image of an OCI layout, a directory or an archive, under this name or the layout's own.
+    pub async fn import(
+        &self,
+        layout: &Path,
+        name: Option<&ImageReference>,
+        platform: Option<&Platform>,
+        progress: &dyn PullProgress,
+    ) -> Result<StoredImage> {
+        let PullOptions { platform: usual, limits, .. } = &self.inner.options;
+        let (store, unpack) = (self.store()?, &self.inner.unpack);
+        let platform = platform.unwrap_or(usual);
+        Ok(store.import(layout, name, platform, limits, unpack, progress).await?)
+    }
+
+    /// The provider of an engine, which tells `progress` of what it pulls.
+    pub fn provider(&self, progress: Arc<dyn PullProgress>) -> Arc<dyn ImageProvider> {
+        Arc::new(StoredImageProvider::new(self.clone(), progress))
+    }
+
+    /// Ends what is being unpacked, and returns when nothing of it is left. Idempotent.
+    pub async fn close(&self) -> Result<()> {
+        self.inner.unpack.close().await
+    }
+}

@@ -1,0 +1,126 @@
+//! The store as a provider of images for an engine.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use stockade_core::{
+    Error, ErrorCode, HostPath, ImageDefaults, ImageName, ImageProvider, NameError, ResolvedImage,
+    Result,
+};
+use stockade_images::{
+    Digest, ImageConfig, ImageError, ImageReference, PullPolicy, PullProgress, StoredImage,
+};
+
+use super::Images;
+
+const RESOLVE_OPERATION: &str = "use an image";
+/// An image may be removed between its pull and its lease: it is pulled again, once.
+const MAX_ATTEMPTS: usize = 2;
+
+/// Pulls images into a store, tells of it, and hands out their roots.
+pub(super) struct StoredImageProvider {
+    images: Images,
+    progress: Arc<dyn PullProgress>,
+}
+
+impl StoredImageProvider {
+    pub(super) fn new(images: Images, progress: Arc<dyn PullProgress>) -> Self {
+        Self { images, progress }
+    }
+
+    fn lease(&self, stored: &StoredImage, name: ImageName) -> Result<ResolvedImage> {
+        let lease = self.images.store()?.lease(stored)?;
+        let root = HostPath::try_from(lease.root().to_owned()).map_err(|error| {
+            Error::new(ErrorCode::StateUnavailable, RESOLVE_OPERATION, error.to_string())
+        })?;
+        let defaults = image_defaults(&stored.config);
+        Ok(ResolvedImage { name, root, defaults, lease: Box::new(lease) })
+    }
+}
+
+impl fmt::Debug for StoredImageProvider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoredImageProvider").field("images", &self.images).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl ImageProvider for StoredImageProvider {
+    fn mechanism(&self) -> String {
+        "pulled and unpacked by stockade; every file belongs to one owner".to_owned()
+    }
+
+    async fn resolve(&self, name: &ImageName) -> Result<ResolvedImage> {
+        let reference: ImageReference = name.as_str().parse().map_err(ImageError::from)?;
+        let policy = policy_for(&reference, self.images.policy());
+        let mut attempt = 1;
+        loop {
+            let stored = self.images.pull(&reference, policy, None, &*self.progress).await?;
+            let pinned = pinned_name(&reference, &stored.manifest)?;
+            match self.lease(&stored, pinned) {
+                Err(error) if error.code() == ErrorCode::NotFound && attempt < MAX_ATTEMPTS => {
+                    attempt += 1;
+                }
+                resolved => return resolved,
+            }
+        }
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.images.close().await
+    }
+}
+
+/// A digest means the same for ever: no registry is asked what it means.
+fn policy_for(reference: &ImageReference, policy: PullPolicy) -> PullPolicy {
+    match policy {
+        PullPolicy::Always if reference.digest().is_some() => PullPolicy::Missing,
+        PullPolicy::Always | PullPolicy::Missing | PullPolicy::Never => policy,
+    }
+}
+
+/// The name with the digest that it was found to mean.
+pub(super) fn pinned_name(reference: &ImageReference, manifest: &Digest) -> Result<ImageName> {
+    let pinned = reference.with_digest(manifest.clone()).familiar();
+    pinned.parse().map_err(|error: NameError| {
+        Error::new(ErrorCode::Invalid, RESOLVE_OPERATION, error.to_string())
+            .remedy("give the image a shorter name, without an IPv6 address")
+    })
+}
+
+fn image_defaults(config: &ImageConfig) -> ImageDefaults {
+    ImageDefaults {
+        env: config.env.clone(),
+        user: config.user.clone(),
+        workdir: config.working_dir.clone(),
+        entrypoint: config.entrypoint.clone(),
+        cmd: config.cmd.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_pinned_by_its_digest_and_keeps_its_tag() {
+        let digest: Digest = format!("sha256:{}", "0f".repeat(32)).parse().unwrap();
+        for (name, pinned) in [
+            ("python:3.12", format!("python:3.12@{digest}")),
+            ("localhost:5000/a/b", format!("localhost:5000/a/b:latest@{digest}")),
+        ] {
+            let reference: ImageReference = name.parse().unwrap();
+            assert_eq!(pinned_name(&reference, &digest).unwrap().as_str(), pinned);
+        }
+    }
+
+    #[test]
+    fn no_registry_is_asked_what_a_digest_means() {
+        let digest = format!("a@sha256:{}", "0f".repeat(32)).parse().unwrap();
+        let tag = "a:1".parse().unwrap();
+        assert_eq!(policy_for(&digest, PullPolicy::Always), PullPolicy::Missing);
+        assert_eq!(policy_for(&digest, PullPolicy::Never), PullPolicy::Never);
+        assert_eq!(policy_for(&tag, PullPolicy::Always), PullPolicy::Always);
+    }
+}
