@@ -48,7 +48,8 @@ enum ImageVerb {
 
 /// Does what is asked; answers the exit code.
 pub async fn image(args: ImageArgs, printer: &Printer) -> Result<i32> {
-    let images = Images::new(&Settings::load(None, printer)?)?;
+    let settings = Settings::load(None, printer)?;
+    let images = Images::new(&settings)?;
     match args.verb {
         ImageVerb::Pull(args) => pull::pull(args, images, printer).await,
         ImageVerb::Ls(args) => ls::ls(&args, &images, printer),
