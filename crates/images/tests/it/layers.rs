@@ -27,10 +27,14 @@ struct Imported {
 impl Imported {
     async fn of(layers: &[ArchiveBuilder]) -> Self {
         let layers: Vec<_> = layers.iter().cloned().map(ArchiveBuilder::finish).collect();
+        Self::of_archives(&layers).await
+    }
+
+    async fn of_archives(layers: &[Vec<u8>]) -> Self {
         let place = tempfile::tempdir().unwrap();
         let store = ImageStore::open(place.path().join("store")).unwrap();
         let layout = place.path().join("layout");
-        TestImage::new(&layers).write_layout(&layout);
+        TestImage::new(layers).write_layout(&layout);
         let image = import(&store, &layout).await.unwrap();
         Self { image, _place: place }
     }
@@ -46,6 +50,15 @@ impl Imported {
     fn mode(&self, name: &str) -> u32 {
         fs::symlink_metadata(self.path(name)).unwrap().permissions().mode() & 0o7777
     }
+}
+
+/// As `umoci insert` writes them, and Docker reads them.
+#[tokio::test]
+async fn an_archive_may_end_with_the_last_byte_of_its_last_file() {
+    let mut archive = layer().file("first", "1").file("last", "hello").unfinished();
+    archive.truncate(3 * 512 + "hello".len());
+    let imported = Imported::of_archives(&[archive]).await;
+    assert_eq!(imported.read("last").as_deref(), Some("hello"));
 }
 
 #[tokio::test]

@@ -162,9 +162,14 @@ impl<'a> Archive<'a> {
     fn skip_contents(&mut self) -> Result<(), UnpackError> {
         let mut buffer = [0; 8 * BLOCK_BYTES];
         while self.read_contents(&mut buffer)? > 0 {}
-        self.unread = std::mem::take(&mut self.padding);
-        while self.read_contents(&mut buffer)? > 0 {}
-        Ok(())
+        self.skip_padding()
+    }
+
+    /// Skips what fills the last block. Some writers leave it out at the archive's end.
+    fn skip_padding(&mut self) -> Result<(), UnpackError> {
+        let mut buffer = [0; BLOCK_BYTES];
+        let padding = usize::try_from(std::mem::take(&mut self.padding)).unwrap_or(0);
+        self.source.read_full(&mut buffer[..padding]).map(drop)
     }
 
     fn read_extension(&mut self, size: u64, limit: u64) -> Result<Vec<u8>, UnpackError> {
