@@ -11,6 +11,8 @@ const CLIENT_HELLO: u8 = 1;
 const MAX_RECORD: usize = 16 * 1024;
 const SERVER_NAME: u16 = 0;
 const ENCRYPTED_CLIENT_HELLO: u16 = 0xfe0d;
+/// Drafts of the same, which old servers may still know.
+const ENCRYPTED_NAME_DRAFTS: [u16; 3] = [0xfe0a, 0xfe09, 0xffce];
 const HOST_NAME: u8 = 0;
 /// The inner form of an encrypted hello; the outer one, that travels, is 0.
 const OUTER_HELLO: u8 = 0;
@@ -113,6 +115,7 @@ fn parse_hello(message: &[u8]) -> Result<String, HelloError> {
             ENCRYPTED_CLIENT_HELLO if body.first() == Some(&OUTER_HELLO) => {
                 return Err(HelloError::Encrypted);
             }
+            draft if ENCRYPTED_NAME_DRAFTS.contains(&draft) => return Err(HelloError::Encrypted),
             _ => {}
         }
     }
@@ -208,6 +211,8 @@ pub(crate) mod tests {
         assert_eq!(refused(&[name.clone(), server_name(b"b.org")]), Err(HelloError::Malformed));
         let hidden = extension(ENCRYPTED_CLIENT_HELLO, &[OUTER_HELLO, 0, 1, 0, 1]);
         assert_eq!(refused(&[name.clone(), hidden]), Err(HelloError::Encrypted));
+        let drafted = extension(0xffce, &[1, 2, 3]);
+        assert_eq!(refused(&[name.clone(), drafted]), Err(HelloError::Encrypted));
         let two = [&[0][..], &vector16(b"a.org"), &[0], &vector16(b"b.org")].concat();
         assert_eq!(refused(&[extension(SERVER_NAME, &vector16(&two))]), Err(HelloError::Malformed));
         let mut trailing = hello_with(&[name]);

@@ -23,6 +23,7 @@ use crate::intercept::relay_intercepted;
 use crate::policy::{Denial, Egress, Target, check_address, check_target, describe_no_host};
 use crate::raw_relay::{relay_bytes, relay_watched};
 use crate::record::{ConnectionRecord, ConnectionVerdict};
+use crate::secrets::describe_https_only;
 use crate::special::OwnAddresses;
 use crate::stream::{ByteCounts, GuestStream};
 
@@ -239,7 +240,9 @@ async fn relay_checked(
             inspected = inspect(&guest, target, false) => inspected?,
         }
     };
-    let plan = |filter| HttpPlan { target: target.clone(), via: request.via, filter, refused };
+    let (target_name, guest_ended) = (target.clone(), guest.watch_end());
+    let plan =
+        |filter| HttpPlan { target: target_name, via: request.via, filter, refused, guest_ended };
     match (carried, egress.secrets()) {
         (Carried::Http, secrets) => {
             let filter = secrets.map(|secrets| secrets.filter_plain(target));
@@ -248,6 +251,9 @@ async fn relay_checked(
         (Carried::Tls, Some(secrets)) if secrets.is_intercepted(target) => {
             let filter = Some(secrets.filter_intercepted(target));
             relay_intercepted(secrets, guest, socket, plan(filter)).await
+        }
+        (Carried::Raw, Some(secrets)) if secrets.is_intercepted(target) => {
+            Err(RelayError::Denied(describe_https_only(target).into()))
         }
         (Carried::Raw, Some(secrets)) => {
             relay_watched(guest, socket, secrets.watch_raw(target)).await
@@ -288,7 +294,7 @@ fn judge_first_bytes(
     match find_request_line(bytes) {
         RequestLine::Complete => Some(Ok(Carried::Http)),
         RequestLine::Other => {
-            let reason = "HTTP/2 without TLS is not let through";
+            let reason = "without TLS only well-formed HTTP/1 is let through, and no other version";
             Some(Err(RelayError::Denied(reason.into())))
         }
         RequestLine::Incomplete if !ended => None,
@@ -335,15 +341,35 @@ fn find_request_line(bytes: &[u8]) -> RequestLine {
         None if bytes.len() < MAX_REQUEST_LINE && looks_like_text(bytes) => {
             return RequestLine::Incomplete;
         }
+        // A server may take it for a request all the same.
+        None if begins_like_request(bytes) => return RequestLine::Other,
         None => return RequestLine::None,
     };
     let line = line.trim_ascii_end();
     let version = line.rsplit(u8::is_ascii_whitespace).next().unwrap_or_default();
     match version {
         b"HTTP/1.1" | b"HTTP/1.0" => RequestLine::Complete,
-        other if other.starts_with(b"HTTP/") => RequestLine::Other,
+        other if is_http_version(other) || !looks_like_text(line) && begins_like_request(line) => {
+            RequestLine::Other
+        }
         _ => RequestLine::None,
     }
+}
+
+fn is_http_version(word: &[u8]) -> bool {
+    word.get(..5).is_some_and(|start| start.eq_ignore_ascii_case(b"HTTP/"))
+}
+
+/// Whether it begins as `METHOD /`, `METHOD *` or `METHOD http`.
+fn begins_like_request(bytes: &[u8]) -> bool {
+    let Some(end) = bytes.iter().position(|byte| *byte == b' ') else { return false };
+    let (method, target) = (&bytes[..end], bytes[end..].trim_ascii_start());
+    let starts_as = |start: &[u8]| {
+        target.get(..start.len()).is_some_and(|first| first.eq_ignore_ascii_case(start))
+    };
+    !method.is_empty()
+        && method.iter().all(u8::is_ascii_alphabetic)
+        && [&b"/"[..], b"*", b"http"].iter().any(|start| starts_as(start))
 }
 
 fn looks_like_text(bytes: &[u8]) -> bool {
@@ -378,6 +404,11 @@ mod tests {
         // No other spelling lets them through, at any port.
         for web in [true, false] {
             for bytes in [&b"PRI * HTTP/2.0\r\n\r\n"[..], b"\x16\x03\x01\x00\x00"] {
+                let judged = judge(bytes, "a.org", web);
+                assert!(matches!(judged, Some(Err(RelayError::Denied(_)))), "{judged:?}");
+            }
+            let long = [&b"GET /"[..], &b"x".repeat(MAX_REQUEST_LINE)].concat();
+            for bytes in [&b"GET /\xff"[..], b"GET / http/1.1\r\n", b"get /a\xff\r\n", &long] {
                 let judged = judge(bytes, "a.org", web);
                 assert!(matches!(judged, Some(Err(RelayError::Denied(_)))), "{judged:?}");
             }

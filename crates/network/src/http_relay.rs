@@ -4,11 +4,12 @@
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONNECTION, HOST, HeaderName, UPGRADE};
 use http::uri::{Authority, PathAndQuery};
-use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::SendRequest;
@@ -17,6 +18,7 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use stockade_agent::protocol::network::Via;
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
+use tokio::sync::Notify;
 
 use crate::connection::RelayError;
 use crate::filtered_body::{RefusalHook, RefusalSlot, RelayBody, RequestError};
@@ -25,6 +27,8 @@ use crate::traffic_filter::{TrafficFilter, pass_unfiltered};
 
 /// The longest head of a request or an answer.
 pub const MAX_HEAD_BYTES: usize = 64 * 1024;
+/// How long an answer is waited for after the program has ended its direction.
+const ABANDONED_TIMEOUT: Duration = Duration::from_secs(60);
 /// Headers that are meant for a proxy.
 const PROXY_HEADERS: [HeaderName; 2] =
     [HeaderName::from_static("proxy-connection"), HeaderName::from_static("proxy-authorization")];
@@ -39,6 +43,8 @@ pub struct HttpPlan {
     pub filter: Option<TrafficFilter>,
     /// Called when a request is refused, before the program hears of it.
     pub refused: RefusalHook,
+    /// Told when the program has ended its direction, or both.
+    pub guest_ended: Arc<Notify>,
 }
 
 /// What the requests of one connection share.
@@ -86,8 +92,12 @@ where
     let upstream = upstream.with_upgrades();
     tokio::pin!(downstream, upstream);
     let mut upstream_is_over = false;
+    let guest_ended = Arc::clone(&relay.plan.guest_ended);
     let served = tokio::select! {
         served = &mut downstream => served,
+        () = wait_until_abandoned(&guest_ended) => {
+            return Err(RelayError::Failed("the program waits for no answer any more".into()));
+        }
         // The server has ended: the program still gets its last answer, and asks elsewhere for the next.
         _ = &mut upstream => {
             upstream_is_over = true;
@@ -112,6 +122,13 @@ where
         None => served.map_err(failed)?,
     }
     Ok(())
+}
+
+/// A program that has ended its direction may still wait for its last answer, but not for ever: one that has died looks
+/// the same, while the server says nothing.
+async fn wait_until_abandoned(guest_ended: &Notify) {
+    guest_ended.notified().await;
+    tokio::time::sleep(ABANDONED_TIMEOUT).await;
 }
 
 fn take<T>(slot: &Mutex<Option<T>>) -> Option<T> {
@@ -190,7 +207,7 @@ fn respond(status: StatusCode, reason: &str) -> Response<RelayBody> {
     let body = Full::new(Bytes::from(format!("stockade: {reason}\n")));
     let mut response = Response::new(RelayBody::Right(body));
     *response.status_mut() = status;
-    let close = http::HeaderValue::from_static("close");
+    let close = HeaderValue::from_static("close");
     response.headers_mut().insert(CONNECTION, close);
     response
 }
@@ -228,6 +245,11 @@ fn host_header(headers: &HeaderMap) -> Result<Option<Authority>, String> {
 
 /// The request as the server wants it: without what was for a proxy.
 fn rewrite_request<B>(mut request: Request<B>) -> Request<B> {
+    if let (None, Some(authority)) = (request.headers().get(HOST), request.uri().authority())
+        && let Ok(host) = HeaderValue::from_str(authority.as_str())
+    {
+        request.headers_mut().insert(HOST, host);
+    }
     let path = request.uri().path_and_query().cloned();
     let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
     *request.uri_mut() = Uri::from(path);
@@ -240,7 +262,7 @@ fn rewrite_request<B>(mut request: Request<B>) -> Request<B> {
 
 /// Of all that a connection may become, a WebSocket alone stays with its host. HTTP/2 would not.
 fn keep_to_known_upgrades(headers: &mut HeaderMap) {
-    let is_known = |value: &http::HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"websocket");
+    let is_known = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"websocket");
     if !headers.get_all(UPGRADE).iter().all(is_known) {
         remove_upgrade(headers);
     }
@@ -289,7 +311,9 @@ mod tests {
         let request = Request::get("http://a.org/x?y").header("proxy-authorization", "secret");
         let rewritten = rewrite_request(request.body(()).unwrap());
         assert_eq!(rewritten.uri(), "/x?y");
-        assert!(rewritten.headers().is_empty());
+        let names: Vec<_> = rewritten.headers().keys().map(HeaderName::as_str).collect();
+        assert_eq!(names, ["host"]);
+        assert_eq!(rewritten.headers()[HOST], "a.org");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The spellings in which the value of a secret may stand in an answer: as it is, in base64 at any offset, in a URL,
-//! in JSON. Another encoding is not found: the host that gets a secret is trusted with it.
+//! in JSON, in HTML, each as the usual encoders write it. Another encoding is not found: the host that gets a secret is trusted with it.
 
 use std::fmt::Write as _;
 
@@ -8,13 +8,19 @@ use base64::engine::general_purpose::STANDARD_NO_PAD;
 
 /// Every spelling of a value that is looked for, each once.
 pub fn list_spellings(value: &str) -> Vec<Vec<u8>> {
-    let (upper, lower) = (escape_for_url(value, true), escape_for_url(value, false));
-    let escaped = value.replace('\\', "\\\\").replace('"', "\\\"");
-    let texts = [value.to_owned(), upper, lower, escaped];
-    let mut spellings: Vec<Vec<u8>> = texts.map(String::into_bytes).into();
+    let mut texts = vec![value.to_owned()];
+    for upper_case in [true, false] {
+        texts.extend(["", "/", "/+"].map(|kept| escape_for_url(value, upper_case, kept)));
+    }
+    for slashes in [true, false] {
+        texts.extend([true, false].map(|markup| escape_for_json(value, slashes, markup)));
+    }
+    texts.extend(["&#39;", "&#x27;", "&apos;", "'"].map(|quote| escape_for_html(value, quote)));
+    let mut spellings: Vec<Vec<u8>> = texts.into_iter().map(String::into_bytes).collect();
     for offset in 0..3 {
         let standard = encode_inside(value.as_bytes(), offset);
         spellings.push(standard.iter().map(|sign| to_url_safe(*sign)).collect());
+        spellings.push(escape_slashes(&standard));
         spellings.push(standard);
     }
     spellings.sort_unstable();
@@ -40,7 +46,35 @@ fn to_url_safe(sign: u8) -> u8 {
     }
 }
 
-fn escape_for_url(value: &str, upper_case: bool) -> String {
+/// As some encoders of JSON write it.
+fn escape_slashes(text: &[u8]) -> Vec<u8> {
+    let escape = |byte: &u8| if *byte == b'/' { vec![b'\\', b'/'] } else { vec![*byte] };
+    text.iter().flat_map(escape).collect()
+}
+
+/// Slashes are escaped by PHP, and what is markup in HTML by Go.
+fn escape_for_json(value: &str, slashes: bool, markup: bool) -> String {
+    let mut escaped = String::new();
+    for character in value.chars() {
+        match character {
+            '"' | '\\' => escaped.extend(['\\', character]),
+            '/' if slashes => escaped.push_str("\\/"),
+            '<' if markup => escaped.push_str("\\u003c"),
+            '>' if markup => escaped.push_str("\\u003e"),
+            '&' if markup => escaped.push_str("\\u0026"),
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}
+
+fn escape_for_html(value: &str, quote: &str) -> String {
+    let plain = value.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    plain.replace('"', "&quot;").replace('\'', quote)
+}
+
+/// `kept` stays as it is, beside what every encoder keeps. Where that has a plus, a space becomes one.
+fn escape_for_url(value: &str, upper_case: bool, kept: &str) -> String {
     let mut escaped = String::new();
     for byte in value.bytes() {
         // Writing to a string does not fail.
@@ -48,6 +82,8 @@ fn escape_for_url(value: &str, upper_case: bool) -> String {
             b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
                 escaped.write_char(char::from(byte))
             }
+            b'/' if kept.contains('/') => escaped.write_char('/'),
+            b' ' if kept.contains('+') => escaped.write_char('+'),
             other if upper_case => write!(escaped, "%{other:02X}"),
             other => write!(escaped, "%{other:02x}"),
         };
@@ -72,6 +108,15 @@ mod tests {
     fn a_value_is_found_in_every_spelling() {
         let url = "a%2Fb%2Bc%22d%5Ce%3F%3F%3E%3E~~f";
         let json = "{\"key\": \"a/b+c\\\"d\\\\e??>>~~f\"}";
+        let by_others = [
+            "a/b%2Bc%22d%5Ce%3F%3F%3E%3E~~f",
+            r#"{"key": "a\/b+c\"d\\e??>>~~f"}"#,
+            r#"{"key": "a/b+c\"d\\e??\u003e\u003e~~f"}"#,
+            "a/b+c&quot;d\\e??&gt;&gt;~~f",
+        ];
+        for text in by_others {
+            assert!(is_found(text), "{text}");
+        }
         for text in [VALUE, url, json] {
             assert!(is_found(&format!("before {text} after")), "{text}");
         }

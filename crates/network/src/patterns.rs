@@ -7,6 +7,8 @@ use memchr::memmem::Finder;
 
 /// The most bytes that one piece may become: a value can be far longer than what it stands for.
 const MAX_REWRITTEN_BYTES: usize = 512 * 1024;
+/// What is held back for the sake of secret texts is a multiple of this: it must not tell their length.
+const HELD_STEP_BYTES: usize = 256;
 
 /// What happens where a text is found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +28,8 @@ struct Pattern {
 pub struct Patterns {
     list: Vec<Pattern>,
     longest: usize,
+    /// Whoever gets the stream must not learn from what is held back how one of the texts begins.
+    are_secret: bool,
 }
 
 impl Patterns {
@@ -38,7 +42,12 @@ impl Patterns {
         // Of two that begin at the same place the longer one is meant.
         list.sort_by_key(|pattern| std::cmp::Reverse(pattern.finder.needle().len()));
         let longest = list.first().map_or(0, |pattern| pattern.finder.needle().len());
-        Self { list, longest }
+        Self { list, longest, are_secret: false }
+    }
+
+    /// Like [`Patterns::new`], of texts that the receiver of a stream must not learn. They have no control characters.
+    pub fn of_secrets(texts: impl IntoIterator<Item = (Vec<u8>, PatternAction)>) -> Self {
+        Self { are_secret: true, ..Self::new(texts) }
     }
 
     /// The text with everything replaced; nothing if it stays as it is; an error if it must not pass.
@@ -87,6 +96,12 @@ impl Patterns {
 
     /// How many bytes at the end could be the beginning of a text.
     fn count_undecided(&self, tail: &[u8]) -> usize {
+        if self.are_secret {
+            // Whatever could stand in any value, be it the beginning of this one or not.
+            let most = self.longest.next_multiple_of(HELD_STEP_BYTES);
+            let could_be_secret = |byte: &&u8| !byte.is_ascii_control();
+            return tail.iter().rev().take(most).take_while(could_be_secret).count();
+        }
         let most = tail.len().min(self.longest.saturating_sub(1));
         let begins = |length: &usize| {
             let end = &tail[tail.len() - length..];
@@ -191,6 +206,34 @@ mod tests {
         assert_eq!(filter.push(b"hay need").unwrap(), b"hay ");
         assert_eq!(filter.push(b"s").unwrap(), b"needs");
         assert!(filter.is_empty());
+    }
+
+    #[test]
+    fn what_is_held_back_does_not_tell_how_a_secret_begins() {
+        let held = |guess: &[u8]| {
+            let action = PatternAction::Replace(b"***".to_vec());
+            let secrets = Patterns::of_secrets([(b"correct-horse".to_vec(), action)]);
+            let mut filter = StreamFilter::new(Arc::new(secrets));
+            let passed = filter.push(guess).unwrap();
+            (passed.len(), filter.finish().len())
+        };
+        assert_eq!(held(b"one\ncorrect"), held(b"one\nxyzxyzx"));
+        assert_eq!(held(b"one\ncorrect"), (4, 7));
+        // A line that is complete is not held back.
+        assert_eq!(held(b"data: x\n"), (8, 0));
+        let long = [&b"x".repeat(5000)[..], b"correct"].concat();
+        assert_eq!(held(&long), held(&b"x".repeat(5007)));
+    }
+
+    #[test]
+    fn a_secret_is_replaced_wherever_a_stream_is_cut() {
+        let text = "a correct-horse, and a correct\n-horse";
+        for at in 0..text.len() {
+            let action = PatternAction::Replace(b"***".to_vec());
+            let secrets = Arc::new(Patterns::of_secrets([(b"correct-horse".to_vec(), action)]));
+            let passed = stream(&secrets, &[&text[..at], &text[at..]]);
+            assert_eq!(passed, "a ***, and a correct\n-horse", "{at}");
+        }
     }
 
     #[test]

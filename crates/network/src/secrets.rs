@@ -104,6 +104,8 @@ impl SecretSet {
             body: Arc::new(block(Whereabouts::Body)),
             length: LengthChange::Keeps,
             mask: None,
+            mask_names: None,
+            refused: self.is_intercepted(target).then(|| describe_https_only(target)),
         }
     }
 
@@ -123,7 +125,11 @@ impl SecretSet {
             head: self.build_patterns(|it| it.fill_in(target, Whereabouts::Header)),
             body: Arc::new(self.build_patterns(|it| it.fill_in(target, Whereabouts::Body))),
             length: if has_body { LengthChange::Changes } else { LengthChange::Keeps },
-            mask: Some(Arc::new(Patterns::new(self.secrets.iter().flat_map(HeldSecret::mask)))),
+            mask: Some(Arc::new(Patterns::of_secrets(
+                self.secrets.iter().flat_map(HeldSecret::mask),
+            ))),
+            mask_names: Some(Patterns::new(self.secrets.iter().flat_map(HeldSecret::mask_names))),
+            refused: None,
         }
     }
 
@@ -172,12 +178,23 @@ impl HeldSecret {
         })
     }
 
+    /// The same in the small letters that names of headers are written in here.
+    fn mask_names(&self) -> Vec<(Vec<u8>, PatternAction)> {
+        let small = |(text, action): (Vec<u8>, _)| (text.to_ascii_lowercase(), action);
+        self.mask().into_iter().map(small).collect()
+    }
+
     /// Every spelling of the value, with what is shown instead.
     fn mask(&self) -> Vec<(Vec<u8>, PatternAction)> {
         let shown = PatternAction::Replace(self.placeholder.clone().into_bytes());
         let spellings = list_spellings(self.value.expose()).into_iter();
         spellings.map(|text| (text, shown.clone())).collect()
     }
+}
+
+/// What is stored over HTTPS could be read back over another protocol, where nothing is masked.
+pub(crate) fn describe_https_only(target: &Target) -> String {
+    format!("a secret is bound to `{target}`, which is therefore reached over HTTPS only")
 }
 
 /// A value within another could not be masked reliably.

@@ -12,6 +12,7 @@ use stockade_agent::protocol::network::{
 };
 use stockade_core::clean_foreign;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
 
 use crate::limits::EgressMeter;
 use crate::outbox::Outbox;
@@ -44,6 +45,8 @@ struct StreamState {
     received: u64,
     reader: Option<Waker>,
     writer: Option<Waker>,
+    /// Told when the program has ended its direction, or both.
+    ended: Arc<Notify>,
 }
 
 /// The other side broke the protocol.
@@ -130,6 +133,7 @@ impl StreamChange<'_> {
     pub fn end(&mut self) {
         self.0.inbound_ended = true;
         self.0.wake_reader();
+        self.0.ended.notify_one();
     }
 
     /// The connection is gone.
@@ -137,6 +141,7 @@ impl StreamChange<'_> {
         self.0.reset = true;
         self.0.wake_reader();
         self.0.wake_writer();
+        self.0.ended.notify_one();
     }
 
     /// The helper has connected.
@@ -168,6 +173,7 @@ impl StreamState {
             received: 0,
             reader: None,
             writer: None,
+            ended: Arc::default(),
         }
     }
 
@@ -241,6 +247,11 @@ impl GuestStream {
             Poll::Pending
         })
         .await
+    }
+
+    /// Told once the program has ended its direction, or both, also while nothing is read.
+    pub fn watch_end(&self) -> Arc<Notify> {
+        lock(&self.shared.state).ended.clone()
     }
 
     /// Bytes from the program and for it, up to now.

@@ -31,6 +31,10 @@ pub struct TrafficFilter {
     pub length: LengthChange,
     /// In answers. Only where this process has opened the connection.
     pub mask: Option<Arc<Patterns>>,
+    /// In names of headers of answers.
+    pub mask_names: Option<Patterns>,
+    /// Why no request passes, whatever is in it.
+    pub refused: Option<String>,
 }
 
 impl TrafficFilter {
@@ -45,6 +49,9 @@ impl TrafficFilter {
         request: Request<Incoming>,
         refusal: &RefusalSlot,
     ) -> Result<Request<RelayBody>, RequestError> {
+        if let Some(reason) = &self.refused {
+            return Err(RequestError::Refused(reason.clone()));
+        }
         let (mut parts, body) = request.into_parts();
         let line = format!("{} {}", parts.method, parts.uri);
         self.line.apply(line.as_bytes()).map_err(RequestError::Refused)?;
@@ -100,6 +107,11 @@ impl TrafficFilter {
             let reason = "the server went over to another protocol, unasked";
             return Err(RequestError::Failed(reason.into()));
         }
+        if parts.status == StatusCode::PARTIAL_CONTENT {
+            let reason =
+                "the server answers in parts, unasked: a secret that is cut could not be masked";
+            return Err(RequestError::Failed(reason.into()));
+        }
         if !body.is_end_stream() && is_encoded(&parts.headers) {
             let reason = "the server compresses its answer although it was asked not to: a secret in it \
                           could not be masked";
@@ -107,6 +119,7 @@ impl TrafficFilter {
         }
         // The words behind the status among them.
         parts.extensions.clear();
+        remove_masked_names(&mut parts.headers, self.mask_names.as_ref());
         mask_headers(&mut parts.headers, mask).map_err(RequestError::Refused)?;
         let headers = &mut parts.headers;
         let body = filter_body(body, headers, mask, LengthChange::Changes, refusal).await?;
@@ -121,6 +134,17 @@ pub fn pass_unfiltered(body: Incoming) -> RelayBody {
 
 fn to_header_value(text: &[u8]) -> Result<HeaderValue, String> {
     HeaderValue::from_bytes(text).map_err(|_| "a secret cannot stand in a header".into())
+}
+
+/// A name cannot be masked: what stands for a secret there would be another header.
+fn remove_masked_names(headers: &mut HeaderMap, names: Option<&Patterns>) {
+    let Some(names) = names else { return };
+    let is_telling = |name: &HeaderName| !matches!(names.apply(name.as_str().as_bytes()), Ok(None));
+    let telling: Vec<HeaderName> =
+        headers.keys().filter(|name| is_telling(name)).cloned().collect();
+    for name in telling {
+        headers.remove(name);
+    }
 }
 
 fn mask_headers(headers: &mut HeaderMap, mask: &Patterns) -> Result<(), String> {

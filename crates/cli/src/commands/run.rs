@@ -151,6 +151,7 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
     engine.hold_secrets(&spec.tenant, secrets);
+    let turn = person.as_ref().map(|person| person.turn());
     if let Some(person) = person {
         engine.set_host_asker(Arc::new(AskedPerson(person)));
     }
@@ -181,7 +182,8 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
     if printer.is_json() {
         return session.run_captured(printer).await;
     }
-    session.run_streamed(args.review, printer).await
+    let output = turn.map_or_else(Output::default, Output::beside_questions);
+    session.run_streamed(output, args.review, printer).await
 }
 
 /// The person at this terminal, where hosts are asked about. The terminal is for the questions then, and not for the
@@ -290,8 +292,12 @@ struct RunSession {
 
 impl RunSession {
     /// Output as it comes, and the reasons at the end.
-    async fn run_streamed(mut self, ask: bool, printer: &Printer) -> Result<i32> {
-        let mut output = Output::default();
+    async fn run_streamed(
+        mut self,
+        mut output: Output,
+        ask: bool,
+        printer: &Printer,
+    ) -> Result<i32> {
         let end = {
             let follower = &mut self.follower;
             let relay = relay_output(follower, &mut output);

@@ -101,7 +101,7 @@ async fn a_placeholder_in_another_protocol_ends_the_connection() {
     let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = server.local_addr().unwrap();
     let root = TlsServer::start(answer_ok).await.root_pem;
-    let (set, placeholder) = bind_secret("KEY=127.0.0.1", &root);
+    let (set, placeholder) = bind_secret("KEY=other.test", &root);
     let helper = TestHelper::start_with_secrets(&[rule_for(address)], Some(set)).await;
     let log = Arc::clone(&helper.log);
     let mut stream = open_stream(helper, address);
@@ -116,11 +116,36 @@ async fn a_placeholder_in_another_protocol_ends_the_connection() {
     }
     let verdict = wait_for_record(&log).await;
     let ConnectionVerdict::Denied { reason, .. } = verdict else { panic!("{verdict:?}") };
-    assert!(reason.contains("`KEY`") && reason.contains("HTTPS only"), "{reason}");
+    assert!(reason.contains("`KEY`") && reason.contains("bound to other.test"), "{reason}");
     let mut reached = Vec::new();
     // It may end with a reset.
     let _ = upstream.read_to_end(&mut reached).await;
     assert!(!String::from_utf8_lossy(&reached).contains(&placeholder));
+}
+
+/// What a program has stored there could be read back, and nothing would mask it.
+#[tokio::test]
+async fn a_host_of_a_secret_is_reached_over_https_alone() {
+    let root = TlsServer::start(answer_ok).await.root_pem;
+    for sent in ["GET /stored HTTP/1.1\r\nHost: HOST\r\n\r\n", "\0\u{1}another protocol"] {
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = server.local_addr().unwrap();
+        let (set, _) = bind_secret("KEY=127.0.0.1", &root);
+        let helper = TestHelper::start_with_secrets(&[rule_for(address)], Some(set)).await;
+        let log = Arc::clone(&helper.log);
+        let mut stream = open_stream(helper, address);
+        let (mut upstream, _) = server.accept().await.unwrap();
+        let sent = sent.replace("HOST", &address.to_string());
+        stream.write_all(sent.as_bytes()).await.unwrap();
+        let verdict = wait_for_record(&log).await;
+        let ConnectionVerdict::Denied { reason, .. } = verdict else { panic!("{verdict:?}") };
+        assert!(reason.contains("over HTTPS only"), "{reason}");
+        drop(stream);
+        let mut reached = Vec::new();
+        // It may end with a reset.
+        let _ = upstream.read_to_end(&mut reached).await;
+        assert_eq!(reached, b"");
+    }
 }
 
 #[tokio::test]
@@ -225,7 +250,10 @@ async fn wait_for_record(log: &KeptLog) -> ConnectionVerdict {
 
 #[tokio::test]
 async fn a_placeholder_goes_to_no_other_host_and_not_over_plain_http() {
-    for bound_to in ["other.test", "127.0.0.1"] {
+    for (bound_to, reason) in [
+        ("other.test", "the placeholder of the secret `KEY`"),
+        ("127.0.0.1", "a secret is bound to `127.0.0.1`"),
+    ] {
         for request in [
             "GET /KEY HTTP/1.1\r\nHost: HOST\r\n\r\n",
             "GET / HTTP/1.1\r\nHost: HOST\r\nAuthorization: Bearer KEY\r\n\r\n",
@@ -243,7 +271,7 @@ async fn a_placeholder_goes_to_no_other_host_and_not_over_plain_http() {
             let request = request.replace("HOST", &address.to_string());
             let answer = exchange(&mut stream, &request).await;
             assert!(answer.starts_with("HTTP/1.1 403 "), "{answer}");
-            assert!(answer.contains("the placeholder of the secret `KEY`"), "{answer}");
+            assert!(answer.contains(reason), "{answer}");
             drop(stream);
             let reached = read_request(&mut upstream).await.unwrap_or_default();
             assert!(!reached.contains(&placeholder), "{reached}");

@@ -1,13 +1,14 @@
 //! Prompts: yes-or-no questions to the person at the terminal that `stockade mcp --http` was started from, for clients that
 //! cannot ask. One at a time, in the order they came. Nothing but a `y` typed while the question stood is
-//! a yes; what the agent wrote never reaches the terminal as anything but plain text.
+//! a yes; what the agent wrote never reaches the terminal as anything but plain text, and nothing else is written
+//! while a question stands.
 
 mod page;
 pub mod typed;
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,6 +18,7 @@ use stockade_tools::{Ask, Decision, Question};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::terminal;
+use crate::terminal::output::TerminalTurn;
 use typed::TerminalAnswer;
 
 /// Length of the queue of questions behind the one that is shown; more wait where they were raised.
@@ -28,6 +30,7 @@ const ANSWER_DELAY: Duration = Duration::from_secs(1);
 /// The person at the terminal.
 pub struct AtTerminal {
     questions: mpsc::Sender<OpenQuestion>,
+    turn: TerminalTurn,
 }
 
 struct OpenQuestion {
@@ -45,12 +48,20 @@ impl AtTerminal {
         }
         let (questions, asked) = mpsc::channel(QUESTION_QUEUE_LENGTH);
         // Never joined: a terminal can hold it up for ever, and it ends with the process.
-        let asking = std::thread::Builder::new().name("asking".into()).spawn(|| put_all(asked));
+        let turn = TerminalTurn::default();
+        let held = Arc::clone(&turn);
+        let asking =
+            std::thread::Builder::new().name("asking".into()).spawn(move || put_all(asked, &held));
         asking.map_err(|error| {
             Error::new(ErrorCode::System, "mcp", "no question can be asked on this terminal")
                 .source(error)
         })?;
-        Ok(Some(Arc::new(Self { questions })))
+        Ok(Some(Arc::new(Self { questions, turn })))
+    }
+
+    /// What is held while a question stands, for others who write to the same terminal.
+    pub fn turn(&self) -> TerminalTurn {
+        Arc::clone(&self.turn)
     }
 }
 
@@ -69,11 +80,14 @@ impl Ask for AtTerminal {
     }
 }
 
-fn put_all(mut questions: mpsc::Receiver<OpenQuestion>) {
+fn put_all(mut questions: mpsc::Receiver<OpenQuestion>, turn: &TerminalTurn) {
     while let Some(open) = questions.blocking_recv() {
         // Given up while another one stood: there is nothing to ask.
         if !open.answer.is_closed() {
+            // Nothing panics while it is held.
+            let turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
             let decision = put_question(&open);
+            drop(turn);
             let _ = open.answer.send(decision);
         }
     }

@@ -62,6 +62,7 @@ fn layers_are_unpacked_in_native_walls_and_leave_a_record() {
     );
     pull(&place, &registry.name("1"));
     assert_eq!(started(&place, "stockade-unpack").len(), 1, "what is stored is not unpacked again");
+    cat_release(&place, &["--image", &registry.name("1")]).is(0, "one\n", "");
     place.assert_nothing_is_left();
 }
 
