@@ -58,7 +58,9 @@ pub async fn dial(egress: &Egress, target: &Target, port: u16) -> Result<Dialed,
         }
     }
     if let (true, Some(reason)) = (allowed.is_empty(), refusal) {
-        return Err(DialError::Denied(format!("`{target}` leads to a closed address: {reason}").into()));
+        return Err(DialError::Denied(
+            format!("`{target}` leads to a closed address: {reason}").into(),
+        ));
     }
     match connect_first(&alternate_families(allowed)).await {
         Ok((socket, address)) => Ok(Dialed { socket, address, rule, grant }),
