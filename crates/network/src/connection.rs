@@ -46,7 +46,7 @@ pub struct OpenRequest {
 
 /// What a connection carries, by its first bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Carried {
+enum CarriedProtocol {
     /// TLS, for the right host.
     Tls,
     /// HTTP, which is looked at request by request.
@@ -236,7 +236,7 @@ async fn relay_checked(
     } else {
         tokio::select! {
             // A server that speaks first: neither TLS nor HTTP.
-            spoken = socket.readable() => spoken.map(|()| Carried::Raw)?,
+            spoken = socket.readable() => spoken.map(|()| CarriedProtocol::Raw)?,
             inspected = inspect(&guest, target, false) => inspected?,
         }
     };
@@ -244,26 +244,32 @@ async fn relay_checked(
     let plan =
         |filter| HttpPlan { target: target_name, via: request.via, filter, refused, guest_ended };
     match (carried, egress.secrets()) {
-        (Carried::Http, secrets) => {
+        (CarriedProtocol::Http, secrets) => {
             let filter = secrets.map(|secrets| secrets.filter_plain(target));
             relay_http(guest, socket, plan(filter)).await
         }
-        (Carried::Tls, Some(secrets)) if secrets.is_intercepted(target) => {
+        (CarriedProtocol::Tls, Some(secrets)) if secrets.is_intercepted(target) => {
             let filter = Some(secrets.filter_intercepted(target));
             relay_intercepted(secrets, guest, socket, plan(filter)).await
         }
-        (Carried::Raw, Some(secrets)) if secrets.is_intercepted(target) => {
+        (CarriedProtocol::Raw, Some(secrets)) if secrets.is_intercepted(target) => {
             Err(RelayError::Denied(describe_https_only(target).into()))
         }
-        (Carried::Raw, Some(secrets)) => {
+        (CarriedProtocol::Raw, Some(secrets)) => {
             relay_watched(guest, socket, secrets.watch_raw(target)).await
         }
-        (Carried::Tls, _) | (Carried::Raw, None) => relay_bytes(guest, socket).await,
+        (CarriedProtocol::Tls, _) | (CarriedProtocol::Raw, None) => {
+            relay_bytes(guest, socket).await
+        }
     }
 }
 
 /// Tells by its first bytes what a connection carries, and refuses what does not name its host.
-async fn inspect(guest: &GuestStream, target: &Target, web: bool) -> Result<Carried, RelayError> {
+async fn inspect(
+    guest: &GuestStream,
+    target: &Target,
+    web: bool,
+) -> Result<CarriedProtocol, RelayError> {
     // Not looked at again before there is something new to be seen.
     let mut needed = 1;
     let judge = |bytes: &[u8], ended: bool| {
@@ -285,48 +291,54 @@ fn judge_first_bytes(
     ended: bool,
     target: &Target,
     web: bool,
-) -> Option<Result<Carried, RelayError>> {
+) -> Option<Result<CarriedProtocol, RelayError>> {
     // Servers skip empty lines before a request.
     let bytes = bytes.trim_ascii_start();
     if bytes.first()? == &TLS_START[0] {
         return judge_tls(bytes, target, web);
     }
     match find_request_line(bytes) {
-        RequestLine::Complete => Some(Ok(Carried::Http)),
-        RequestLine::Other => {
+        FirstLine::Complete => Some(Ok(CarriedProtocol::Http)),
+        FirstLine::Other => {
             let reason = "without TLS only well-formed HTTP/1 is let through, and no other version";
             Some(Err(RelayError::Denied(reason.into())))
         }
-        RequestLine::Incomplete if !ended => None,
-        RequestLine::Incomplete | RequestLine::None if web => {
+        FirstLine::Incomplete if !ended => None,
+        FirstLine::Incomplete | FirstLine::None if web => {
             let reason = "at the ports of the web only TLS and HTTP/1 are let through";
             Some(Err(RelayError::Denied(reason.into())))
         }
-        RequestLine::Incomplete | RequestLine::None => Some(Ok(Carried::Raw)),
+        FirstLine::Incomplete | FirstLine::None => Some(Ok(CarriedProtocol::Raw)),
     }
 }
 
-fn judge_tls(bytes: &[u8], target: &Target, web: bool) -> Option<Result<Carried, RelayError>> {
+fn judge_tls(
+    bytes: &[u8],
+    target: &Target,
+    web: bool,
+) -> Option<Result<CarriedProtocol, RelayError>> {
     let denied = |reason: String| Some(Err(RelayError::Denied(reason.into())));
     match read_server_name(bytes) {
         Ok(HelloState::Needs(_)) if bytes.len() < MAX_HELLO_BYTES => None,
         Ok(HelloState::Needs(_)) => denied("the TLS client's first message is too long".into()),
-        Ok(HelloState::Complete(name)) if target.is_same_host(&name) => Some(Ok(Carried::Tls)),
+        Ok(HelloState::Complete(name)) if target.is_same_host(&name) => {
+            Some(Ok(CarriedProtocol::Tls))
+        }
         Ok(HelloState::Complete(name)) => denied(format!(
             "the TLS client asks for `{}` over a connection to `{target}`",
             name.escape_debug()
         )),
         // A rule for an address does not say which name is served there.
-        Err(_) if matches!(target, Target::Address(_)) => Some(Ok(Carried::Tls)),
+        Err(_) if matches!(target, Target::Address(_)) => Some(Ok(CarriedProtocol::Tls)),
         // Bytes of another protocol, which merely begin with the same one.
         Err(HelloError::Malformed) if !web && !bytes.starts_with(&TLS_START) => {
-            Some(Ok(Carried::Raw))
+            Some(Ok(CarriedProtocol::Raw))
         }
         Err(error) => denied(error.to_string()),
     }
 }
 
-enum RequestLine {
+enum FirstLine {
     /// `METHOD target HTTP/1.x`.
     Complete,
     /// Of another version of HTTP.
@@ -335,24 +347,24 @@ enum RequestLine {
     None,
 }
 
-fn find_request_line(bytes: &[u8]) -> RequestLine {
+fn find_request_line(bytes: &[u8]) -> FirstLine {
     let line = match bytes.iter().position(|byte| *byte == b'\n') {
         Some(end) => &bytes[..end],
         None if bytes.len() < MAX_REQUEST_LINE && looks_like_text(bytes) => {
-            return RequestLine::Incomplete;
+            return FirstLine::Incomplete;
         }
         // A server may take it for a request all the same.
-        None if begins_like_request(bytes) => return RequestLine::Other,
-        None => return RequestLine::None,
+        None if begins_like_request(bytes) => return FirstLine::Other,
+        None => return FirstLine::None,
     };
     let line = line.trim_ascii_end();
     let version = line.rsplit(u8::is_ascii_whitespace).next().unwrap_or_default();
     match version {
-        b"HTTP/1.1" | b"HTTP/1.0" => RequestLine::Complete,
+        b"HTTP/1.1" | b"HTTP/1.0" => FirstLine::Complete,
         other if is_http_version(other) || !looks_like_text(line) && begins_like_request(line) => {
-            RequestLine::Other
+            FirstLine::Other
         }
-        _ => RequestLine::None,
+        _ => FirstLine::None,
     }
 }
 
@@ -381,14 +393,14 @@ mod tests {
     use super::*;
     use crate::client_hello::tests::client_hello;
 
-    fn judge(bytes: &[u8], host: &str, web: bool) -> Option<Result<Carried, RelayError>> {
+    fn judge(bytes: &[u8], host: &str, web: bool) -> Option<Result<CarriedProtocol, RelayError>> {
         judge_first_bytes(bytes, false, &Target::parse(host).unwrap(), web)
     }
 
     #[test]
     fn a_tls_client_must_ask_for_the_host_that_it_connected_to() {
         let hello = client_hello("Pypi.org");
-        assert_eq!(judge(&hello, "pypi.org", true), Some(Ok(Carried::Tls)));
+        assert_eq!(judge(&hello, "pypi.org", true), Some(Ok(CarriedProtocol::Tls)));
         assert!(matches!(judge(&hello, "a.org", true), Some(Err(RelayError::Denied(_)))));
         assert!(matches!(judge(&hello, "a.org", false), Some(Err(RelayError::Denied(_)))));
         assert!(matches!(judge(&hello, "8.8.8.8", true), Some(Err(RelayError::Denied(_)))));
@@ -399,7 +411,7 @@ mod tests {
     fn the_ports_of_the_web_carry_tls_and_http_only() {
         for bytes in [&b"SSH-2.0-x\r\n"[..], b"\x00\x01", b"EHLO a\r\n", b"\x16\x02\x00"] {
             assert!(matches!(judge(bytes, "a.org", true), Some(Err(RelayError::Denied(_)))));
-            assert_eq!(judge(bytes, "a.org", false), Some(Ok(Carried::Raw)));
+            assert_eq!(judge(bytes, "a.org", false), Some(Ok(CarriedProtocol::Raw)));
         }
         // No other spelling lets them through, at any port.
         for web in [true, false] {
@@ -413,10 +425,10 @@ mod tests {
                 assert!(matches!(judged, Some(Err(RelayError::Denied(_)))), "{judged:?}");
             }
             let spaced = judge(b"\r\n\nGET / HTTP/1.1 \r\n", "a.org", web);
-            assert_eq!(spaced, Some(Ok(Carried::Http)));
+            assert_eq!(spaced, Some(Ok(CarriedProtocol::Http)));
         }
-        assert_eq!(judge(b"GET / HTTP/1.1\r\n", "a.org", true), Some(Ok(Carried::Http)));
-        assert_eq!(judge(b"GET / HTTP/1.1\r\n", "a.org", false), Some(Ok(Carried::Http)));
+        assert_eq!(judge(b"GET / HTTP/1.1\r\n", "a.org", true), Some(Ok(CarriedProtocol::Http)));
+        assert_eq!(judge(b"GET / HTTP/1.1\r\n", "a.org", false), Some(Ok(CarriedProtocol::Http)));
         assert_eq!(judge(b"GET / HT", "a.org", true), None);
     }
 }

@@ -6,12 +6,12 @@ use stockade_agent::protocol::{HEADER_BYTES, frame_length};
 use stockade_core::{ProcessEvent, ProcessEvents, clean_foreign};
 
 /// Reads whole frames.
-pub struct FrameReader {
+pub struct HelperFrameReader {
     events: Box<dyn ProcessEvents>,
     buffer: BytesMut,
 }
 
-impl FrameReader {
+impl HelperFrameReader {
     /// A reader of these events from their first byte on.
     pub fn new(events: Box<dyn ProcessEvents>) -> Self {
         Self { events, buffer: BytesMut::new() }

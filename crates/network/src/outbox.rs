@@ -11,7 +11,7 @@ const HIGH_WATER_BYTES: usize = 512 * 1024;
 
 /// The queue of one helper.
 #[derive(Default)]
-pub struct Outbox {
+pub struct HelperOutbox {
     state: Mutex<OutboxState>,
     filled: Notify,
 }
@@ -23,7 +23,7 @@ struct OutboxState {
     waiting: Vec<Waker>,
 }
 
-impl Outbox {
+impl HelperOutbox {
     fn lock(&self) -> MutexGuard<'_, OutboxState> {
         // Nothing panics half-way through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

@@ -14,11 +14,11 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
 use crate::connection::{OpenRequest, serve_connection};
-use crate::frame_reader::FrameReader;
-use crate::outbox::Outbox;
+use crate::frame_reader::HelperFrameReader;
+use crate::outbox::HelperOutbox;
 use crate::policy::Egress;
 use crate::port::PortStream;
-use crate::stream::{Broken, Streams};
+use crate::stream::{BrokenProtocol, Streams};
 
 /// Where the helper answers name queries, and where its proxies are.
 pub const NAME_SERVER: Ipv4Addr = Ipv4Addr::new(127, 63, 0, 53);
@@ -80,7 +80,7 @@ impl Drop for WritingTask {
 struct RelayShared {
     /// What decides about other hosts. Absent where only ports inside are connected to.
     egress: Option<Arc<Egress>>,
-    outbox: Arc<Outbox>,
+    outbox: Arc<HelperOutbox>,
     streams: Arc<Streams>,
     /// The number of the last stream that was opened from this side: even.
     last_own: Mutex<u32>,
@@ -90,8 +90,10 @@ struct RelayShared {
 
 impl RelayShared {
     /// What decides about other hosts. A helper for ports alone was told to offer none, and may not ask.
-    fn egress(&self) -> std::result::Result<&Arc<Egress>, Broken> {
-        self.egress.as_ref().ok_or(Broken("it asks for another host, and is for ports alone"))
+    fn egress(&self) -> std::result::Result<&Arc<Egress>, BrokenProtocol> {
+        self.egress
+            .as_ref()
+            .ok_or(BrokenProtocol("it asks for another host, and is for ports alone"))
     }
 
     fn take_number(&self) -> u32 {
@@ -129,7 +131,7 @@ impl Relay {
         });
         shared.outbox.send(&ToHelper::Setup(setup));
         let writing = WritingTask::start(Arc::clone(&shared));
-        let mut reader = FrameReader::new(events);
+        let mut reader = HelperFrameReader::new(events);
         let ready = timeout(READY_TIMEOUT, reader.wait_until_ready()).await;
         if let Err(reason) = ready.unwrap_or_else(|_| Err("it does not answer".into())) {
             let message = format!("the sandbox's network cannot be set up: {reason}");
@@ -220,7 +222,7 @@ async fn write_messages(shared: Arc<RelayShared>) {
 }
 
 /// Reads until the helper ends or breaks the protocol: then every connection is over.
-async fn read_messages(shared: Arc<RelayShared>, mut reader: FrameReader) {
+async fn read_messages(shared: Arc<RelayShared>, mut reader: HelperFrameReader) {
     let mut connections = JoinSet::new();
     while let Ok(body) = reader.next().await {
         // A helper that asks and does not read its answers waits here.
@@ -241,10 +243,12 @@ fn handle_message(
     shared: &Arc<RelayShared>,
     message: FromHelper<'_>,
     connections: &mut JoinSet<()>,
-) -> std::result::Result<(), Broken> {
+) -> std::result::Result<(), BrokenProtocol> {
     let streams = &shared.streams;
     match message {
-        FromHelper::Ready | FromHelper::Failed(_) => Err(Broken("it said twice that it listens")),
+        FromHelper::Ready | FromHelper::Failed(_) => {
+            Err(BrokenProtocol("it said twice that it listens"))
+        }
         FromHelper::Lookup(query, name) => {
             let ports = shared.egress()?.look_up(name);
             shared.outbox.send(&ToHelper::Found(query, ports));
@@ -252,7 +256,7 @@ fn handle_message(
         }
         FromHelper::Open { stream, host, port, via } => {
             if stream % 2 == 0 || streams.is_open(stream) {
-                return Err(Broken("it used a number that is not free"));
+                return Err(BrokenProtocol("it used a number that is not free"));
             }
             let request = OpenRequest { host: host.to_owned(), port, via };
             open_connection(shared, shared.egress()?, stream, request, connections);

@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
 use crate::limits::EgressMeter;
-use crate::outbox::Outbox;
+use crate::outbox::HelperOutbox;
 
 /// The open streams of one helper.
 #[derive(Default)]
@@ -25,10 +25,10 @@ pub struct Streams {
 
 /// What the relay and the connection share.
 pub struct StreamShared {
-    state: Mutex<StreamState>,
+    state: Mutex<GuestStreamState>,
 }
 
-struct StreamState {
+struct GuestStreamState {
     /// What the program has sent and was not read yet.
     inbound: BytesMut,
     inbound_ended: bool,
@@ -52,14 +52,14 @@ struct StreamState {
 /// The other side broke the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the network helper broke the protocol: {0}")]
-pub struct Broken(pub &'static str);
+pub struct BrokenProtocol(pub &'static str);
 
 /// A connection of a program inside. Dropping it before both directions have ended resets it.
 pub struct GuestStream {
     number: u32,
     shared: Arc<StreamShared>,
     streams: Arc<Streams>,
-    outbox: Arc<Outbox>,
+    outbox: Arc<HelperOutbox>,
     /// What bounds its bytes. Absent for connections to ports inside.
     meter: Option<Arc<EgressMeter>>,
 }
@@ -81,8 +81,8 @@ impl Streams {
     }
 
     /// Opens one.
-    pub fn open(self: &Arc<Self>, number: u32, outbox: &Arc<Outbox>) -> GuestStream {
-        let shared = Arc::new(StreamShared { state: Mutex::new(StreamState::new()) });
+    pub fn open(self: &Arc<Self>, number: u32, outbox: &Arc<HelperOutbox>) -> GuestStream {
+        let shared = Arc::new(StreamShared { state: Mutex::new(GuestStreamState::new()) });
         lock(&self.open).insert(number, shared.clone());
         let (streams, outbox) = (self.clone(), outbox.clone());
         GuestStream { number, shared, streams, outbox, meter: None }
@@ -92,8 +92,8 @@ impl Streams {
     pub fn change(
         &self,
         number: u32,
-        change: impl FnOnce(&mut StreamChange<'_>) -> Result<(), Broken>,
-    ) -> Result<(), Broken> {
+        change: impl FnOnce(&mut StreamChange<'_>) -> Result<(), BrokenProtocol>,
+    ) -> Result<(), BrokenProtocol> {
         let Some(shared) = lock(&self.open).get(&number).cloned() else {
             return Ok(());
         };
@@ -110,18 +110,18 @@ impl Streams {
 }
 
 /// A stream's state while a message about it is handled.
-pub struct StreamChange<'a>(&'a mut StreamState);
+pub struct StreamChange<'a>(&'a mut GuestStreamState);
 
 impl StreamChange<'_> {
     /// Bytes of the program have come.
-    pub fn push(&mut self, data: &[u8]) -> Result<(), Broken> {
+    pub fn push(&mut self, data: &[u8]) -> Result<(), BrokenProtocol> {
         let StreamChange(state) = self;
         if state.inbound_ended {
-            return Err(Broken("data after the end of a stream"));
+            return Err(BrokenProtocol("data after the end of a stream"));
         }
         let outstanding = state.inbound.len() + data.len() + state.owed as usize;
         if outstanding > STREAM_WINDOW_BYTES as usize {
-            return Err(Broken("data beyond credit"));
+            return Err(BrokenProtocol("data beyond credit"));
         }
         state.inbound.extend_from_slice(data);
         state.sent += data.len() as u64;
@@ -151,15 +151,15 @@ impl StreamChange<'_> {
     }
 
     /// More may be sent.
-    pub fn grant(&mut self, amount: u32) -> Result<(), Broken> {
+    pub fn grant(&mut self, amount: u32) -> Result<(), BrokenProtocol> {
         let sum = self.0.credit.checked_add(amount).filter(|sum| *sum <= STREAM_WINDOW_BYTES);
-        self.0.credit = sum.ok_or(Broken("more credit than was ever given"))?;
+        self.0.credit = sum.ok_or(BrokenProtocol("more credit than was ever given"))?;
         self.0.wake_writer();
         Ok(())
     }
 }
 
-impl StreamState {
+impl GuestStreamState {
     fn new() -> Self {
         Self {
             inbound: BytesMut::new(),

@@ -36,7 +36,7 @@ use stockade_launcher::Launcher;
 use tokio::net::unix::pipe;
 
 use private::{GvisorPrivate, PRIVATE_DIRS};
-use runsc::{Platform, Runsc};
+use runsc::{Runsc, RunscPlatform};
 use spawner::Spawner;
 use stopper::Runtime;
 use words::RuntimeStderr;
@@ -67,7 +67,7 @@ pub struct GvisorWalls {
     site: Site,
     program: Option<PathBuf>,
     spawner: OnceLock<Spawner>,
-    platform: tokio::sync::Mutex<Option<Platform>>,
+    platform: tokio::sync::Mutex<Option<RunscPlatform>>,
     /// The runtimes that were started and not yet waited for.
     children: Mutex<HashMap<SandboxId, Child>>,
 }
@@ -123,7 +123,7 @@ impl GvisorWalls {
     }
 
     /// The platform to build on: as remembered, or found out now.
-    async fn find_platform(self: &Arc<Self>, runsc: &Runsc) -> Result<Platform> {
+    async fn find_platform(self: &Arc<Self>, runsc: &Runsc) -> Result<RunscPlatform> {
         let mut known = self.platform.lock().await;
         if let Some(platform) = known.or_else(|| platform::load_platform(runsc)) {
             *known = Some(platform);
@@ -143,7 +143,7 @@ impl GvisorWalls {
         &self,
         id: &SandboxId,
         admitted: &Admitted,
-        platform: Platform,
+        platform: RunscPlatform,
     ) -> Result<AgentSandbox> {
         let runsc = self.runsc()?;
         let mut plan = plan::build_plan(admitted, runsc.rootless)?;

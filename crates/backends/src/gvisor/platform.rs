@@ -10,7 +10,7 @@ use stockade_core::{Error, ErrorCode, Result, SandboxSpec};
 use stockade_fs::{Survives, draft_name, write_atomically};
 
 use super::private::PRIVATE_DIRS;
-use super::runsc::{Platform, Runsc};
+use super::runsc::{Runsc, RunscPlatform};
 use super::{GvisorWalls, NAME};
 use crate::linux;
 use crate::linux::site::TEARDOWN_TIMEOUT;
@@ -20,10 +20,10 @@ use crate::managed::try_out;
 const PLATFORM_CACHE_FILE: &str = "gvisor.platform";
 
 /// How long a trial may take: the last one there is gets the longest.
-const fn trial_timeout(platform: Platform) -> Duration {
+const fn trial_timeout(platform: RunscPlatform) -> Duration {
     match platform {
-        Platform::Kvm | Platform::Systrap => Duration::from_secs(3),
-        Platform::Ptrace => TEARDOWN_TIMEOUT,
+        RunscPlatform::Kvm | RunscPlatform::Systrap => Duration::from_secs(3),
+        RunscPlatform::Ptrace => TEARDOWN_TIMEOUT,
     }
 }
 
@@ -38,14 +38,14 @@ fn hash_fingerprint(runsc: &Runsc) -> Option<String> {
 }
 
 /// What was found to work before.
-pub(super) fn load_platform(runsc: &Runsc) -> Option<Platform> {
+pub(super) fn load_platform(runsc: &Runsc) -> Option<RunscPlatform> {
     let text = fs::read_to_string(PRIVATE_DIRS.base().ok()?.join(PLATFORM_CACHE_FILE)).ok()?;
     let (told, name) = text.trim().split_once(' ')?;
-    (told == hash_fingerprint(runsc)?).then(|| Platform::named(name)).flatten()
+    (told == hash_fingerprint(runsc)?).then(|| RunscPlatform::named(name)).flatten()
 }
 
 /// Keeps a choice, whole or not at all. Failing to is no harm: it is made again.
-fn save_platform(runsc: &Runsc, platform: Platform) {
+fn save_platform(runsc: &Runsc, platform: RunscPlatform) {
     let (Ok(base), Some(label)) = (PRIVATE_DIRS.base(), hash_fingerprint(runsc)) else {
         return;
     };
@@ -64,9 +64,9 @@ pub(super) fn forget_platform(runsc: &Runsc) {
 
 impl GvisorWalls {
     /// The first platform that works.
-    pub(super) async fn choose_platform(self: &Arc<Self>, runsc: &Runsc) -> Result<Platform> {
+    pub(super) async fn choose_platform(self: &Arc<Self>, runsc: &Runsc) -> Result<RunscPlatform> {
         let mut failed = Vec::new();
-        for platform in Platform::ALL {
+        for platform in RunscPlatform::ALL {
             match self.try_platform(platform).await {
                 Ok(()) => {
                     save_platform(runsc, platform);
@@ -84,7 +84,7 @@ impl GvisorWalls {
 
     /// Builds a throw-away sandbox, waits for its agent, and takes it down, also after a failure and even if
     /// the caller gives up.
-    pub(super) async fn try_platform(self: &Arc<Self>, platform: Platform) -> Result<()> {
+    pub(super) async fn try_platform(self: &Arc<Self>, platform: RunscPlatform) -> Result<()> {
         let admitted = linux::admit_provisionally(NAME, &SandboxSpec::default())?;
         try_out(self, |walls, id| async move {
             let building = walls.build_sandbox(&id, &admitted, platform);
@@ -95,7 +95,7 @@ impl GvisorWalls {
     }
 }
 
-fn platform_hangs(platform: Platform) -> Error {
+fn platform_hangs(platform: RunscPlatform) -> Error {
     let limit = trial_timeout(platform).as_secs();
     let message = format!("it did not answer within {limit} s");
     Error::new(ErrorCode::TooSlow, "create", message).backend(NAME)

@@ -8,7 +8,7 @@ use stockade_core::{
     Support,
 };
 
-use super::runsc::{Platform, Runsc};
+use super::runsc::{Runsc, RunscPlatform};
 use super::{GvisorWalls, NAME, platform};
 use crate::linux::site::TEARDOWN_TIMEOUT;
 use crate::linux::{self, limits};
@@ -127,7 +127,7 @@ async fn list_root(gvisor: Arc<GvisorWalls>, id: &SandboxId) -> stockade_core::R
 async fn find_working_platform(
     gvisor: &Arc<GvisorWalls>,
     runsc: &Runsc,
-) -> stockade_core::Result<Platform> {
+) -> stockade_core::Result<RunscPlatform> {
     if let Some(platform) = platform::load_platform(runsc)
         && gvisor.try_platform(platform).await.is_ok()
     {
@@ -138,7 +138,7 @@ async fn find_working_platform(
 }
 
 /// The walls stand: what else is there depends on the user and on the control groups.
-fn describe_features(gvisor: &GvisorWalls, runsc: &Runsc, platform: Platform) -> Capabilities {
+fn describe_features(gvisor: &GvisorWalls, runsc: &Runsc, platform: RunscPlatform) -> Capabilities {
     let mut all = Capabilities::none(NAME, GVISOR_BOUNDARY)
         .with(Feature::ChosenUser, chosen_user(runsc))
         .with(Feature::FilesSnapshot, Support::full("archives made and unpacked by the agent"));

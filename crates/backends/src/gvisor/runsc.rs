@@ -20,13 +20,13 @@ pub(super) struct Runsc {
 
 /// How the runtime catches what a guest does, as it names them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Platform {
+pub(super) enum RunscPlatform {
     Kvm,
     Systrap,
     Ptrace,
 }
 
-impl Platform {
+impl RunscPlatform {
     /// All, the fastest on most machines first.
     pub(super) const ALL: [Self; 3] = [Self::Kvm, Self::Systrap, Self::Ptrace];
 
@@ -67,7 +67,7 @@ impl Runsc {
     /// Runs a sandbox until its agent ends. The pipe is its standard input and output.
     pub(super) fn run(
         &self,
-        platform: Platform,
+        platform: RunscPlatform,
         private: &GvisorPrivate,
         id: &SandboxId,
     ) -> Command {

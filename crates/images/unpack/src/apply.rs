@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::os::fd::AsFd;
 
-use crate::archive::{Archive, ArchiveEntry, EntryKind};
+use crate::archive::{Archive, ArchiveEntry, ArchiveEntryKind};
 use crate::decompress::Decompressed;
 use crate::name::{EntryName, show};
 use crate::tree::Tree;
@@ -72,12 +72,13 @@ fn classify_entry(entry: &ArchiveEntry) -> Result<Step, UnpackError> {
         return Err(refused("is in a whiteout"));
     }
     match entry.kind {
-        EntryKind::Device if entry.name.components().next() == Some(DEVICE_DIR) => {
+        ArchiveEntryKind::Device if entry.name.components().next() == Some(DEVICE_DIR) => {
             Ok(Step::SkipDevice)
         }
-        EntryKind::Device => Err(refused("is a device or a pipe")),
-        EntryKind::File | EntryKind::Directory | EntryKind::Symlink(_) | EntryKind::HardLink(_) => {
-            Ok(Step::Add)
-        }
+        ArchiveEntryKind::Device => Err(refused("is a device or a pipe")),
+        ArchiveEntryKind::File
+        | ArchiveEntryKind::Directory
+        | ArchiveEntryKind::Symlink(_)
+        | ArchiveEntryKind::HardLink(_) => Ok(Step::Add),
     }
 }

@@ -17,7 +17,7 @@ const POINTER_TO_QUESTION: u16 = 0xC000 | HEADER_LENGTH as u16;
 
 /// A question that can be answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Question {
+pub struct DnsQuestion {
     /// The name, in lower case, without a dot at its end.
     pub name: String,
     /// Whether an IPv4 address is asked for.
@@ -50,7 +50,7 @@ impl Reply {
 }
 
 /// Reads a query. Nothing, where it is not a plain query with one question for a name of a host.
-pub fn parse_query(message: &[u8]) -> Option<Question> {
+pub fn parse_query(message: &[u8]) -> Option<DnsQuestion> {
     let header = message.get(..HEADER_LENGTH)?;
     let (is_reply, opcode) = (header[2] & 0x80 != 0, header[2] >> 3 & 0x0F);
     let counts = [4, 6, 8].map(|at| u16::from_be_bytes([header[at], header[at + 1]]));
@@ -60,7 +60,7 @@ pub fn parse_query(message: &[u8]) -> Option<Question> {
     let (name, rest) = parse_name(&message[HEADER_LENGTH..])?;
     let (kind, class) = (read_u16(rest, 0)?, read_u16(rest, 2)?);
     let question_end = message.len() - rest.len() + 4;
-    (class == CLASS_IN).then(|| Question {
+    (class == CLASS_IN).then(|| DnsQuestion {
         name,
         wants_address: kind == TYPE_A,
         echoed: message[..question_end].to_vec(),
@@ -100,7 +100,7 @@ pub fn refuse_query(message: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// The reply to a question.
-pub fn build_reply(question: &Question, reply: Reply) -> Vec<u8> {
+pub fn build_reply(question: &DnsQuestion, reply: Reply) -> Vec<u8> {
     let mut message = question.echoed.clone();
     let recursion_desired = message[2] & 0x01;
     // A reply; recursion is available.

@@ -26,7 +26,7 @@ use super::files::WorkerStreams;
 use super::run::set_nonblocking;
 use crate::protocol::network::{FromHelper, MAX_STREAMS, RefusalKind, Setup, ToHelper};
 use crate::protocol::split_frame;
-use dns::{MAX_MESSAGE_BYTES, Question, Reply, build_reply, parse_query, refuse_query};
+use dns::{DnsQuestion, MAX_MESSAGE_BYTES, Reply, build_reply, parse_query, refuse_query};
 use greeting::ProxyKind;
 use listeners::Listeners;
 use names::NameTable;
@@ -71,7 +71,7 @@ struct Helper {
     names: NameTable,
     /// The sandbox's own name, which programs look up as they start: it is its loopback's.
     own_name: String,
-    queries: HashMap<u32, (Question, Asker)>,
+    queries: HashMap<u32, (DnsQuestion, Asker)>,
     next_query: u32,
     streams: BTreeMap<u32, Stream>,
     /// The next number of a stream that begins here: odd.
@@ -333,7 +333,7 @@ impl Helper {
         }
     }
 
-    fn find_reply(&mut self, question: &Question, ports: &[u16]) -> Reply {
+    fn find_reply(&mut self, question: &DnsQuestion, ports: &[u16]) -> Reply {
         if ports.is_empty() {
             return Reply::NoSuchName;
         }

@@ -12,14 +12,14 @@ use crate::terminal::table::{Cell, Table};
 
 /// What to list.
 #[derive(Debug, Args)]
-pub struct LsArgs {
+pub struct ImageLsArgs {
     /// Print digests only.
     #[arg(short, long)]
     quiet: bool,
 }
 
 /// Lists them.
-pub fn ls(args: &LsArgs, images: &Images, printer: &Printer) -> Result<i32> {
+pub fn ls(args: &ImageLsArgs, images: &Images, printer: &Printer) -> Result<i32> {
     let stored = images.store()?.list()?;
     let views: Vec<_> = stored.iter().map(ImageView::from).collect();
     if printer.is_json() {

@@ -33,9 +33,9 @@ enum ImageVerb {
     /// Pull images from their registries, and print their digests.
     Pull(pull::PullArgs),
     /// List stored images.
-    Ls(ls::LsArgs),
+    Ls(ls::ImageLsArgs),
     /// Remove images. What a sandbox uses is refused.
-    Rm(rm::RmArgs),
+    Rm(rm::ImageRmArgs),
     /// Show what is known of images: digests, layers, environment, user, working directory, entry point.
     Inspect(inspect::InspectArgs),
     /// Import an image from an OCI layout, and print its digest.
@@ -43,7 +43,7 @@ enum ImageVerb {
     /// Export an image as one file that `import`, Docker and Podman read.
     Export(export::ExportArgs),
     /// Remove images without a name, with --all every image that is not in use, and what pulls have left.
-    Prune(prune::PruneArgs),
+    Prune(prune::ImagePruneArgs),
 }
 
 /// Does what is asked; answers the exit code.

@@ -12,7 +12,7 @@ use crate::terminal::printer::Printer;
 
 /// Which images.
 #[derive(Debug, Args)]
-pub struct PruneArgs {
+pub struct ImagePruneArgs {
     /// Images with a name too.
     #[arg(short, long)]
     all: bool,
@@ -22,7 +22,7 @@ pub struct PruneArgs {
 }
 
 /// Removes them, and says what that was.
-pub async fn prune(args: PruneArgs, images: Images, printer: &Printer) -> Result<i32> {
+pub async fn prune(args: ImagePruneArgs, images: Images, printer: &Printer) -> Result<i32> {
     let options = PruneOptions { all: args.all, unused_for: args.unused.map(Duration::from) };
     let removing = run_blocking(move || Ok(images.store()?.prune(&options)?));
     let removed = printer.patiently("removing images", removing).await?;

@@ -9,14 +9,14 @@ use crate::terminal::printer::Printer;
 
 /// Which images.
 #[derive(Debug, Args)]
-pub struct RmArgs {
+pub struct ImageRmArgs {
     /// The images: names, or the first digits of their digests, which remove every name.
     #[arg(value_name = "IMAGE", required = true)]
     images: Vec<String>,
 }
 
 /// Removes them one after the other; the first that cannot be removed ends it.
-pub fn rm(args: &RmArgs, images: &Images, printer: &Printer) -> Result<i32> {
+pub fn rm(args: &ImageRmArgs, images: &Images, printer: &Printer) -> Result<i32> {
     let store = images.store()?;
     let mut all = Removed::default();
     for image in &args.images {

@@ -15,7 +15,7 @@ use crate::workspace::off_thread;
 
 /// What to list.
 #[derive(Debug, Args)]
-pub struct LsArgs {
+pub struct WorkspaceLsArgs {
     /// Print ids only.
     #[arg(short, long)]
     quiet: bool,
@@ -35,7 +35,7 @@ struct WorkspaceRow {
 }
 
 /// Lists them.
-pub async fn ls(args: &LsArgs, workspaces: Workspaces, printer: &Printer) -> Result<i32> {
+pub async fn ls(args: &WorkspaceLsArgs, workspaces: Workspaces, printer: &Printer) -> Result<i32> {
     let looking = off_thread(move || collect_rows(&workspaces));
     let rows = printer.patiently("reading the changes", looking).await?;
     if printer.is_json() {

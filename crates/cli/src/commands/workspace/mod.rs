@@ -28,7 +28,7 @@ pub struct WorkspaceArgs {
 #[derive(Debug, Subcommand)]
 enum WorkspaceVerb {
     /// List workspaces with changes.
-    Ls(ls::LsArgs),
+    Ls(ls::WorkspaceLsArgs),
     /// Show the changes of a workspace.
     Diff(diff::DiffArgs),
     /// Apply the changes to the directory that the workspace was made from, all or nothing.
@@ -41,7 +41,7 @@ enum WorkspaceVerb {
     /// Copy a workspace with its changes, and print the id of the copy.
     Fork(fork::ForkWorkspaceArgs),
     /// Remove cached git checkouts that no workspace uses.
-    Prune(prune::PruneArgs),
+    Prune(prune::WorkspacePruneArgs),
 }
 
 /// Does what is asked; answers the exit code.

@@ -12,14 +12,18 @@ use crate::workspace::off_thread;
 
 /// Which of them.
 #[derive(Debug, Args)]
-pub struct PruneArgs {
+pub struct WorkspacePruneArgs {
     /// Only those that were not used within this time, at least an hour. [default: 1h]
     #[arg(long, value_name = "TIME")]
     unused: Option<Span>,
 }
 
 /// Removes them, and says how many there were.
-pub async fn prune(args: PruneArgs, workspaces: Workspaces, printer: &Printer) -> Result<i32> {
+pub async fn prune(
+    args: WorkspacePruneArgs,
+    workspaces: Workspaces,
+    printer: &Printer,
+) -> Result<i32> {
     let unused = args.unused.map_or(Duration::ZERO, Duration::from);
     let removing = off_thread(move || workspaces.prune(unused));
     let removed = printer.patiently("removing checkouts", removing).await?;

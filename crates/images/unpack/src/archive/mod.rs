@@ -21,7 +21,7 @@ const MAX_OCTAL_SIZE: u64 = 0o77_777_777_777;
 
 /// What an entry is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum EntryKind {
+pub(crate) enum ArchiveEntryKind {
     File,
     Directory,
     /// With its target, as it is.
@@ -36,7 +36,7 @@ pub(crate) enum EntryKind {
 #[derive(Debug)]
 pub(crate) struct ArchiveEntry {
     pub name: EntryName,
-    pub kind: EntryKind,
+    pub kind: ArchiveEntryKind,
     pub mode: u32,
     pub mtime: (i64, u32),
     pub user_xattrs: Vec<(Vec<u8>, Vec<u8>)>,
@@ -128,7 +128,7 @@ impl<'a> Archive<'a> {
         let name = EntryName::parse(&raw_name)?;
         let kind = entry_kind(header.as_bytes()[KIND_OFFSET], &raw_name, link)?;
         let size = agreed_size(&name, size, pax.size)?;
-        if kind != EntryKind::File && size != 0 {
+        if kind != ArchiveEntryKind::File && size != 0 {
             let shown = show(name.bytes());
             return Err(UnpackError::refused(format!(
                 "{shown} has contents, which only files have"
@@ -266,20 +266,20 @@ fn agreed_size(name: &EntryName, header: u64, pax: Option<u64>) -> Result<u64, U
     }
 }
 
-fn entry_kind(kind: u8, raw_name: &[u8], link: Vec<u8>) -> Result<EntryKind, UnpackError> {
+fn entry_kind(kind: u8, raw_name: &[u8], link: Vec<u8>) -> Result<ArchiveEntryKind, UnpackError> {
     let slash = raw_name.ends_with(b"/");
     let refused = |reason: &str| UnpackError::refused(format!("{} {reason}", show(raw_name)));
     match kind {
-        b'\0' if slash => Ok(EntryKind::Directory),
-        b'\0' | b'0' | b'7' if !slash => Ok(EntryKind::File),
+        b'\0' if slash => Ok(ArchiveEntryKind::Directory),
+        b'\0' | b'0' | b'7' if !slash => Ok(ArchiveEntryKind::File),
         b'\0' | b'0' | b'7' => Err(refused("is a file with the name of a directory")),
-        b'1' => Ok(EntryKind::HardLink(EntryName::parse(&link)?)),
+        b'1' => Ok(ArchiveEntryKind::HardLink(EntryName::parse(&link)?)),
         b'2' if link.is_empty() || link.contains(&0) => {
             Err(refused("is a symbolic link to nothing"))
         }
-        b'2' => Ok(EntryKind::Symlink(link)),
-        b'3' | b'4' | b'6' => Ok(EntryKind::Device),
-        b'5' => Ok(EntryKind::Directory),
+        b'2' => Ok(ArchiveEntryKind::Symlink(link)),
+        b'3' | b'4' | b'6' => Ok(ArchiveEntryKind::Device),
+        b'5' => Ok(ArchiveEntryKind::Directory),
         b'S' => Err(refused("is a sparse file, which is not taken")),
         other => Err(refused(&format!("is of the unknown type {:?}", char::from(other)))),
     }

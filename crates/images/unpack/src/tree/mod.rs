@@ -23,7 +23,7 @@ use stockade_fs::{ClosedDirs, remove_entry};
 
 use self::directories::DirectoryState;
 use crate::UnpackError;
-use crate::archive::{Archive, ArchiveEntry, EntryKind};
+use crate::archive::{Archive, ArchiveEntry, ArchiveEntryKind};
 use crate::name::{EntryName, show};
 
 /// Without `NOFOLLOW`, by which the kernel would say of a link only that it is no directory.
@@ -86,28 +86,29 @@ impl<'r> Tree<'r> {
         let (parent_path, base) = name.split();
         self.open_parent(name, true)?;
         let source = match &entry.kind {
-            EntryKind::HardLink(target) => Some(self.find_link_target(name, target)?),
-            EntryKind::File | EntryKind::Directory | EntryKind::Symlink(_) | EntryKind::Device => {
-                None
-            }
+            ArchiveEntryKind::HardLink(target) => Some(self.find_link_target(name, target)?),
+            ArchiveEntryKind::File
+            | ArchiveEntryKind::Directory
+            | ArchiveEntryKind::Symlink(_)
+            | ArchiveEntryKind::Device => None,
         };
         let parent = self.parent(name, parent_path)?;
         let keeps = self.clear_place(&parent, entry, base)?;
         match (&entry.kind, source) {
-            (EntryKind::File, _) => self.write_file(&parent, entry, archive)?,
-            (EntryKind::Symlink(target), _) => add_symlink(&parent, entry, target)?,
-            (EntryKind::HardLink(target), Some(source)) => {
+            (ArchiveEntryKind::File, _) => self.write_file(&parent, entry, archive)?,
+            (ArchiveEntryKind::Symlink(target), _) => add_symlink(&parent, entry, target)?,
+            (ArchiveEntryKind::HardLink(target), Some(source)) => {
                 add_hard_link(&source, target, &parent, name)?;
             }
-            (EntryKind::Directory, _) => self.add_directory(&parent, entry, keeps)?,
-            (EntryKind::HardLink(_), None) | (EntryKind::Device, _) => {}
+            (ArchiveEntryKind::Directory, _) => self.add_directory(&parent, entry, keeps)?,
+            (ArchiveEntryKind::HardLink(_), None) | (ArchiveEntryKind::Device, _) => {}
         }
-        self.mark(name, matches!(entry.kind, EntryKind::Symlink(_)));
+        self.mark(name, matches!(entry.kind, ArchiveEntryKind::Symlink(_)));
         Ok(())
     }
 
     fn add_root(&mut self, entry: &ArchiveEntry) -> Result<(), UnpackError> {
-        if entry.kind != EntryKind::Directory {
+        if entry.kind != ArchiveEntryKind::Directory {
             return Err(UnpackError::refused("the root is not a directory"));
         }
         self.open_directory(&entry.name, b"")?;
@@ -127,7 +128,7 @@ impl<'r> Tree<'r> {
             Err(Errno::NOENT) => return Ok(false),
             Err(errno) => return Err(failed("looked at", name, errno)),
         };
-        let is_directory = entry.kind == EntryKind::Directory;
+        let is_directory = entry.kind == ArchiveEntryKind::Directory;
         let refused =
             |what: &str| Err(UnpackError::refused(format!("{} is {what}", show(name.bytes()))));
         match there {
