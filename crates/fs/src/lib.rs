@@ -16,6 +16,7 @@ mod cache;
 mod draft;
 #[cfg(feature = "state")]
 mod id;
+mod kernel_file;
 mod lock;
 mod mode;
 mod mount;
@@ -33,6 +34,7 @@ pub use cache::{CacheDir, CacheUsage, Cleaning};
 pub use draft::draft_name;
 #[cfg(feature = "state")]
 pub use id::fresh_id;
+pub use kernel_file::{read_kernel_bytes, read_kernel_file};
 pub use lock::{LOCK_TIMEOUT, Locked, Sharing};
 pub use mode::chmod_descriptor;
 pub use mount::is_mount_point;

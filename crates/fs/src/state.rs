@@ -132,24 +132,25 @@ fn not_a_directory(at: BorrowedFd<'_>, name: &Path, path: &Path) -> StateFault {
     }
 }
 
+fn is_open_to_others(found: &rustix::fs::Stat) -> bool {
+    found.st_mode & 0o077 != 0
+}
+
 impl Directory {
     fn make_private(&self) -> Result<(), StateFault> {
-        let owner = self.stat()?.st_uid;
+        let found = self.stat()?;
+        let owner = found.st_uid;
         if owner != rustix::process::geteuid().as_raw() {
             return Err(StateFault::Foreign { path: self.path.clone(), owner });
         }
-        if self.is_open_to_others()? {
+        if is_open_to_others(&found) {
             // Some file systems accept the change and ignore it, so only the second look counts.
             let _ = rustix::fs::fchmod(&self.fd, Mode::from(PRIVATE_DIR_MODE));
-            if self.is_open_to_others()? {
+            if is_open_to_others(&self.stat()?) {
                 return Err(StateFault::Exposed(self.path.clone()));
             }
         }
         Ok(())
-    }
-
-    fn is_open_to_others(&self) -> Result<bool, StateFault> {
-        Ok(self.stat()?.st_mode & 0o077 != 0)
     }
 
     fn stat(&self) -> Result<rustix::fs::Stat, StateFault> {

@@ -26,7 +26,7 @@ const DIRECTORY_FLAGS: OFlags =
 
 /// What is used below a directory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Usage {
+pub(crate) struct DiskUsage {
     bytes: u64,
     /// Directories that cannot be looked into, and when each was changed last.
     hidden: BTreeMap<FileId, ChangeTime>,
@@ -39,10 +39,10 @@ type DeviceId = u64;
 type FileId = (DeviceId, u64);
 type ChangeTime = (i64, i64);
 
-impl Usage {
+impl DiskUsage {
     /// What was added since another count, with what may lie in directories that have been hidden or changed
     /// since then.
-    pub(crate) fn since(&self, before: &Usage) -> u64 {
+    pub(crate) fn since(&self, before: &DiskUsage) -> u64 {
         let added = self.bytes.saturating_sub(before.bytes);
         let changed = |id: &FileId| before.hidden.get(id) != self.hidden.get(id);
         let devices: BTreeSet<DeviceId> =
@@ -58,7 +58,7 @@ impl Usage {
     }
 
     /// What a file system has less room for than before. Endless, where it does not tell.
-    fn lost_space(&self, before: &Usage, device: DeviceId) -> u64 {
+    fn lost_space(&self, before: &DiskUsage, device: DeviceId) -> u64 {
         match (before.free.get(&device), self.free.get(&device)) {
             (Some(before), Some(now)) => before.saturating_sub(*now),
             (None, _) | (_, None) => u64::MAX,
@@ -66,7 +66,7 @@ impl Usage {
     }
 
     /// Both together.
-    pub(crate) fn merge_with(mut self, other: Usage) -> Usage {
+    pub(crate) fn merge_with(mut self, other: DiskUsage) -> DiskUsage {
         self.bytes = self.bytes.saturating_add(other.bytes);
         self.hidden.extend(other.hidden);
         self.free.extend(other.free);
@@ -106,8 +106,8 @@ fn file_id(found: &Stat) -> FileId {
 
 /// The bytes that files below a directory take, or nothing if that was no longer wanted. A tree too
 /// deep to be walked is taken for endless: what cannot be counted must not be free.
-pub(crate) fn measure_usage(root: &Path, wanted: impl Fn() -> bool) -> Option<Usage> {
-    let mut usage = Usage::default();
+pub(crate) fn measure_usage(root: &Path, wanted: impl Fn() -> bool) -> Option<DiskUsage> {
+    let mut usage = DiskUsage::default();
     let Ok(first) = openat(CWD, root, DIRECTORY_FLAGS, Mode::empty()) else { return Some(usage) };
     usage.note_free_space(&first);
     let mut levels = vec![DirectoryListing::of(first)];
@@ -139,7 +139,7 @@ fn descend_into(levels: &mut Vec<DirectoryListing>, below: OwnedFd) {
 
 /// Goes back to the directory above the last one. If that was moved elsewhere meanwhile, what is left above
 /// cannot be counted, and the guest has seen to that.
-fn ascend_from(levels: &mut Vec<DirectoryListing>, usage: &mut Usage) {
+fn ascend_from(levels: &mut Vec<DirectoryListing>, usage: &mut DiskUsage) {
     let (below, above) = (levels.pop(), levels.last_mut());
     if let (Some(below), Some(above)) = (below, above)
         && above.open_again(&below).is_err()
@@ -182,7 +182,7 @@ impl DirectoryListing {
     }
 
     /// Notes a directory whose entries cannot be listed any more.
-    fn note_unlisted(&self, usage: &mut Usage) {
+    fn note_unlisted(&self, usage: &mut DiskUsage) {
         if let Ok(found) = self.directory().and_then(fstat) {
             usage.insert_hidden(&found);
         }
@@ -209,7 +209,7 @@ impl DirectoryListing {
 
     /// Counts entries until there is a directory among them, which is returned open. Nothing, when all were
     /// counted.
-    fn next_directory(&mut self, usage: &mut Usage) -> Result<Option<OwnedFd>> {
+    fn next_directory(&mut self, usage: &mut DiskUsage) -> Result<Option<OwnedFd>> {
         loop {
             while let Some((name, inode)) = self.todo.pop() {
                 if self.seen.contains(&inode) {
@@ -235,7 +235,7 @@ impl DirectoryListing {
         &mut self,
         name: &std::ffi::CStr,
         inode: u64,
-        usage: &mut Usage,
+        usage: &mut DiskUsage,
     ) -> Result<Option<OwnedFd>> {
         let found = statat(self.directory()?, name, AtFlags::SYMLINK_NOFOLLOW)?;
         let directory = match FileType::from_raw_mode(found.st_mode) {
@@ -270,7 +270,7 @@ impl DirectoryListing {
 
     /// Reads the directory once more, if there is anything in it that was not looked at. What is always gone
     /// when it is looked at, and always there when the directory is read, is being hidden.
-    fn read_again(&mut self, usage: &mut Usage) -> Result<bool> {
+    fn read_again(&mut self, usage: &mut DiskUsage) -> Result<bool> {
         let first = self.readings == 0;
         let missed = std::mem::take(&mut self.missed);
         if !first && missed.is_empty() {
@@ -303,7 +303,7 @@ mod tests {
         super::measure_usage(root, || true).unwrap().bytes()
     }
 
-    fn usage(root: &Path) -> Usage {
+    fn usage(root: &Path) -> DiskUsage {
         super::measure_usage(root, || true).unwrap()
     }
 
@@ -337,20 +337,20 @@ mod tests {
 
     #[test]
     fn a_directory_that_was_hidden_since_the_first_look_may_hold_what_the_file_system_lost() {
-        let hidden = |ino: u64, time: i64, bytes: u64, free: u64| Usage {
+        let hidden = |ino: u64, time: i64, bytes: u64, free: u64| DiskUsage {
             bytes,
             hidden: BTreeMap::from([((1, ino), (time, 0))]),
             free: BTreeMap::from([(1, free)]),
         };
         let before = hidden(7, 100, 10, 1000);
-        let since = |now: Usage| now.since(&before);
+        let since = |now: DiskUsage| now.since(&before);
         assert_eq!(since(hidden(7, 100, 10, 300)), 0, "it was there and nobody touched it");
         assert_eq!(since(hidden(7, 101, 10, 300)), 700, "it was opened and closed again");
         assert_eq!(since(hidden(8, 100, 10, 1000)), 0, "another one, which holds nothing");
         assert_eq!(since(hidden(8, 100, 15, 300)), 700, "what is seen is part of what was lost");
         assert_eq!(since(hidden(8, 100, 0, 1000)), 10, "what was seen may lie there now");
-        assert_eq!(since(Usage { bytes: 15, ..Usage::default() }), 5);
-        let untold = Usage { free: BTreeMap::new(), ..hidden(8, 100, 10, 0) };
+        assert_eq!(since(DiskUsage { bytes: 15, ..DiskUsage::default() }), 5);
+        let untold = DiskUsage { free: BTreeMap::new(), ..hidden(8, 100, 10, 0) };
         assert_eq!(since(untold), u64::MAX, "where nothing tells it is endless");
     }
 
@@ -378,7 +378,7 @@ mod tests {
             let dir = shared.path().join("own");
             let closed = dir.join("closed");
             fs::create_dir_all(&closed).unwrap();
-            let before = Usage { free: BTreeMap::new(), ..usage(&dir) };
+            let before = DiskUsage { free: BTreeMap::new(), ..usage(&dir) };
             assert_eq!(usage(&dir).since(&before), 0);
             // Neither what cannot be listed nor what can only be listed is free.
             for mode in [0o000, 0o300, 0o400] {
@@ -387,7 +387,7 @@ mod tests {
                 let hidden = usage(&dir);
                 assert_eq!(hidden.since(&before), u64::MAX, "{mode:o}: nothing tells");
                 let free = hidden.free.iter().map(|(device, free)| (*device, free + (1 << 20)));
-                let roomier = Usage { free: free.collect(), ..before.clone() };
+                let roomier = DiskUsage { free: free.collect(), ..before.clone() };
                 assert!(hidden.since(&roomier) >= 1 << 20, "{mode:o}");
                 assert_eq!(hidden.since(&hidden), 0, "{mode:o}: hidden before");
                 fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::disk::{self, Usage};
+use super::disk::{self, DiskUsage};
 use super::running::Running;
 
 /// The interval between scans of a disk that is not written to, where scans are quick.
@@ -30,7 +30,7 @@ pub(super) enum Written {
 /// Adds up what is written to the host's directories, from the first look on.
 #[derive(Default)]
 pub(super) struct DiskWatch {
-    before: Option<Usage>,
+    before: Option<DiskUsage>,
     /// How many executions had been ended for their disk limit when `before` was counted.
     breaches: u64,
     /// How many looks in a row have found too much.
@@ -100,10 +100,10 @@ fn until_next(took: Duration, room: u64, grown: Option<(Duration, u64)>) -> Dura
     full.clamp(soonest, latest)
 }
 
-fn add_up(roots: &[PathBuf], wanted: &Weak<()>) -> Option<Usage> {
+fn add_up(roots: &[PathBuf], wanted: &Weak<()>) -> Option<DiskUsage> {
     let mut counted =
         roots.iter().map(|root| disk::measure_usage(root, || wanted.strong_count() > 0));
-    counted.try_fold(Usage::default(), |sum, used| Some(sum.merge_with(used?)))
+    counted.try_fold(DiskUsage::default(), |sum, used| Some(sum.merge_with(used?)))
 }
 
 #[cfg(test)]

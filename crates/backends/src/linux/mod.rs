@@ -138,7 +138,7 @@ pub(crate) fn settle_command(command: &Command, own: User) -> Command {
 /// The running kernel, who asks, from which control group, how many namespaces they may make, and
 /// the programs that build and judge.
 pub(crate) fn host_fingerprint() -> Option<String> {
-    let read = |path: &str| std::fs::read_to_string(path).ok();
+    let read = |path: &str| stockade_fs::read_kernel_file(path).ok();
     let facts = [
         read("/proc/sys/kernel/random/boot_id")?,
         read("/proc/self/cgroup")?,

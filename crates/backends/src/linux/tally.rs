@@ -5,6 +5,8 @@ use std::collections::HashSet;
 use std::fs;
 use std::time::Duration;
 
+use stockade_fs::read_kernel_file;
+
 /// What is used right now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
@@ -31,9 +33,9 @@ pub(crate) fn socket_buffers(pid: i32) -> u64 {
         // The count would be the host's.
         return 0;
     }
-    let sockets = fs::read_to_string(format!("/proc/{pid}/net/sockstat"));
+    let sockets = read_kernel_file(format!("/proc/{pid}/net/sockstat"));
     let sockets = sockets.ok().as_deref().and_then(sockets_used).unwrap_or(0);
-    let each = fs::read_to_string(MAX_BUFFER).ok().and_then(|most| most.trim().parse().ok());
+    let each = read_kernel_file(MAX_BUFFER).ok().and_then(|most| most.trim().parse().ok());
     let each: u64 = each.unwrap_or(212_992);
     sockets.saturating_sub(FREE_SOCKETS).saturating_mul(each.saturating_mul(2))
 }
@@ -73,7 +75,7 @@ pub(crate) fn proportional_memory(pid: i32) -> u64 {
 }
 
 fn read_proportional_memory(pid: i32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let text = read_kernel_file(format!("/proc/{pid}/smaps_rollup")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
     let kibibytes: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
     Some(kibibytes.saturating_mul(1024))
@@ -83,7 +85,7 @@ fn read_proportional_memory(pid: i32) -> Option<u64> {
 /// What is only set aside, or written through memory, is not in it.
 pub(crate) fn bytes_written(pid: i32) -> u64 {
     let of = |pid: i32| {
-        let text = fs::read_to_string(format!("/proc/{pid}/io")).ok()?;
+        let text = read_kernel_file(format!("/proc/{pid}/io")).ok()?;
         let line = text.lines().find_map(|line| line.strip_prefix("write_bytes: "))?;
         line.trim().parse::<u64>().ok()
     };
@@ -107,7 +109,7 @@ pub(crate) fn keeper_of(first: i32, program: u32) -> Option<i32> {
 
 /// The numbers of a process, from this process's namespace inwards.
 fn namespace_pids(pid: i32) -> Option<Vec<u32>> {
-    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let text = read_kernel_file(format!("/proc/{pid}/status")).ok()?;
     // The name, which is the guest's choice, comes first and holds no line break.
     let line = text.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     line.split_whitespace().map(|number| number.parse().ok()).collect()
@@ -127,7 +129,7 @@ fn process_tree(pid: i32) -> HashSet<i32> {
 
 fn list_children(pid: i32) -> Vec<i32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    let lists = tasks.filter_map(|task| read_kernel_file(task.path().join("children")).ok());
     lists
         .flat_map(|list| {
             list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()
@@ -145,7 +147,7 @@ struct Stat {
 }
 
 fn read_stat(pid: i32) -> Option<Stat> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let text = read_kernel_file(format!("/proc/{pid}/stat")).ok()?;
     // The name is the guest's choice and may hold anything: the fields start behind its last bracket.
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let field = |at: usize| fields.get(at)?.parse::<u64>().ok();

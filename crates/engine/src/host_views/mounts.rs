@@ -29,7 +29,7 @@ pub(super) struct Located {
 
 impl MountTable {
     pub(super) fn read() -> io::Result<Self> {
-        Ok(Self::parse(&std::fs::read(MOUNTINFO_PATH)?))
+        Ok(Self::parse(&stockade_fs::read_kernel_bytes(MOUNTINFO_PATH)?))
     }
 
     fn parse(list: &[u8]) -> Self {

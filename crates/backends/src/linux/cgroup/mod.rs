@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use stockade_core::{Bytes, EffectiveLimits, Millicores, SandboxId, Span};
+use stockade_fs::read_kernel_file;
 use stockade_launcher::Cgroup;
 
 /// What a backend's groups have in common.
@@ -70,8 +71,8 @@ impl Hierarchy {
     }
 
     fn detect_version(house: House) -> Self {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let mounts = read_kernel_file("/proc/self/mountinfo").unwrap_or_default();
+        let own = read_kernel_file("/proc/self/cgroup").unwrap_or_default();
         let second = v2::V2Base::detect(house, &mounts, &own);
         if let Ok(base) = &second
             && base.controllers != Controllers::default()
@@ -160,9 +161,9 @@ fn list_sandbox_groups(parent: &Path) -> Vec<SandboxId> {
 impl Group {
     /// The group a process is in. It is limited and removed by the container engine that made it.
     pub(crate) fn of(pid: i32) -> Option<Self> {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-        let theirs = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-        let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+        let mounts = read_kernel_file("/proc/self/mountinfo").ok()?;
+        let theirs = read_kernel_file(format!("/proc/{pid}/cgroup")).ok()?;
+        let own = read_kernel_file("/proc/self/cgroup").ok()?;
         let first = v1::Directories::of(&mounts, &theirs, &own).map(Self::V1);
         first.or_else(|| v2::find_group(&mounts, &theirs, &own).map(Self::V2))
     }
@@ -238,8 +239,7 @@ impl Group {
                 read_keyed_value(&directory.join("cgroup.events"), "frozen") == Some(1)
             }
             Self::V1(directories) => {
-                let state =
-                    |directory: &PathBuf| fs::read_to_string(directory.join("freezer.state"));
+                let state = |directory: &PathBuf| read_kernel_file(directory.join("freezer.state"));
                 directories
                     .freezer
                     .as_ref()
@@ -270,9 +270,8 @@ impl Group {
 
     /// The processes in it, as the host numbers them: each once, in however many hierarchies it is.
     pub(crate) fn list_processes(&self) -> BTreeSet<i32> {
-        let text = |directory: &Path| {
-            fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default()
-        };
+        let text =
+            |directory: &Path| read_kernel_file(directory.join("cgroup.procs")).unwrap_or_default();
         let pids =
             |text: String| text.lines().filter_map(|line| line.parse().ok()).collect::<Vec<_>>();
         self.list_directories().iter().flat_map(|directory| pids(text(directory))).collect()
@@ -313,7 +312,7 @@ fn share_of(rate: Millicores) -> (u64, u64) {
 }
 
 fn read_number(file: &Path) -> Option<u64> {
-    fs::read_to_string(file).ok()?.trim().parse().ok()
+    read_kernel_file(file).ok()?.trim().parse().ok()
 }
 
 /// The lowest of what a group and those above it say, without the topmost.
@@ -329,7 +328,7 @@ fn to_millicores(quota: Option<u64>, period: Option<u64>) -> Option<u64> {
 
 /// A value from a file of `key value` lines.
 fn read_keyed_value(file: &Path, key: &str) -> Option<u64> {
-    let text = fs::read_to_string(file).ok()?;
+    let text = read_kernel_file(file).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))?;
     line.trim().parse().ok()
 }

@@ -1,7 +1,7 @@
 //! Swap of a control group. A memory limit without one for swap would only move the excess to the disk, so
 //! that one which cannot be set is a failure wherever the host has swap.
 
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -30,7 +30,7 @@ fn limit_where(file: &Path, value: &str, swap_is_on: bool) -> io::Result<()> {
 
 /// A list that cannot be read may have something in it.
 fn is_on() -> bool {
-    fs::read_to_string(SWAPS_FILE).map_or(true, |areas| has_any(&areas))
+    stockade_fs::read_kernel_file(SWAPS_FILE).map_or(true, |areas| has_any(&areas))
 }
 
 fn has_any(areas: &str) -> bool {
@@ -39,6 +39,8 @@ fn has_any(areas: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -3,6 +3,7 @@
 //! What is left of either, the next engine removes.
 
 use std::fs::{self, DirEntry};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -20,6 +21,10 @@ pub(crate) fn throwaway_name(kind: &'static str, number: u32) -> String {
 
 /// Removes groups without an owner. The kernel keeps a group that has a process in it.
 pub(super) fn remove_forsaken_groups(parent: &Path) {
+    // The kernel counts a group as a link of the one that it lies in: with two there is none to be looked at.
+    if fs::metadata(parent).is_ok_and(|found| found.nlink() == 2) {
+        return;
+    }
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
     let groups = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     for group in groups.filter(|group| is_orphan(group) || is_old(group)) {

@@ -188,7 +188,10 @@ fn find_parent(house: House, mounts: &str, controller: &str) -> Option<PathBuf> 
         kind == "cgroup" && options.split(',').any(|option| option == controller)
     })?;
     let parent = top.join(house.parent);
-    ensure_dir(&parent).ok()?;
+    // Most often it is there, from the sandbox before.
+    if !can_make_groups(&parent) {
+        ensure_dir(&parent).ok()?;
+    }
     can_make_groups(&parent).then_some(parent)
 }
 

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use stockade_core::{EffectiveLimits, Millicores, SandboxId};
+use stockade_fs::read_kernel_file;
 
 use super::{
     Controllers, House, duration_from_micros, enforced_memory, ensure_dir, make_below, mount_point,
@@ -41,25 +42,30 @@ impl V2Base {
             mount_point(mounts, |kind, _| kind == "cgroup2").ok_or("cgroup v2 is not mounted")?;
         let inside = resolve_group(&top, own);
         let above = inside.parent().filter(|above| above.starts_with(&top)).unwrap_or(&top);
-        Self::at(house, &top)
-            .or_else(|_| Self::at(house, above))
-            .or_else(|_| Self::at(house, &inside))
-            .or_else(|_| make_room(&inside).and_then(|()| Self::at(house, &inside)))
+        let mut places = vec![top.as_path(), above, inside.as_path()];
+        places.dedup();
+        let nowhere = Err(io::Error::from(io::ErrorKind::NotFound));
+        places
+            .iter()
+            .fold(nowhere, |found, place| found.or_else(|_| Self::at(house, place)))
+            .or_else(|error| match error.kind() == io::ErrorKind::Unsupported {
+                // Moving down changes nothing about what is handed down to here.
+                true => Err(error),
+                false => make_room(&inside).and_then(|()| Self::at(house, &inside)),
+            })
             .map_err(|error| format!("no cgroup v2 directory is delegated to this user: {error}"))
     }
 
     /// Makes the parent and switches on what is there.
     fn at(house: House, place: &Path) -> io::Result<Self> {
         let parent = place.join(house.parent);
-        let available = fs::read_to_string(place.join("cgroup.controllers"))?;
+        let available = read_kernel_file(place.join("cgroup.controllers"))?;
         if !LIMIT_CONTROLLERS
             .iter()
             .any(|wanted| available.split_whitespace().any(|name| name == *wanted))
         {
-            return Err(io::Error::other(format!(
-                "no controller is available in {}",
-                place.display()
-            )));
+            let reason = format!("no controller is available in {}", place.display());
+            return Err(io::Error::new(io::ErrorKind::Unsupported, reason));
         }
         ensure_dir(&parent)?;
         let enabled = may_enter(place)
@@ -67,7 +73,7 @@ impl V2Base {
             .and_then(|()| enable_controllers(&parent))
             .inspect_err(|_| drop(fs::remove_dir(&parent)));
         enabled?;
-        let on = fs::read_to_string(parent.join("cgroup.subtree_control"))?;
+        let on = read_kernel_file(parent.join("cgroup.subtree_control"))?;
         let has = |name| on.split_whitespace().any(|controller| controller == name);
         let controllers = Controllers {
             memory: has("memory") && swap::can_be_limited(&parent.join(SWAP_LIMIT_FILE)),
@@ -127,7 +133,7 @@ pub(super) fn find_group(mounts: &str, theirs: &str, own: &str) -> Option<PathBu
 pub(super) fn read_limits(directory: &Path) -> HeldLimits {
     let read = |file: &'static str| find_lowest(directory, |group| read_number(&group.join(file)));
     let cpu = |group: &Path| {
-        let text = fs::read_to_string(group.join("cpu.max")).ok()?;
+        let text = read_kernel_file(group.join("cpu.max")).ok()?;
         let mut parts = text.split_whitespace().map(|part| part.parse().ok());
         to_millicores(parts.next()?, parts.next()?)
     };
@@ -153,7 +159,7 @@ fn may_enter(place: &Path) -> io::Result<()> {
 
 /// Moves this process one group down. Fails where other processes are in the group: they are not moved.
 fn make_room(inside: &Path) -> io::Result<()> {
-    let members = fs::read_to_string(inside.join("cgroup.procs"))?;
+    let members = read_kernel_file(inside.join("cgroup.procs"))?;
     let alone = members.trim() == std::process::id().to_string();
     if !alone {
         return Err(io::Error::other(format!("others are in {} too", inside.display())));
@@ -165,9 +171,9 @@ fn make_room(inside: &Path) -> io::Result<()> {
 
 /// Switches on for the children what this directory has. A group that holds processes cannot.
 fn enable_controllers(directory: &Path) -> io::Result<()> {
-    let available = fs::read_to_string(directory.join("cgroup.controllers"))?;
+    let available = read_kernel_file(directory.join("cgroup.controllers"))?;
     let file = directory.join("cgroup.subtree_control");
-    let on = fs::read_to_string(&file)?;
+    let on = read_kernel_file(&file)?;
     for controller in LIMIT_CONTROLLERS {
         let has = |list: &str| list.split_whitespace().any(|name| name == controller);
         if has(&available) && !has(&on) {
