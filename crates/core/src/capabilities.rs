@@ -2,6 +2,7 @@
 //! is missing.
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
@@ -107,10 +108,14 @@ fn one() -> u32 {
     1
 }
 
-/// The processors that this process may use.
+/// The processors that this process may use. Asked once: it takes some fifteen system calls, and each backend's
+/// capabilities begin with it.
 fn available_cores() -> u32 {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    u32::try_from(cores).unwrap_or(MAX_CORES)
+    static CORES: OnceLock<u32> = OnceLock::new();
+    *CORES.get_or_init(|| {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        u32::try_from(cores).unwrap_or(MAX_CORES)
+    })
 }
 
 impl Capabilities {

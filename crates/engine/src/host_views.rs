@@ -78,7 +78,8 @@ impl EngineConfig {
         let own = self.every_own_path();
         let mut refusals = Vec::new();
         if spec.image == Image::Host {
-            refusals.extend(own.iter().filter_map(refuse_in_host_image));
+            let image = HOST_IMAGE.map(|shown| (shown, real(Path::new(shown))));
+            refusals.extend(own.iter().filter_map(|own| refuse_in_host_image(own, &image)));
         }
         let views = list_host_views(spec);
         if views.is_empty() {
@@ -89,7 +90,7 @@ impl EngineConfig {
             refusals.push(build_refusal("workspace", reason.into(), "mount /proc"));
             return Refusals(refusals);
         };
-        let check = HostViewCheck { state: real(&self.state_dir), own, config: self, mounts };
+        let check = HostViewCheck::new(self, own, mounts);
         refusals.extend(views.iter().filter_map(|view| check.refuse(view)));
         Refusals(refusals)
     }
@@ -161,22 +162,45 @@ fn host_paths(spec: &mut SandboxSpec) -> Vec<&mut HostPath> {
 }
 
 /// The host's own programs are shown as they are: what lies among them is shown too.
-fn refuse_in_host_image(own: &OwnPath) -> Option<Refusal> {
-    let shown = HOST_IMAGE.iter().find(|shown| own.path.starts_with(real(Path::new(shown))))?;
+fn refuse_in_host_image(own: &OwnPath, image: &[(&str, PathBuf)]) -> Option<Refusal> {
+    let (shown, _) = image.iter().find(|(_, real)| own.path.starts_with(real))?;
     let (path, what) = (own.path.display(), own.what);
     let reason = format!("{what} `{path}` lies in `{shown}`, which every sandbox sees");
     Some(build_refusal("image", reason, "move it elsewhere, or use another image"))
 }
 
-/// One check of all views of a spec.
-struct HostViewCheck<'c> {
+/// One check of all views of a spec. What views are compared with is resolved once, not for each of them.
+struct HostViewCheck {
     state: PathBuf,
     own: Vec<OwnPath>,
-    config: &'c EngineConfig,
     mounts: MountTable,
+    /// Where backends keep private files of sandboxes.
+    private: Vec<Located>,
+    /// Directories that programs of the host share, which no view is or contains.
+    shared: Vec<(&'static str, Located)>,
+    /// Those that are configured, which no view is.
+    configured: Vec<Located>,
+    unpack_dir: Option<PathBuf>,
 }
 
-impl HostViewCheck<'_> {
+impl HostViewCheck {
+    fn new(config: &EngineConfig, own: Vec<OwnPath>, mounts: MountTable) -> Self {
+        let locate = |path: &Path| mounts.locate(&real(path));
+        let private = PRIVATE_FILES.iter().map(|parent| locate(Path::new(parent))).collect();
+        let shared = SHARED_HOST_DIRS.iter().map(|dir| (*dir, locate(Path::new(dir)))).collect();
+        let configured = config.shared_dirs.iter().map(|dir| locate(dir)).collect();
+        let unpack_dir = config.unpack_dir.as_deref().map(real);
+        Self {
+            state: real(&config.state_dir),
+            own,
+            private,
+            shared,
+            configured,
+            unpack_dir,
+            mounts,
+        }
+    }
+
     fn refuse(&self, view: &HostView<'_>) -> Option<Refusal> {
         let path = real(view.path.as_path());
         let located = self.mounts.locate(&path);
@@ -220,14 +244,13 @@ impl HostViewCheck<'_> {
 
     /// Whether a workspace is one that this engine unpacks an image into.
     fn is_unpacked_to(&self, view: &HostView<'_>, located: &Located) -> bool {
-        let Some(dir) = self.config.unpack_dir.as_deref().map(real) else { return false };
-        view.field == "workspace" && located.path != dir && located.path.starts_with(&dir)
+        let Some(dir) = &self.unpack_dir else { return false };
+        view.field == "workspace" && located.path != *dir && located.path.starts_with(dir)
     }
 
     /// Private files of sandboxes, of any user's.
     fn private_files(&self, located: &Located) -> Option<(String, String)> {
-        PRIVATE_FILES.iter().find_map(|parent| {
-            let parent = self.mounts.locate(&real(Path::new(parent)));
+        self.private.iter().find_map(|parent| {
             let name = parent.rest_of(located)?.components().next()?;
             let Component::Normal(name) = name else { return None };
             let private = name.to_str().is_some_and(is_private_name);
@@ -239,18 +262,16 @@ impl HostViewCheck<'_> {
     fn explain_shared_directory(&self, located: &Located) -> Option<(String, String)> {
         let remedy = "choose a directory of your own, such as one below it";
         let listen = "where programs of the host listen and leave files";
-        for shared in SHARED_HOST_DIRS {
-            let there = self.mounts.locate(&real(Path::new(shared)));
+        for (shared, there) in &self.shared {
             if there.is(located) {
                 return Some((format!("is a directory {listen}"), remedy.into()));
             }
-            if self.mounts.shows(located, &there) {
+            if self.mounts.shows(located, there) {
                 return Some((format!("holds `{shared}`, {listen}"), SMALLER_DIR_REMEDY.into()));
             }
         }
-        let mut exact = self.config.shared_dirs.iter().map(|dir| self.mounts.locate(&real(dir)));
         let runtime = located.path.parent() == Some(Path::new(RUNTIME_DIRS));
-        let found = runtime || exact.any(|there| there.is(located));
+        let found = runtime || self.configured.iter().any(|there| there.is(located));
         found.then(|| (format!("is a directory {listen}"), remedy.into()))
     }
 }

@@ -250,7 +250,9 @@ impl WallBuilder for DockerWalls {
     }
 
     fn fingerprint(&self) -> Option<String> {
-        Some(format!("{}\n{}", linux::host_fingerprint()?, self.options.fingerprint()?))
+        // First the engine's: where there is none, nothing of the host has to be read.
+        let engine = self.options.fingerprint()?;
+        Some(format!("{}\n{engine}", linux::host_fingerprint()?))
     }
 
     async fn build(

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use super::inside;
 use super::table::ToolchainRoot;
@@ -14,6 +15,8 @@ pub(super) struct CallerEnvironment {
     pub(super) home: Option<PathBuf>,
     /// Where a guest may write.
     written: Vec<PathBuf>,
+    /// PATH behind links, without what every sandbox sees; resolved once, since every root is compared with it.
+    real_path: OnceLock<Vec<PathBuf>>,
 }
 
 impl CallerEnvironment {
@@ -30,22 +33,37 @@ impl CallerEnvironment {
         let path = variables.get("PATH").map(String::as_str).unwrap_or_default();
         let path = path.split(':').map(PathBuf::from).filter(|dir| dir.is_absolute()).collect();
         let home = variables.get("HOME").map(PathBuf::from).filter(|home| home.is_absolute());
-        Self { variables, path, home, written: Vec::new() }
+        Self { variables, path, home, written: Vec::new(), real_path: OnceLock::new() }
     }
 
     /// Without what lies where a guest may write: it could make a link to anything there.
     pub(super) fn outside(mut self, written: Vec<PathBuf>) -> Self {
         self.path.retain(|entry| !written.iter().any(|place| entry.starts_with(place)));
         self.written = written;
+        self.real_path = OnceLock::new();
         self
     }
 
     /// Whether a guest may write there, or where it leads, or beside it.
     pub(super) fn is_written(&self, path: &Path) -> bool {
-        let beside = path.parent().and_then(|parent| parent.canonicalize().ok());
-        let all = [Some(path.to_owned()), path.canonicalize().ok(), beside];
-        let mut all = all.into_iter().flatten();
+        if self.written.is_empty() {
+            return false;
+        }
+        let real = path.canonicalize().ok();
+        let beside = match path.parent() {
+            // Without a link in it, its parent has none either.
+            Some(parent) if real.as_deref() == Some(path) => Some(parent.to_owned()),
+            parent => parent.and_then(|parent| parent.canonicalize().ok()),
+        };
+        let mut all = [Some(path.to_owned()), real, beside].into_iter().flatten();
         all.any(|path| self.written.iter().any(|place| path.starts_with(place)))
+    }
+
+    fn real_path(&self) -> &[PathBuf] {
+        self.real_path.get_or_init(|| {
+            let beyond = self.path.iter().filter(|entry| !inside::is_in_host_image(entry));
+            beyond.filter_map(|entry| entry.canonicalize().ok()).collect()
+        })
     }
 
     pub(super) fn absolute(&self, variable: &str) -> Option<PathBuf> {
@@ -102,8 +120,8 @@ fn all_in_path(dir: &Path, caller: &CallerEnvironment) -> BTreeSet<PathBuf> {
 pub(super) fn in_path(root: &Path, caller: &CallerEnvironment) -> bool {
     let by_name = caller.path.iter().any(|entry| entry.starts_with(root));
     by_name || {
-        let real = caller.path.iter().filter(|entry| !inside::is_in_host_image(entry));
-        let mut real = real.filter_map(|entry| entry.canonicalize().ok());
-        root.canonicalize().is_ok_and(|root| real.any(|entry| entry.starts_with(&root)))
+        let leads_to =
+            |root: PathBuf| caller.real_path().iter().any(|real| real.starts_with(&root));
+        root.canonicalize().is_ok_and(leads_to)
     }
 }
