@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
@@ -101,9 +101,9 @@ pub(crate) fn attach_in(tree: impl AsFd, root: impl AsFd, path: &Path) -> Result
     attach_mount(tree, open_mount_point(root, path)?)
 }
 
-/// Attaches a detached tree at a name directly in a directory that no other process can change.
-pub(crate) fn attach_at(tree: impl AsFd, directory: impl AsFd, name: &str) -> Result<(), Errno> {
-    move_mount(tree, "", directory, name, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+/// Attaches a detached tree at a path below a directory, along entries that no other process can change.
+pub(crate) fn attach_at(tree: impl AsFd, directory: impl AsFd, path: &Path) -> Result<(), Errno> {
+    move_mount(tree, "", directory, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
 }
 
 /// Opens a place below a root. Symbolic links are refused: a mount goes where its name says.
@@ -112,31 +112,40 @@ pub(crate) fn open_mount_point(root: impl AsFd, path: &Path) -> Result<OwnedFd, 
     stockade_fs::open_beneath(root, path, OFlags::PATH, Mode::empty(), within)
 }
 
-/// Makes `path` below `root`, and what leads to it, as directories, or its end as an empty file.
+/// Makes `path` below `root`, and what leads to it, as directories, or its end as an empty file. A place that
+/// is there already need not be on a file system one may write to.
 pub(crate) fn make_place(root: impl AsFd, path: &Path, directory: bool) -> Result<(), Errno> {
-    let root = root.as_fd();
-    let mut parent = open_mount_point(root, Path::new("/"))?;
-    let parts: Vec<_> = path.components().skip(1).collect();
-    for (index, part) in parts.iter().enumerate() {
-        let last = index + 1 == parts.len();
-        let name = Path::new(part);
-        let made = match last && !directory {
+    let (mut parent, mut missing) = open_deepest(root, path)?;
+    while let Some(name) = missing.pop() {
+        let made = match missing.is_empty() && !directory {
             true => make_file(&parent, name),
             false => rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(0o755)),
         };
         match made {
-            // A place that is there already need not be on a file system one may write to.
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => open_mount_point(&parent, name).map(drop).map_err(|_| errno)?,
+            Ok(()) if missing.is_empty() => return Ok(()),
+            Ok(()) | Err(Errno::EXIST) => parent = open_mount_point(&parent, name)?,
+            Err(errno) => return Err(errno),
         }
-        parent = open_mount_point(&parent, name)?;
     }
     Ok(())
 }
 
+/// The last of the directories on the way to `path` that is there, and the names that are not, the first
+/// of them last.
+fn open_deepest(root: impl AsFd, path: &Path) -> Result<(OwnedFd, Vec<&Path>), Errno> {
+    let mut missing = Vec::new();
+    for place in path.ancestors() {
+        match open_mount_point(&root, place) {
+            Ok(found) => return Ok((found, missing)),
+            Err(Errno::NOENT) => missing.extend(place.file_name().map(Path::new)),
+            Err(errno) => return Err(errno),
+        }
+    }
+    Err(Errno::NOENT)
+}
+
 fn make_file(parent: &OwnedFd, name: &Path) -> Result<(), Errno> {
-    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-    rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o644)).map(drop)
+    rustix::fs::mknodat(parent, name, FileType::RegularFile, Mode::from_raw_mode(0o644), 0)
 }
 
 /// Makes the current directory the root of this mount namespace, and the old root nothing.

@@ -119,7 +119,7 @@ fn mount_all(b: &SandboxBlueprint<'_>) -> Result<Vec<PathBuf>, Failure> {
     // After the mounts, which may lie in it.
     sources::workspace_alias(&staged, b.plan)?;
     proc::mount_terminals(&staged)?;
-    proc::set_up(&staged, b.masks)?;
+    proc::set_up(&staged, b.template, b.masks)?;
     sources::mount_extras(&staged, b.plan, b.sources, MountWhen::InProc)?;
     root::switch_root(&staged)?;
     Ok(private)

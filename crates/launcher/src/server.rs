@@ -41,8 +41,10 @@ pub fn serve(mode: Mode) -> Result<(), Failure> {
 pub(crate) fn serve_over(control: OwnedFd, agent: OwnedFd, mode: Mode) -> Result<(), Failure> {
     let signals = sys::child_signals().map_err(|errno| build_server_failure(errno, "signals"))?;
     let works = match mode {
-        Mode::Namespaces => Works::Namespaces(LaunchWorkshop::open(agent, Stock::Always)),
-        Mode::Once => Works::Namespaces(LaunchWorkshop::open(agent, Stock::Once)),
+        Mode::Namespaces => {
+            Works::Namespaces(LaunchWorkshop::open(agent, Stock::Always).map(Box::new))
+        }
+        Mode::Once => Works::Namespaces(LaunchWorkshop::open(agent, Stock::Once).map(Box::new)),
         Mode::Bare => Works::Bare(Shop::open(agent)),
     };
     let (live, left) = (Vec::new(), Vec::new());
@@ -76,7 +78,7 @@ impl Mode {
 
 /// What launches are made with, or why none can be.
 enum Works {
-    Namespaces(Result<LaunchWorkshop, Failure>),
+    Namespaces(Result<Box<LaunchWorkshop>, Failure>),
     Bare(Result<Shop, Failure>),
 }
 
@@ -272,7 +274,10 @@ impl LaunchServer {
 
     /// What stands still does not end. In the unified hierarchy it does.
     fn thaw_cgroups(&self) {
-        let groups = self.live.iter().flat_map(|live| &live.cgroups);
+        let groups: Vec<&PathBuf> = self.live.iter().flat_map(|live| &live.cgroups).collect();
+        if groups.is_empty() {
+            return;
+        }
         self.works.on_host(|| {
             for directory in groups {
                 // Only one of the older hierarchies has this file.
@@ -284,6 +289,9 @@ impl LaunchServer {
     /// A group can be removed once its last process is buried, which a pid namespace's end promises
     /// for its members but not to the microsecond.
     fn remove_cgroups(&self, directories: &[PathBuf]) {
+        if directories.is_empty() {
+            return;
+        }
         let deadline = Instant::now() + CGROUP_DRAIN_TIMEOUT;
         self.works.on_host(|| {
             for directory in directories {

@@ -94,8 +94,8 @@ impl LaunchWorkshop {
     pub(crate) fn prepare(&mut self) {
         self.network.prepare();
         if self.stock == Stock::Once {
-            // The first plan has not come yet; most are like this one. A failure shows with the plan.
-            let _ = self.templates.get(&self.ground, &LaunchPlan::default(), &[]);
+            // The first plan has not come yet; most are for the host's root. A failure shows with the plan.
+            let _ = self.templates.prepare_draft(&self.ground);
         }
     }
 

@@ -61,14 +61,16 @@ impl SocketWatch {
             return;
         }
         for event in events {
-            let number = i32::try_from(event.data.u64()).ok();
+            let (flags, data) = (event.flags, event.data);
+            let number = i32::try_from(data.u64()).ok();
             if let Some(sandbox) = number.and_then(Pid::from_raw) {
-                self.advance_sandbox(sandbox);
+                self.advance_sandbox(sandbox, flags.contains(epoll::EventFlags::IN));
             }
         }
     }
 
-    fn advance_sandbox(&mut self, sandbox: Pid) {
+    /// Goes on with a sandbox. Without anything to be read, the other end is gone.
+    fn advance_sandbox(&mut self, sandbox: Pid, readable: bool) {
         // Closed in any case: that takes it from what is waited for.
         match self.sandboxes.remove(&sandbox) {
             Some(ListenerState::Hand(hand, guest)) => {
@@ -80,6 +82,8 @@ impl SocketWatch {
                     self.sandboxes.insert(sandbox, ListenerState::Listener(listener, guest));
                 }
             }
+            // No process is left behind the filter: a server would have nothing to serve.
+            Some(ListenerState::Listener(listener, _)) if !readable => drop(listener),
             // Where no process can be had, the listener is closed, and connecting fails.
             Some(ListenerState::Listener(listener, guest)) => {
                 match server::start_server(&listener, guest) {

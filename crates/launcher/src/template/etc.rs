@@ -1,6 +1,7 @@
 //! The sandbox's `/etc`: what programs need to run, name by name, and nothing else. Never shadow
 //! files, keys, tokens, machine ids or the host's list of users.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::SANDBOX_HOME;
@@ -96,22 +97,46 @@ pub(super) fn list_kept_files() -> Vec<Piece> {
     list_paths().iter().filter_map(|inside| find_piece(Path::new("/"), inside)).collect()
 }
 
-/// The list with its patterns filled in, from the host's root.
+/// The list with its patterns filled in and without what the host lacks, from the host's root.
 pub(super) fn list_paths() -> Vec<String> {
     let names = list_host_etc();
-    let expanded = HOST_ETC_ENTRIES.iter().flat_map(|(entry, _)| expand_pattern(entry, &names));
+    let expanded =
+        HOST_ETC_ENTRIES.iter().flat_map(|(entry, _)| expand_pattern(entry, names.as_ref()));
     expanded.map(|inside| format!("etc/{inside}")).collect()
 }
 
-fn expand_pattern(entry: &str, names: &[String]) -> Vec<String> {
-    match entry.strip_suffix('*') {
-        None => vec![entry.to_owned()],
-        Some(start) => names.iter().filter(|name| name.starts_with(start)).cloned().collect(),
+fn expand_pattern(entry: &str, names: Option<&BTreeSet<String>>) -> Vec<String> {
+    let top = entry.split('/').next().unwrap_or(entry);
+    match (entry.strip_suffix('*'), names) {
+        (Some(start), Some(names)) => {
+            names.iter().filter(|name| name.starts_with(start)).cloned().collect()
+        }
+        (Some(_), None) => Vec::new(),
+        // One listing is cheaper than a look for each that is missing.
+        (None, Some(names)) if !names.contains(top) => Vec::new(),
+        (None, Some(_) | None) => vec![entry.to_owned()],
     }
 }
 
 /// The names in the host's `/etc`; none where it cannot be listed, and then nothing is kept by pattern.
-fn list_host_etc() -> Vec<String> {
-    let Ok(entries) = std::fs::read_dir("/etc") else { return Vec::new() };
-    entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()
+fn list_host_etc() -> Option<BTreeSet<String>> {
+    let entries = std::fs::read_dir("/etc").ok()?;
+    Some(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_taken_from_the_listing_and_by_trial_where_there_is_none() {
+        let listed = BTreeSet::from(["java-17".to_owned(), "pki".to_owned(), "magic".to_owned()]);
+        let of = |entry| expand_pattern(entry, Some(&listed));
+        assert_eq!(of("java*"), ["java-17"]);
+        assert_eq!(of("magic"), ["magic"]);
+        assert_eq!(of("pki/tls/certs"), ["pki/tls/certs"]);
+        assert!(of("fonts").is_empty());
+        assert_eq!(expand_pattern("fonts", None), ["fonts"]);
+        assert!(expand_pattern("java*", None).is_empty());
+    }
 }

@@ -63,27 +63,28 @@ const DEVICE_LINKS: &[(&str, &str)] = &[
 /// Directories that an image's own root must not decide about: these are the sandbox's.
 const RESERVED_DIRECTORIES: &[&str] = &["dev", "proc", "sys", "tmp", "run", "home"];
 
-/// Everything for one kind of root.
-pub(super) fn gather_items(
-    root: &Root,
-    (uid, gid): (u32, u32),
-    further: &[String],
-) -> Result<Vec<TemplateItem>, Failure> {
-    let mut names: Vec<&str> = device_names().collect();
-    names.extend(further.iter().map(String::as_str));
+/// What every root of one kind has in common.
+pub(super) fn gather_shared_items(root: &Root) -> Result<Vec<TemplateItem>, Failure> {
+    let names: Vec<&str> = device_names().collect();
     let mut items = gather_devices(&names)?;
+    items.extend(list_device_links());
     match root {
         Root::Host => {
             for directory in list_system_directories() {
                 items.extend(find_item(Path::new("/"), directory, true)?);
             }
-            for piece in etc::generate_files(uid, gid).into_iter().chain(etc::list_kept_files()) {
+            for piece in etc::list_kept_files() {
                 items.push(open_piece(piece, false)?);
             }
         }
         Root::Directory(path) => items.extend(gather_image(path)?),
     }
     Ok(items)
+}
+
+/// The files by which the guest's user and group have names.
+pub(super) fn gather_identity(uid: u32, gid: u32) -> Result<Vec<TemplateItem>, Failure> {
+    etc::generate_files(uid, gid).into_iter().map(|piece| open_piece(piece, false)).collect()
 }
 
 /// The host's directories that hold programs, from the host's root.
@@ -158,22 +159,25 @@ fn image_item(path: &Path, entry: &str) -> Result<Option<TemplateItem>, Failure>
     Ok(Some(TemplateItem { target: Path::new("/").join(entry), what }))
 }
 
-fn gather_devices(names: &[&str]) -> Result<Vec<TemplateItem>, Failure> {
+/// Device nodes of the host, by their names in `/dev`.
+pub(super) fn gather_devices(names: &[impl AsRef<str>]) -> Result<Vec<TemplateItem>, Failure> {
     let mut items = Vec::new();
     for device in names {
+        let device = device.as_ref();
         let target = Path::new("/dev").join(device);
         let tree = fs::clone_with(CWD, &format_path(&target), fs::DEVICE_MOUNT)
             .at(Wall::Source, device)?;
         let what = TemplateContent::Tree { tree, directory: false, layer: false };
         items.push(TemplateItem { target, what });
     }
-    for (link, target) in DEVICE_LINKS {
-        items.push(TemplateItem {
-            target: PathBuf::from(link),
-            what: TemplateContent::Link(PathBuf::from(target)),
-        });
-    }
     Ok(items)
+}
+
+fn list_device_links() -> impl Iterator<Item = TemplateItem> {
+    DEVICE_LINKS.iter().map(|(link, target)| TemplateItem {
+        target: PathBuf::from(link),
+        what: TemplateContent::Link(PathBuf::from(target)),
+    })
 }
 
 /// One entry of a root, if there is something that can be part of one.

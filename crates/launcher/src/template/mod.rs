@@ -1,23 +1,24 @@
 //! Prepared roots: everything of a sandbox's root that does not depend on the one sandbox, put
 //! together once and cloned for each. Kept read-only, and never written to after it is laid.
 
+mod draft;
 mod etc;
 mod gather;
 mod piece;
 
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::CWD;
 use rustix::io::Errno;
-use rustix::mount::UnmountFlags;
 
 use crate::error::{At, Failure, Wall};
+use crate::fs;
 use crate::ground::{Ground, ROOTS_DIR};
-use crate::open::{OpenSource, format_path};
+use crate::open::OpenSource;
 use crate::plan::{LaunchPlan, Root};
-use crate::{fs, sys};
-use gather::{TemplateContent, TemplateItem};
+use draft::Draft;
+use gather::TemplateItem;
 
 pub use piece::{Made, Piece, host_root};
 
@@ -65,7 +66,7 @@ impl RootTemplate {
     /// The root once more, without anything mounted in it: an overlay's lower directory must not
     /// have mounts below that its user namespace did not make.
     pub(crate) fn bare_path(&self) -> String {
-        format!("{}-bare", self.path)
+        draft::bare_path(&self.path)
     }
 }
 
@@ -74,9 +75,19 @@ impl RootTemplate {
 pub(crate) struct Templates {
     kept: Vec<RootTemplate>,
     made: u64,
+    /// The host's root, laid ahead of the first plan but for what the plan decides.
+    draft: Option<Draft>,
 }
 
 impl Templates {
+    /// Lays what every root of the host has in common, for the first plan to finish.
+    pub(crate) fn prepare_draft(&mut self, ground: &Ground) -> Result<(), Failure> {
+        if self.draft.is_none() && self.made == 0 {
+            self.draft = Some(self.begin_draft(ground, &Root::Host)?);
+        }
+        Ok(())
+    }
+
     /// The prepared root for a plan, made now if there is none yet.
     pub(crate) fn get(
         &mut self,
@@ -98,11 +109,33 @@ impl Templates {
         if self.kept.len() >= MAX_CACHED_ROOTS {
             discard_template(&self.kept.remove(0)).at(Wall::Template, "an old prepared root")?;
         }
-        let items =
-            ground.on_host(|| gather::gather_items(&key.root, (key.uid, key.gid), &key.devices))?;
+        let mut draft = match self.take_draft(&key.root)? {
+            Some(draft) => draft,
+            None => self.begin_draft(ground, &key.root)?,
+        };
+        draft.lay(&gather_own_items(ground, &key)?)?;
+        draft.finish(key)
+    }
+
+    /// The draft, if it is of this kind of root. One of another kind is given up: nothing that can be written
+    /// to stays in the namespace that sandboxes are cloned from.
+    fn take_draft(&mut self, root: &Root) -> Result<Option<Draft>, Failure> {
+        match (self.draft.take(), root) {
+            (Some(draft), Root::Host) => Ok(Some(draft)),
+            (Some(draft), Root::Directory(_)) => {
+                draft.discard().at(Wall::Template, "an unused root").map(|()| None)
+            }
+            (None, Root::Host | Root::Directory(_)) => Ok(None),
+        }
+    }
+
+    fn begin_draft(&mut self, ground: &Ground, root: &Root) -> Result<Draft, Failure> {
+        let items = ground.on_host(|| gather::gather_shared_items(root))?;
         self.made += 1;
-        let path = format!("{ROOTS_DIR}/{}", self.made);
-        lay_template(key, path, items)
+        let mut draft = Draft::new(format!("{ROOTS_DIR}/{}", self.made))?;
+        draft.lay(&items)?;
+        draft.lay_fixed_mount_points()?;
+        Ok(draft)
     }
 }
 
@@ -119,76 +152,22 @@ fn build_key(ground: &Ground, plan: &LaunchPlan, mounts: &[OpenSource]) -> Resul
     Ok(Key { root: plan.root.clone(), version, uid: plan.uid, gid: plan.gid, devices, targets })
 }
 
+/// What the plan decides about a root's content.
+fn gather_own_items(ground: &Ground, key: &Key) -> Result<Vec<TemplateItem>, Failure> {
+    let mut items = match key.devices.is_empty() {
+        true => Vec::new(),
+        false => ground.on_host(|| gather::gather_devices(&key.devices))?,
+    };
+    match key.root {
+        Root::Host => items.extend(gather::gather_identity(key.uid, key.gid)?),
+        // An image has its own list of users.
+        Root::Directory(_) => {}
+    }
+    Ok(items)
+}
+
 fn discard_template(template: &RootTemplate) -> Result<(), Errno> {
-    for path in [&template.bare_path(), &template.path] {
-        rustix::mount::unmount(path.as_str(), UnmountFlags::DETACH)?;
-        rustix::fs::rmdir(path.as_str())?;
-    }
-    Ok(())
-}
-
-fn mount_at(tree: &OwnedFd, path: &str) -> Result<(), Errno> {
-    rustix::fs::mkdir(path, Mode::from_raw_mode(0o755))?;
-    fs::attach_mount(tree, fs::open_path(path)?)
-}
-
-fn lay_template(key: Key, path: String, items: Vec<TemplateItem>) -> Result<RootTemplate, Failure> {
-    let mut template = RootTemplate { key, path, mounts: Vec::new(), layers: Vec::new() };
-    let root =
-        fs::make_tmpfs(ROOT_BYTES, "0755", fs::WRITABLE_MOUNT).at(Wall::Template, "a tmpfs")?;
-    mount_at(&root, &template.path).at(Wall::Template, &template.path)?;
-    let bare =
-        fs::clone_with(&root, "", fs::READ_ONLY_MOUNT).at(Wall::Template, "its bare copy")?;
-    mount_at(&bare, &template.bare_path()).at(Wall::Template, &template.bare_path())?;
-    for item in &items {
-        lay_item(&root, item).at(Wall::Template, &format_path(&item.target))?;
-        if let TemplateContent::Tree { layer, .. } = item.what {
-            template.mounts.push(item.target.clone());
-            template.layers.extend(layer.then(|| item.target.clone()));
-        }
-    }
-    lay_mount_points(&root, &template.key.targets)?;
-    sys::mount_setattr(root.as_fd(), fs::READ_ONLY_MOUNT, false).at(Wall::Template, "read-only")?;
-    Ok(template)
-}
-
-fn lay_item(root: &OwnedFd, item: &TemplateItem) -> Result<(), Errno> {
-    let parent = item.target.parent().unwrap_or(Path::new("/"));
-    fs::make_place(root, parent, true)?;
-    let inside = item.target.strip_prefix("/").map_err(|_| Errno::INVAL)?;
-    match &item.what {
-        TemplateContent::Link(target) => rustix::fs::symlinkat(target, root, inside),
-        TemplateContent::File(content) => write_new(root, inside, content),
-        TemplateContent::Tree { tree, directory, .. } => {
-            fs::make_place(root, &item.target, *directory)?;
-            fs::attach_in(tree, root, &item.target)
-        }
-    }
-}
-
-fn write_new(root: &OwnedFd, path: &Path, content: &[u8]) -> Result<(), Errno> {
-    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(root, path, flags, Mode::from_raw_mode(0o644))?;
-    match rustix::io::write(&file, content)? == content.len() {
-        true => Ok(()),
-        false => Err(Errno::NOSPC),
-    }
-}
-
-/// Mount points that every sandbox needs, and those this plan names where the root can hold them.
-fn lay_mount_points(root: &OwnedFd, targets: &[(PathBuf, bool)]) -> Result<(), Failure> {
-    for place in ["/proc", "/sys", "/tmp", "/var/tmp", "/run", SANDBOX_HOME, "/dev/pts", "/dev/shm"]
-    {
-        fs::make_place(root, Path::new(place), true).at(Wall::Template, place)?;
-    }
-    for (target, directory) in targets {
-        match fs::make_place(root, target, *directory) {
-            // Below a private place of the sandbox it is made there, when that exists.
-            Ok(()) | Err(Errno::ROFS) => {}
-            Err(errno) => return Err(Failure::new(Wall::Template, errno, format_path(target))),
-        }
-    }
-    Ok(())
+    draft::discard_at(&template.path)
 }
 
 /// Opens a prepared root by its path, as a sandbox does in its own copy of the namespace.

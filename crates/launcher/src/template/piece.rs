@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use rustix::fs::FileType;
+use rustix::fs::{FileType, Mode, OFlags};
 
 use super::{etc, gather};
 
@@ -48,7 +48,7 @@ pub(super) fn find_piece(base: &Path, inside: &str) -> Option<Piece> {
         FileType::Directory => Made::Mount(source),
         FileType::RegularFile if stat.st_size as u64 <= COPY_LIMIT => {
             // A file its owner keeps from us is none that a guest should have.
-            Made::File(std::fs::read(&source).ok()?)
+            Made::File(read_file(&source, stat.st_size as usize)?)
         }
         FileType::RegularFile
         | FileType::Fifo
@@ -58,4 +58,16 @@ pub(super) fn find_piece(base: &Path, inside: &str) -> Option<Piece> {
         | FileType::Unknown => return None,
     };
     Some(Piece { target: Path::new("/").join(inside), made })
+}
+
+/// A whole file of this size, by one reading call where it has not changed since it was looked at.
+fn read_file(path: &Path, size: usize) -> Option<Vec<u8>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+    // One byte more than expected: only the end of the file comes before it.
+    let mut content = Vec::with_capacity(size + 1);
+    match rustix::io::read(&file, rustix::buffer::spare_capacity(&mut content)) {
+        Ok(count) if count == size => Some(content),
+        Ok(_) | Err(_) => std::fs::read(path).ok(),
+    }
 }

@@ -1,7 +1,7 @@
 //! A fresh `/proc` of the new pid namespace, read-only as a whole, with what tells about the host
 //! masked; and the sandbox's own terminals.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -10,6 +10,8 @@ use rustix::mount::MountAttrFlags;
 
 use crate::error::{At, Failure, Wall};
 use crate::fs;
+use crate::ground::STAGE_DIR;
+use crate::template::RootTemplate;
 
 /// Masked where the host has it: a directory by an empty one, a file by an empty one. The mount
 /// refuses every write; these may not be read either. Every file that its mode alone keeps from others
@@ -39,44 +41,75 @@ const MASKED_ENTRIES: &[(&str, &str)] = &[
 /// One masked name, and whether it is a directory.
 #[derive(Clone, Debug)]
 pub(crate) struct ProcMask {
-    name: String,
     pub path: String,
     directory: bool,
 }
 
 /// What of the list this host has; looked up once.
 pub(crate) fn list_masks() -> Vec<ProcMask> {
-    let of = |name: &str| {
-        let path = format!("/proc/{name}");
-        let directory = rustix::fs::lstat(path.as_str()).ok()?.st_mode & libc::S_IFMT;
-        Some(ProcMask { name: name.to_owned(), path, directory: directory == libc::S_IFDIR })
-    };
-    let listed = MASKED_ENTRIES.iter().map(|(name, _)| (*name).to_owned());
-    let names: BTreeSet<String> = listed.chain(roots_alone()).collect();
-    names.iter().filter_map(|name| of(name)).collect()
+    let entries = list_entries();
+    let listed = MASKED_ENTRIES.iter().filter_map(|(name, _)| {
+        let directory = match entries.get(*name) {
+            Some(entry) => entry.directory,
+            None => is_directory(name)?,
+        };
+        Some(((*name).to_owned(), directory))
+    });
+    let mut masks: BTreeMap<String, bool> = listed.collect();
+    let closed = entries.into_iter().filter(|(_, entry)| entry.roots_alone);
+    masks.extend(closed.map(|(name, entry)| (name, entry.directory)));
+    let mask =
+        |(name, directory): (String, bool)| ProcMask { path: format!("/proc/{name}"), directory };
+    masks.into_iter().map(mask).collect()
 }
 
-/// The files that only root may read, by their modes.
-fn roots_alone() -> Vec<String> {
+/// Whether a name that the listing lacks, such as one further below, is a directory.
+fn is_directory(name: &str) -> Option<bool> {
+    let mode = rustix::fs::lstat(format!("/proc/{name}")).ok()?.st_mode;
+    Some(mode & libc::S_IFMT == libc::S_IFDIR)
+}
+
+/// One name in `/proc`.
+struct ProcEntry {
+    directory: bool,
+    /// Whether its mode keeps a file from others than root.
+    roots_alone: bool,
+}
+
+/// The names in `/proc`. Modes are asked of files alone: directories, which most names are on a host with
+/// many processes, are told by the listing itself.
+fn list_entries() -> BTreeMap<String, ProcEntry> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let closed = entries.filter(|entry| {
-        let found = entry.metadata();
-        found.is_ok_and(|found| found.is_file() && found.mode() & 0o004 == 0)
+    let described = entries.filter_map(|entry| {
+        let kind = entry.file_type().ok()?;
+        let closed =
+            || entry.metadata().is_ok_and(|found| found.is_file() && found.mode() & 0o004 == 0);
+        let roots_alone = kind.is_file() && closed();
+        let name = entry.file_name().into_string().ok()?;
+        Some((name, ProcEntry { directory: kind.is_dir(), roots_alone }))
     });
-    closed.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    described.collect()
 }
 
 /// Mounts and masks it. Comes before the old root is left: the kernel gives a fresh `/proc` only to
 /// those who can still see a whole one.
-pub(crate) fn set_up(root: &OwnedFd, masks: &[ProcMask]) -> Result<(), Failure> {
+pub(crate) fn set_up(
+    root: &OwnedFd,
+    template: &RootTemplate,
+    masks: &[ProcMask],
+) -> Result<(), Failure> {
     let tree =
         fs::make_detached_fs("proc", &[], fs::NOEXEC_MOUNT).at(Wall::Proc, "a fresh /proc")?;
     fs::attach_in(&tree, root, Path::new("/proc")).at(Wall::Proc, "/proc")?;
+    // Of the prepared root, in which nothing of a guest's can lie: its /sys is an empty directory, and
+    // /dev/null reads as an empty file.
+    let (empty_directory, empty_file) =
+        (format!("{}/sys", template.path), format!("{}/dev/null", template.path));
     for mask in masks {
-        // The root's /sys is an empty directory, and /dev/null reads as an empty file.
-        let empty = if mask.directory { "sys" } else { "dev/null" };
-        let cover = fs::clone_tree(root, empty).at(Wall::Proc, &mask.path)?;
-        fs::attach_at(cover, &tree, &mask.name).at(Wall::Proc, &mask.path)?;
+        let cover = if mask.directory { &empty_directory } else { &empty_file };
+        // By path, in one call: nothing but the kernel decides about what lies in the stage's /proc.
+        rustix::mount::mount_bind_recursive(cover, format!("{STAGE_DIR}{}", mask.path))
+            .at(Wall::Proc, &mask.path)?;
     }
     Ok(())
 }

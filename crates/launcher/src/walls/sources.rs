@@ -18,10 +18,10 @@ pub(crate) fn mount_workspace(
     sources: &Sources,
 ) -> Result<(), Failure> {
     let target = &plan.workspace_target;
-    ensure_mount_point(root, target, true, true).at(Wall::Workspace, &format_path(target))?;
-    let attach = |tree: &OwnedFd| {
-        fs::attach_in(tree, root, target).at(Wall::Workspace, &format_path(target))
-    };
+    let place =
+        open_or_make_place(root, target, true, true).at(Wall::Workspace, &format_path(target))?;
+    let attach =
+        |tree: &OwnedFd| fs::attach_mount(tree, &place).at(Wall::Workspace, &format_path(target));
     match (&plan.workspace, &sources.workspace, &sources.layers) {
         (Workspace::Local { .. }, Some(source), _) => attach(&source.tree),
         (Workspace::Overlay { .. }, _, Some(layers)) => {
@@ -47,9 +47,9 @@ pub(crate) fn mount_workspace(
 pub(crate) fn workspace_alias(root: &OwnedFd, plan: &LaunchPlan) -> Result<(), Failure> {
     let Some(alias) = &plan.workspace_alias else { return Ok(()) };
     let shown = || {
-        ensure_mount_point(root, alias, true, true)?;
+        let place = open_or_make_place(root, alias, true, true)?;
         let tree = fs::clone_tree(fs::open_mount_point(root, &plan.workspace_target)?, "")?;
-        fs::attach_in(&tree, root, alias)
+        fs::attach_mount(&tree, place)
     };
     shown().at(Wall::Workspace, &format_path(alias))
 }
@@ -73,8 +73,8 @@ pub(crate) fn mount_extras(
     for (mount, source) in all.filter(|(mount, _)| due(&mount.target)) {
         let target = &mount.target;
         let make = !(is_kept(&plan.workspace) && target.starts_with(&plan.workspace_target));
-        let mounted = ensure_mount_point(root, target, source.directory, make)
-            .and_then(|()| fs::attach_in(&source.tree, root, target));
+        let mounted = open_or_make_place(root, target, source.directory, make)
+            .and_then(|place| fs::attach_mount(&source.tree, place));
         mounted.map_err(|errno| {
             Failure::new(Wall::Mounts, errno, format_path(target)).remedy(
                 "choose a target that exists in the root or the workspace, or one at its top",
@@ -92,16 +92,18 @@ fn is_kept(workspace: &Workspace) -> bool {
     }
 }
 
-/// Makes sure of the mount point; creates none in a workspace that outlives the sandbox.
-fn ensure_mount_point(
+/// Opens the mount point, made where it is missing; creates none in a workspace that outlives the sandbox.
+fn open_or_make_place(
     root: &OwnedFd,
     target: &Path,
     directory: bool,
     make: bool,
-) -> Result<(), Errno> {
+) -> Result<OwnedFd, Errno> {
     match fs::open_mount_point(root, target) {
-        Ok(_) => Ok(()),
-        Err(Errno::NOENT) if make => fs::make_place(root, target, directory),
-        Err(errno) => Err(errno),
+        Err(Errno::NOENT) if make => {
+            fs::make_place(root, target, directory)?;
+            fs::open_mount_point(root, target)
+        }
+        opened => opened,
     }
 }
