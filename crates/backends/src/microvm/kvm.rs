@@ -15,6 +15,7 @@ use std::ffi::CStr;
 use std::fmt;
 use std::io;
 use std::os::unix::thread::JoinHandleExt;
+use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -70,6 +71,25 @@ impl fmt::Display for Kvm {
             }
         }
     }
+}
+
+/// A probe that was begun ahead of time, until it is asked for.
+static PROBE_AHEAD: Mutex<Option<JoinHandle<Kvm>>> = Mutex::new(None);
+
+/// Begins to find out in a thread of its own, while this one does something else.
+pub(super) fn begin_probe() {
+    let begun = thread::Builder::new().name("stockade-kvm".into()).spawn(probe_kvm);
+    // Without a thread or the lock, the question is answered when it is asked.
+    if let (Ok(begun), Ok(mut ahead)) = (begun, PROBE_AHEAD.lock()) {
+        *ahead = Some(begun);
+    }
+}
+
+/// What a probe has found that was begun ahead of time; nothing where there was none. Once: whoever asks
+/// again wants to know how it is by then.
+pub(super) fn finish_probe() -> Option<Kvm> {
+    let begun = PROBE_AHEAD.lock().ok()?.take()?;
+    begun.join().ok()
 }
 
 /// Finds out. Blocks for a millisecond, or for twice the limit at the most.

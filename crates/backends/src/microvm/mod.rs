@@ -88,6 +88,12 @@ pub struct Options {
     pub prepare: bool,
 }
 
+/// Begins to find out whether KVM runs guests here, which the first backend of this process that wants to
+/// know then need not wait for. Starts a thread, so that this process can be forked no more.
+pub fn begin_kvm_probe() {
+    kvm::begin_probe();
+}
+
 /// The microvm backend. Its sandboxes end with this value.
 pub type Microvm = Managed<MicrovmWalls>;
 
@@ -165,7 +171,7 @@ impl MicrovmWalls {
 
     /// What KVM is good for here. Looked at once, which takes about a millisecond.
     fn probe_kvm(&self) -> &Kvm {
-        self.kvm.get_or_init(kvm::probe_kvm)
+        self.kvm.get_or_init(|| kvm::finish_probe().unwrap_or_else(kvm::probe_kvm))
     }
 
     fn choose_power(&self) -> Power {

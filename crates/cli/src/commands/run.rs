@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use clap::Args;
+use stockade_backends::microvm;
 use stockade_backends::native::Native;
 use stockade_core::{
-    Command, Ending, Error, ErrorCode, Feature, Result, SandboxSpec, Signal, SnapshotId,
-    StartFailure, Stdin, WorkspaceSource,
+    BackendChoice, Command, Ending, Error, ErrorCode, Feature, Result, SandboxSpec, Signal,
+    SnapshotId, StartFailure, Stdin, WorkspaceSource,
 };
 use stockade_engine::{Engine, Execution, SandboxRequest, Subscription};
 use stockade_tools::AskedPerson;
@@ -106,6 +107,10 @@ async fn plan_run(args: &mut RunArgs, printer: &Printer) -> Result<Result<Planne
     configured.settings.ask_registries(args.spec.pull);
     let settings = &configured.settings;
     let mut spec = args.spec.spec(&wanted, settings)?;
+    if spec.backend == BackendChoice::Auto && !args.detach {
+        // Choosing a backend asks for it; until then there is enough to do.
+        microvm::begin_kvm_probe();
+    }
     if let Some(snapshot) = &args.from {
         spec = as_captured(snapshot, spec, &args.spec, settings, printer)?;
     }
