@@ -14,6 +14,9 @@ pub struct DeniedHost {
     /// The port; absent where only the name was looked up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
+    /// The request that was denied, by its method and path, where the host itself was not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<String>,
     /// What `--net` has to list for it to be reached; absent where another rule denies it, or none can allow it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allow_with: Option<String>,
@@ -23,10 +26,14 @@ pub struct DeniedHost {
 
 impl DeniedHost {
     fn asked_for(&self) -> String {
-        match self.port {
+        let host = match self.port {
             Some(port) if self.host.contains(':') => format!("[{}]:{port}", self.host),
             Some(port) => format!("{}:{port}", self.host),
             None => self.host.clone(),
+        };
+        match &self.request {
+            Some(request) => format!("{request} at {host}"),
+            None => host,
         }
     }
 
@@ -56,7 +63,8 @@ mod tests {
 
     fn denied(host: &str, port: Option<u16>, allow_with: Option<&str>) -> DeniedHost {
         let allow_with = allow_with.map(str::to_owned);
-        DeniedHost { host: host.into(), port, allow_with, reason: "a rule denies it".into() }
+        let (request, reason) = (None, "a rule denies it".into());
+        DeniedHost { host: host.into(), port, request, allow_with, reason }
     }
 
     #[test]
@@ -74,6 +82,9 @@ mod tests {
         let three = [blocked, denied("a.example", None, None), one.clone()];
         let sentence = format!("the network denied nothere.example:443 and 2 more {flag}");
         assert_eq!(told(&three), Some(sentence));
+        let request = DeniedHost { request: Some("GET /v2".into()), ..one.clone() };
+        let sentence = format!("the network denied GET /v2 at nothere.example:443 {flag}");
+        assert_eq!(told(&[request]), Some(sentence));
         let full = vec![one; MAX_DENIED_HOSTS];
         assert!(told(&full).unwrap().contains("and at least 19 more"));
     }

@@ -23,6 +23,7 @@ mod path;
 mod portable;
 mod presets;
 mod recorder;
+mod request_scope;
 mod secret_binding;
 mod secrets;
 mod spec;
@@ -52,13 +53,14 @@ pub use name::{
 };
 pub use network::{
     EgressDecision, EgressRule, Network, canonical_host, decide_address, decide_name,
-    is_policy_word, list_ports,
+    decide_request, is_policy_word, judges_requests, list_ports,
 };
 pub use observed::{MAX_OBSERVED_RULES, OBSERVE_WARNING, describe_observed_rules};
 pub use outcome::{Ending, Outcome, StartFailure, StreamReport, Usage};
 pub use path::{HostPath, PathError, SandboxPath, WORKSPACE_ROOT};
 pub use presets::{EGRESS_PRESETS, EgressPreset, parse_egress_list};
 pub use recorder::WorkspaceRecorder;
+pub use request_scope::{RequestPath, RequestPathError, is_plain_method};
 pub use secret_binding::{SecretBinding, SecretPlace, SecretValue, find_unreached_secret};
 pub use spec::{
     BackendChoice, HostTree, Image, Mount, RootMode, SandboxSpec, User, Workspace, WorkspaceAt,

@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::request_scope::{RequestPath, RequestScope, RequestScopeError};
+
 /// What a sandbox may reach.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -37,17 +39,29 @@ impl Network {
             Self::Auto | Self::None | Self::Loopback => false,
         }
     }
+
+    /// Whether a rule names methods or paths, so that requests to its host are judged one by one.
+    pub fn judges_requests(&self) -> bool {
+        match self {
+            Self::Egress(rules) => rules.iter().any(EgressRule::names_requests),
+            Self::Auto | Self::None | Self::Loopback => false,
+        }
+    }
 }
 
 /// One entry of an egress list: `host`, `*.host` (one label more), `**.host` (any number of labels more), an
 /// address or a CIDR range, each with an optional port. With `!` before it, it denies. `observe` lets every
 /// name and every public address through, at every port; with `ask` a person is asked about what no rule covers.
+///
+/// A host may have methods before it and a path behind it, `GET+HEAD@host/v1/*`: then the rule is about those
+/// requests alone.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct EgressRule {
     denies: bool,
     host: EgressHost,
     port: Option<u16>,
+    scope: RequestScope,
 }
 
 /// The ports of a rule that allows and names none.
@@ -89,9 +103,26 @@ impl EgressDecision<'_> {
     }
 }
 
-/// What the rules say about a connection to a name, which is in its canonical form.
+/// What the rules say about a connection to a name, which is in its canonical form. One that denies some requests
+/// denies no connection.
 pub fn decide_name<'a>(rules: &'a [EgressRule], name: &str, port: u16) -> EgressDecision<'a> {
-    decide(rules, |rule| rule.covers_name(name, port))
+    let is_about_it = |rule: &EgressRule| !(rule.denies && rule.names_requests());
+    decide(rules, |rule| is_about_it(rule) && rule.covers_name(name, port))
+}
+
+/// What the rules say about a request over a connection to a name, which is in its canonical form.
+pub fn decide_request<'a>(
+    rules: &'a [EgressRule],
+    (name, port): (&str, u16),
+    method: &str,
+    path: &RequestPath,
+) -> EgressDecision<'a> {
+    decide(rules, |rule| rule.covers_name(name, port) && rule.covers_request(method, path))
+}
+
+/// Whether a rule names methods or paths of this host, so that each request to it has to be judged.
+pub fn judges_requests(rules: &[EgressRule], name: &str, port: u16) -> bool {
+    rules.iter().any(|rule| rule.names_requests() && rule.covers_name(name, port))
 }
 
 /// What the rules say about a connection to an address.
@@ -169,6 +200,15 @@ impl EgressRule {
     #[must_use]
     pub fn with_denial(self, denies: bool) -> Self {
         Self { denies, ..self }
+    }
+
+    /// Whether it is about some requests to its host only, by their methods or paths.
+    pub fn names_requests(&self) -> bool {
+        !self.scope.is_everything()
+    }
+
+    fn covers_request(&self, method: &str, path: &RequestPath) -> bool {
+        if self.denies { self.scope.denies(method, path) } else { self.scope.allows(method, path) }
     }
 
     /// Whether a connection to this host name and port is covered. Addresses never match a name rule.
@@ -305,32 +345,84 @@ fn split_port(given: &str) -> Option<(&str, Option<u16>)> {
     }
 }
 
+/// Why a text is no rule.
+enum RuleFault {
+    Host,
+    AddressScope,
+    Scope(RequestScopeError),
+}
+
+impl From<RequestScopeError> for RuleFault {
+    fn from(error: RequestScopeError) -> Self {
+        Self::Scope(error)
+    }
+}
+
+impl RuleFault {
+    fn describe(&self, given: &str) -> String {
+        let given = given.escape_debug();
+        match self {
+            Self::Host => format!(
+                "`{given}` is not a host: give `host`, `*.host`, `**.host`, an address or a CIDR range, each with \
+                 an optional `:port`, `!` before what is to be denied, and for a name methods before it and a \
+                 path behind it: `GET@host/v1/*`"
+            ),
+            Self::AddressScope => format!(
+                "`{given}` names methods or a path of an address: only a host with a name takes them"
+            ),
+            Self::Scope(error) => format!("`{given}` is not a rule: {error}"),
+        }
+    }
+}
+
+/// Splits methods off: what stands before an `@` that stands before the path.
+fn split_methods(given: &str) -> (Option<&str>, &str) {
+    match given.split_once('@') {
+        Some((methods, rest)) if !methods.contains('/') => (Some(methods), rest),
+        Some(_) | None => (None, given),
+    }
+}
+
+/// Splits a path off. The slash of a range begins none.
+fn split_path(given: &str) -> (&str, Option<&str>) {
+    let Some((host, path)) = given.find('/').map(|at| given.split_at(at)) else {
+        return (given, None);
+    };
+    let is_bracketed = host.starts_with('[') && !host.contains(']');
+    let after = path[1..].split(':').next().unwrap_or_default();
+    let is_range = host.parse::<IpAddr>().is_ok() && after.bytes().all(|b| b.is_ascii_digit());
+    if is_bracketed || is_range { (given, None) } else { (host, Some(path)) }
+}
+
+fn parse_rule(given: &str) -> Result<EgressRule, RuleFault> {
+    let (denies, rest) = match given.strip_prefix('!') {
+        Some(rest) => (true, rest),
+        None => (false, given),
+    };
+    let (methods, rest) = split_methods(rest);
+    let (rest, path) = split_path(rest);
+    let (name, port) =
+        split_port(rest).filter(|(_, port)| *port != Some(0)).ok_or(RuleFault::Host)?;
+    let mut host = parse_host(name).ok_or(RuleFault::Host)?;
+    let is_scoped = methods.is_some() || path.is_some();
+    if is_scoped && matches!(host, EgressHost::Range { .. }) {
+        return Err(RuleFault::AddressScope);
+    }
+    let scope = RequestScope::parse(methods, path)?;
+    if port.is_none()
+        && let EgressHost::Name(name) = &host
+        && let Some(word) = find_policy_word(name)
+    {
+        host = (!denies && !is_scoped).then_some(word).ok_or(RuleFault::Host)?;
+    }
+    Ok(EgressRule { denies, host, port, scope })
+}
+
 impl FromStr for EgressRule {
     type Err = String;
 
     fn from_str(given: &str) -> Result<Self, String> {
-        let parse = || {
-            let (denies, rest) = match given.strip_prefix('!') {
-                Some(rest) => (true, rest),
-                None => (false, given),
-            };
-            let (name, port) = split_port(rest)?;
-            let mut host = parse_host(name)?;
-            if port.is_none()
-                && let EgressHost::Name(name) = &host
-                && let Some(word) = find_policy_word(name)
-            {
-                host = (!denies).then_some(word)?;
-            }
-            (port != Some(0)).then_some(Self { denies, host, port })
-        };
-        parse().ok_or_else(|| {
-            format!(
-                "`{}` is not a host: give `host`, `*.host`, `**.host`, an address or a CIDR range, each with \
-                 an optional `:port`, and `!` before what is to be denied",
-                given.escape_debug()
-            )
-        })
+        parse_rule(given).map_err(|fault| fault.describe(given))
     }
 }
 
@@ -354,6 +446,7 @@ impl fmt::Display for EgressRule {
         if self.denies {
             f.write_str("!")?;
         }
+        self.scope.write_methods(f)?;
         match &self.host {
             EgressHost::Name(name) => f.write_str(name)?,
             EgressHost::OneBelow(parent) => write!(f, "*.{parent}")?,
@@ -365,7 +458,8 @@ impl fmt::Display for EgressRule {
             EgressHost::Anything => f.write_str(OBSERVE_WORD)?,
             EgressHost::Asked => f.write_str(ASK_WORD)?,
         }
-        self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
+        self.port.map_or(Ok(()), |port| write!(f, ":{port}"))?;
+        self.scope.write_path(f)
     }
 }
 
@@ -391,6 +485,10 @@ mod tests {
             "observe:443",
             "ask",
             "ask:443",
+            "GET@example.org",
+            "!POST+PUT@*.example.org:8443/v1/x",
+            "example.org/v1/*",
+            "ask:443/v1",
         ] {
             assert_eq!(parse_rule(&parse_rule(given).to_string()), parse_rule(given), "{given}");
         }
@@ -423,6 +521,20 @@ mod tests {
             "!!a.org",
             "!observe",
             "!ask",
+            "ask/v1",
+            "GET@observe",
+            "get@a.org",
+            "a@b.org",
+            "GET@@a.org",
+            "@a.org",
+            "CONNECT@a.org",
+            "a.org/v1/../x",
+            "a.org//x",
+            "a.org/v1?x=1",
+            "a.org/*/x",
+            "a.org/v1:80",
+            "GET@",
+            "/v1",
             &long,
         ] {
             // `0x7f.1` ends in a number: resolvers read it as an address.
@@ -499,6 +611,67 @@ mod tests {
         assert!(list_ports(&rules, "a.org").contains(&9000));
         assert_eq!(list_ports(&rules, "b.org"), [0u16; 0]);
         assert!(Network::Egress(rules.to_vec()).asks() && !Network::None.asks());
+    }
+
+    #[test]
+    fn addresses_take_no_methods_and_no_path() {
+        for given in [
+            "10.0.0.1/v1",
+            "10.0.0.1:80/v1",
+            "GET@10.0.0.1",
+            "GET@10.0.0.0/8",
+            "::1/v1",
+            "[::1]:80/v1",
+            "!POST@[::1]:80",
+        ] {
+            let error = given.parse::<EgressRule>().unwrap_err();
+            assert!(error.contains("of an address"), "{given}: {error}");
+        }
+        assert_eq!(parse_rule("10.0.0.0/8:80").to_string(), "10.0.0.0/8:80");
+    }
+
+    #[test]
+    fn a_rule_with_methods_or_a_path_is_about_those_requests() {
+        for (given, shown) in [
+            ("HEAD+GET@A.org:8443/v1/*", "GET+HEAD@a.org:8443/v1/"),
+            ("!a.org/%7Eme", "!a.org/~me"),
+            ("a.org/", "a.org"),
+            ("a.org/*", "a.org"),
+            ("GET@a.org/@scope", "GET@a.org/@scope"),
+            ("a.org/@scope", "a.org/@scope"),
+        ] {
+            assert_eq!(parse_rule(given).to_string(), shown, "{given}");
+        }
+        let decide = |rules: &[EgressRule], method: &str, path: &str| {
+            let path = RequestPath::parse(path).unwrap();
+            decide_request(rules, ("a.org", 443), method, &path).is_allowed()
+        };
+        let rules = ["GET@a.org/v1", "POST@a.org/v1/jobs", "!a.org/v1/keys"].map(parse_rule);
+        for (method, path, allowed) in [
+            ("GET", "/v1/users", true),
+            ("POST", "/v1/users", false),
+            ("POST", "/v1/jobs/7", true),
+            ("GET", "/v1/keys", false),
+            ("GET", "/v1/Keys/1", false),
+            ("GET", "/v2", false),
+        ] {
+            assert_eq!(decide(&rules, method, path), allowed, "{method} {path}");
+        }
+        // A connection is made; each request over it is judged.
+        assert!(decide_name(&rules, "a.org", 443).is_allowed());
+        assert_eq!(list_ports(&rules, "a.org"), [80, 443]);
+        assert!(judges_requests(&rules, "a.org", 443) && !judges_requests(&rules, "b.org", 443));
+        assert!(judges_requests(&rules, "a.org", 22), "one that denies is about every port");
+        // A rule for the whole host allows what no other denies.
+        let whole = ["a.org", "GET@a.org/v1", "!DELETE@a.org"].map(parse_rule);
+        assert!(decide(&whole, "POST", "/v2") && !decide(&whole, "DELETE", "/v1"));
+        // One that denies some requests allows none, and denies no connection.
+        let denying = [parse_rule("!a.org/v1")];
+        assert_eq!(decide_name(&denying, "a.org", 443), EgressDecision::NoRule);
+        let beside = ["a.org", "!a.org/v1"].map(parse_rule);
+        assert!(decide_name(&beside, "a.org", 443).is_allowed());
+        assert!(Network::Egress(beside.to_vec()).judges_requests());
+        assert!(!Network::Egress(vec![parse_rule("a.org")]).judges_requests());
     }
 
     #[test]

@@ -296,6 +296,7 @@ impl SandboxSpec {
         when(matches!(self.network, Network::Egress(_)), Feature::EgressAllowlist, "network");
         // The certificate that programs inside are to trust is a file.
         when(!self.secrets.is_empty(), Feature::FileTransfer, "secrets");
+        when(self.network.judges_requests(), Feature::FileTransfer, "network");
         when(self.deterministic, Feature::Determinism, "deterministic");
         needs
     }

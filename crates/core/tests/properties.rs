@@ -42,13 +42,40 @@ fn host_path() -> impl Strategy<Value = HostPath> {
 }
 
 fn network() -> impl Strategy<Value = Network> {
-    let rule = "(\\*\\.)?[a-z]{1,8}\\.[a-z]{2,4}(:[1-9][0-9]{0,3})?";
+    let rule = "(GET@)?(\\*\\.)?[a-z]{1,8}\\.[a-z]{2,4}(:[1-9][0-9]{0,3})?(/[a-z]{1,4}){0,2}";
     prop_oneof![
         Just(Network::Auto),
         Just(Network::None),
         Just(Network::Loopback),
         vec(rule.prop_map(|text| text.parse().unwrap()), 0..3).prop_map(Network::Egress),
     ]
+}
+
+/// Paths as a guest would write them: what is read in several ways is among them more often than by chance.
+fn request_path() -> impl Strategy<Value = String> {
+    let part = prop_oneof![
+        "[a-zA-Z0-9._~-]{0,4}",
+        select(vec![
+            "/", "/", "//", "..", ".", "%2e", "%2F", "%5c", "%00", "%25", "%7e", "%C3%A9", ";"
+        ])
+        .prop_map(str::to_owned),
+        "[ -~]{0,2}",
+        any::<char>().prop_map(String::from),
+    ];
+    vec(part, 0..8).prop_map(|parts| format!("/{}", parts.concat()))
+}
+
+/// Paths that have a form.
+fn plain_path() -> impl Strategy<Value = String> {
+    "(/[a-zA-Z0-9_~+%-]{1,4}){1,3}/?".prop_map(|path| path.replace('%', "%41"))
+}
+
+/// Rules with methods and paths, and texts that nearly are.
+fn request_rule() -> impl Strategy<Value = String> {
+    let methods = select(vec!["", "GET@", "POST+GET@", "!", "!PUT@", "get@", "GET+@"]);
+    let host = select(vec!["a.org", "*.a.org", "10.0.0.0/8", "[::1]:80", "A.org:8443", "ask", ""]);
+    let path = prop_oneof![Just(String::new()), plain_path(), request_path(), Just("/v1/*".into())];
+    (methods, host, path).prop_map(|(methods, host, path)| format!("{methods}{host}{path}"))
 }
 
 fn image() -> impl Strategy<Value = Image> {
@@ -221,8 +248,14 @@ fn outcome() -> impl Strategy<Value = Outcome> {
         },
     );
     let text = || "[a-z0-9.:-]{1,12}";
-    let denied = (text(), option::of(any::<u16>()), option::of(text()), text())
-        .prop_map(|(host, port, allow_with, reason)| DeniedHost { host, port, allow_with, reason });
+    let denied = (text(), option::of(any::<u16>()), option::of(text()), option::of(text()), text())
+        .prop_map(|(host, port, request, allow_with, reason)| DeniedHost {
+            host,
+            port,
+            request,
+            allow_with,
+            reason,
+        });
     let limits = vec(enforcement(), 0..4);
     (ending(), stream(), stream(), usage, limits, vec(denied, 0..3)).prop_map(
         |(ending, stdout, stderr, usage, limits, network_denied)| {
@@ -321,6 +354,54 @@ proptest! {
     fn capabilities_survive_json(capabilities in capabilities()) {
         let json = serde_json::to_string(&capabilities).unwrap();
         prop_assert_eq!(serde_json::from_str::<Capabilities>(&json).unwrap(), capabilities);
+    }
+
+    #[test]
+    fn a_request_path_with_a_form_is_read_in_one_way(given in request_path()) {
+        if let Ok(path) = RequestPath::parse(&given) {
+            let shown = path.as_str();
+            prop_assert!(shown.starts_with('/') && !shown.contains("//"));
+            prop_assert!(shown.bytes().all(|byte| byte.is_ascii_graphic()));
+            prop_assert!(!shown.contains(['\\', ';', '?', '#']));
+            prop_assert!(shown.split('/').all(|segment| segment != "." && segment != ".."));
+            for hidden in ["%2F", "%5C", "%3B", "%25", "%2E", "%0"] {
+                prop_assert!(!shown.contains(hidden), "{shown}");
+            }
+            // The form of a form is itself.
+            prop_assert_eq!(RequestPath::parse(shown).unwrap(), path);
+        }
+    }
+
+    #[test]
+    fn a_rule_prints_in_a_form_that_parses_back(given in request_rule()) {
+        if let Ok(rule) = given.parse::<EgressRule>() {
+            let shown = rule.to_string();
+            prop_assert_eq!(&shown.parse::<EgressRule>().unwrap(), &rule);
+            prop_assert_eq!(shown.parse::<EgressRule>().unwrap().to_string(), shown.clone());
+            // A list of rules is cut at commas.
+            prop_assert_eq!(parse_egress_list(&shown).unwrap(), vec![rule]);
+        }
+    }
+
+    #[test]
+    fn what_is_below_a_path_is_decided_like_it(
+        prefix in plain_path(), given in plain_path(), more in plain_path()
+    ) {
+        let rule = |text: String| text.parse::<EgressRule>().unwrap();
+        let decide = |rules: &[EgressRule], path: &str| {
+            let path = RequestPath::parse(path).unwrap();
+            decide_request(rules, ("a.org", 443), "GET", &path).is_allowed()
+        };
+        let below = format!("{}{more}", given.trim_end_matches('/'));
+        let allowing = [rule(format!("a.org{prefix}"))];
+        let denying = [rule("a.org".into()), rule(format!("!a.org{prefix}"))];
+        prop_assert!(!decide(&allowing, &given) || decide(&allowing, &below));
+        prop_assert!(decide(&denying, &given) || !decide(&denying, &below));
+        // What a rule would allow, the same rule with `!` denies.
+        prop_assert!(!decide(&allowing, &given) || !decide(&denying, &given));
+        // Another rule that allows never takes anything away.
+        let more_allowed = [allowing[0].clone(), rule(format!("GET@a.org{more}"))];
+        prop_assert!(!decide(&allowing, &given) || decide(&more_allowed, &given));
     }
 
     #[test]

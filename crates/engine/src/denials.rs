@@ -75,13 +75,15 @@ fn find_denial(record: &ConnectionRecord) -> Option<DeniedHost> {
         return None;
     }
     let reason = clean_foreign(reason).chars().take(MAX_REASON_CHARS).collect();
-    Some(DeniedHost { host, port: record.port, allow_with: missing_rule.clone(), reason })
+    let (port, request) = (record.port, record.request.as_deref().map(clean_foreign));
+    Some(DeniedHost { host, port, request, allow_with: missing_rule.clone(), reason })
 }
 
-/// A lookup of a name and a connection to it are one entry, which has the port.
+/// A lookup of a name and a connection to it are one entry, which has the port. Requests are entries of their own.
 fn add_host(list: &mut Vec<DeniedHost>, denied: &DeniedHost) {
     let is_known = |known: &DeniedHost| {
-        known.host == denied.host && (denied.port.is_none() || known.port == denied.port)
+        let is_same = known.port == denied.port && known.request == denied.request;
+        known.host == denied.host && (denied.port.is_none() || is_same)
     };
     if list.iter().any(is_known) {
         return;
@@ -107,6 +109,7 @@ mod tests {
             address: None,
             via: None,
             begun: SystemTime::now(),
+            request: None,
             verdict,
             sent: 0,
             received: 0,
@@ -164,6 +167,18 @@ mod tests {
         }
         let name = || "a.example".to_owned();
         assert_eq!(hosts(watch), [(name(), Some(443)), (name(), Some(22))]);
+    }
+
+    #[test]
+    fn requests_to_one_host_are_told_one_by_one() {
+        let watchers = DenialWatchers::default();
+        let watch = watchers.watch();
+        for request in ["GET /a", "GET /b", "GET /a"] {
+            let request = Some(request.to_owned());
+            watchers.add_record(&ConnectionRecord { request, ..denied("a.example", Some(443)) });
+        }
+        let told: Vec<_> = watch.finish().denied.into_iter().map(|it| it.request).collect();
+        assert_eq!(told, [Some("GET /a".to_owned()), Some("GET /b".to_owned())]);
     }
 
     #[test]

@@ -173,7 +173,8 @@ struct JournalLog {
 #[derive(Default)]
 struct SeenConnections {
     made: usize,
-    denied: HashSet<(String, Option<u16>)>,
+    /// By host, port and request.
+    denied: HashSet<(String, Option<u16>, Option<String>)>,
     omitted: u64,
 }
 
@@ -183,7 +184,7 @@ impl SeenConnections {
         let is_denied = matches!(record.verdict, ConnectionVerdict::Denied { .. });
         let is_admitted = if is_denied {
             self.denied.len() < MAX_RECORDED_DENIALS
-                && self.denied.insert((record.host.clone(), record.port))
+                && self.denied.insert((record.host.clone(), record.port, record.request.clone()))
         } else {
             self.made < MAX_RECORDED_CONNECTIONS
         };
@@ -212,6 +213,7 @@ fn build_connection_event(sandbox: SandboxId, record: ConnectionRecord) -> Event
         port: record.port,
         address: record.address,
         begun: record.begun.into(),
+        request: record.request.map(|request| clean_foreign(&request)),
         verdict,
         rule,
         reason: reason.map(|reason| clean_foreign(&reason)),
@@ -259,6 +261,7 @@ mod tests {
             address: None,
             via: None,
             begun: std::time::SystemTime::UNIX_EPOCH,
+            request: None,
             verdict,
             sent: 0,
             received: 0,

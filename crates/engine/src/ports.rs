@@ -128,6 +128,7 @@ impl EngineInner {
         let new = change(&old);
         check_rule_count(&new)?;
         check_secret_hosts(&live.order.admitted.spec().secrets, &new)?;
+        check_authority(live.order.secrets.is_some(), &new)?;
         if let Some(refusal) = self.refuse_asking(new.iter().any(EgressRule::asks)) {
             return Err(Error::new(ErrorCode::Denied, RULES_OPERATION, refusal.reason)
                 .remedy(refusal.remedy));
@@ -168,6 +169,21 @@ fn check_secret_hosts(secrets: &[SecretBinding], rules: &[EgressRule]) -> Result
     }
 }
 
+/// Requests are judged where TLS can be ended: programs inside have to trust an authority, which they learn at their
+/// start (C-52).
+fn check_authority(has_authority: bool, rules: &[EgressRule]) -> Result<()> {
+    let Some(rule) = rules.iter().find(|rule| rule.names_requests() && !has_authority) else {
+        return Ok(());
+    };
+    let message = format!(
+        "`{rule}` is about some requests to its host, and this sandbox was made without the authority by which \
+         TLS is opened to judge them"
+    );
+    Err(Error::new(ErrorCode::Denied, RULES_OPERATION, message).remedy(
+        "make a sandbox with at least one such rule, `--net GET@host/path`; it can be changed then",
+    ))
+}
+
 fn check_rule_count(rules: &[EgressRule]) -> Result<()> {
     let wrong = |message: &str| Error::new(ErrorCode::Invalid, RULES_OPERATION, message);
     match rules.len() {
@@ -201,5 +217,16 @@ mod tests {
             assert!(error.message().contains("`KEY`"), "{error}");
         }
         assert!(check_secret_hosts(&[], &parse_egress_list("c.test").unwrap()).is_ok());
+    }
+
+    #[test]
+    fn rules_for_requests_need_an_authority() {
+        let check =
+            |has: bool, rules: &str| check_authority(has, &parse_egress_list(rules).unwrap());
+        assert!(check(true, "GET@a.test/v1").is_ok() && check(false, "a.test,!b.test").is_ok());
+        for rules in ["GET@a.test", "a.test,!a.test/v1"] {
+            let error = check(false, rules).unwrap_err();
+            assert_eq!(error.code(), ErrorCode::Denied, "{error}");
+        }
     }
 }

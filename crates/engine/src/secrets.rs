@@ -58,9 +58,10 @@ impl Engine {
 }
 
 impl EngineInner {
-    /// What stands for the secrets of a spec, and puts them in. Nothing where it binds none.
+    /// What stands for the secrets of a spec, puts them in, and opens connections whose requests are judged. Nothing
+    /// where a spec binds no secret and names no request.
     pub(crate) fn bind_secrets(&self, spec: &SandboxSpec) -> Result<Option<Arc<SecretSet>>> {
-        if spec.secrets.is_empty() {
+        if spec.secrets.is_empty() && !spec.network.judges_requests() {
             return Ok(None);
         }
         let find = |secret: &SecretBinding| -> Result<(SecretBinding, SecretValue)> {
@@ -89,7 +90,7 @@ impl RunningSandbox {
 
     /// Refuses to copy a sandbox with secrets: what its programs hold stands for values in this one alone.
     pub(crate) fn check_copyable(&self) -> Result<()> {
-        if self.order.secrets.is_none() {
+        if self.order.secrets.as_ref().is_none_or(|secrets| secrets.is_empty()) {
             return Ok(());
         }
         let message = "a sandbox with secrets is not copied: their values stay with it";

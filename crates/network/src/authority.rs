@@ -1,5 +1,5 @@
 //! The certificate authority of one sandbox. Its key is made with the sandbox, is in memory alone, and signs for
-//! the hosts of its secrets and for no others.
+//! the hosts of its secrets and those whose requests are judged, and for no others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,11 +39,14 @@ pub enum AuthorityError {
     Tls(#[from] rustls::Error),
 }
 
+/// The most hosts whose certificates are kept: a rule with a wildcard leaves it to the guest how many there are.
+const MAX_LEAVES: usize = 256;
+
 /// Signs certificates for the hosts whose connections are opened.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     certificate_pem: String,
-    /// By host; there are as many as secrets have hosts.
+    /// By host.
     leaves: Mutex<HashMap<String, Leaf>>,
 }
 
@@ -79,6 +82,7 @@ impl Authority {
             return Ok(Arc::clone(&leaf.config));
         }
         let config = Arc::new(self.make_leaf(&host)?);
+        make_room(&mut leaves);
         leaves.insert(host, Leaf { config: Arc::clone(&config), made: Instant::now() });
         Ok(config)
     }
@@ -99,6 +103,14 @@ impl Authority {
             .with_single_cert(vec![certificate.der().clone()], key)?;
         config.alpn_protocols = vec![HTTP1_ALPN.to_vec()];
         Ok(config)
+    }
+}
+
+/// Forgets the oldest, where there are too many.
+fn make_room(leaves: &mut HashMap<String, Leaf>) {
+    let oldest = leaves.iter().min_by_key(|(_, leaf)| leaf.made).map(|(host, _)| host.clone());
+    if let Some(oldest) = oldest.filter(|_| leaves.len() >= MAX_LEAVES) {
+        leaves.remove(&oldest);
     }
 }
 
@@ -128,6 +140,11 @@ mod tests {
         assert!(Arc::ptr_eq(&first, &config("A.org")));
         assert!(!Arc::ptr_eq(&first, &config("b.org")));
         assert_eq!(config("127.0.0.1").alpn_protocols, [HTTP1_ALPN.to_vec()]);
+        for number in 0..MAX_LEAVES + 5 {
+            config(&format!("h{number}.org"));
+        }
+        assert_eq!(authority.leaves.lock().unwrap().len(), MAX_LEAVES);
+        assert!(!Arc::ptr_eq(&first, &config("a.org")), "the oldest was forgotten");
         assert!(authority.certificate_pem().starts_with("-----BEGIN CERTIFICATE-----"));
     }
 }

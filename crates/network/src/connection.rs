@@ -23,6 +23,7 @@ use crate::intercept::relay_intercepted;
 use crate::policy::{Denial, Egress, Target, check_address, check_target, describe_no_host};
 use crate::raw_relay::{relay_bytes, relay_watched};
 use crate::record::{ConnectionRecord, ConnectionVerdict};
+use crate::request_judge::{RequestJudge, describe_opaque, describe_unopened};
 use crate::secrets::describe_https_only;
 use crate::special::OwnAddresses;
 use crate::stream::{ByteCounts, GuestStream};
@@ -72,6 +73,7 @@ impl PendingRecord {
             address: None,
             via: Some(request.via),
             begun: SystemTime::now(),
+            request: None,
             verdict: ConnectionVerdict::Failed { rule: None, reason },
             sent: 0,
             received: 0,
@@ -97,6 +99,10 @@ impl PendingRecord {
         self.write();
     }
 
+    fn note_request(&self, denial: &Denial) {
+        self.set(|record| record.request.clone_from(&denial.request));
+    }
+
     fn write(&self) {
         let pending = self.lock().take();
         if let Some(mut record) = pending {
@@ -108,7 +114,10 @@ impl PendingRecord {
     /// Concludes it where a request is refused, before the program hears of it.
     fn refusal_hook(self: &Arc<Self>) -> RefusalHook {
         let pending = Arc::clone(self);
-        Arc::new(move |reason: &str| pending.conclude(Denial::from(reason).into()))
+        Arc::new(move |denial: &Denial| {
+            pending.note_request(denial);
+            pending.conclude(denial.clone().into());
+        })
     }
 }
 
@@ -170,27 +179,31 @@ async fn serve_target(
         record.address = Some(ip);
         record.verdict = ConnectionVerdict::Allowed { rule: rule.clone() };
     });
-    let lost = wait_until_denied(rules, grant.as_ref(), target, ip, request.port);
+    let judge = Arc::new(RequestJudge::new(egress, target, request.port, grant.clone()));
+    let lost = wait_until_denied(rules, grant.as_ref(), (target, ip, request.port), &judge);
     let refused = pending.refusal_hook();
+    let order = RelayOrder { egress, request, target, judge: &judge, refused };
     let relayed = tokio::select! {
-        relayed = relay_checked(egress, guest, socket, (request, target), refused) => relayed,
+        relayed = relay_checked(guest, socket, order) => relayed,
         denial = lost => Err(RelayError::Denied(denial)),
         denial = egress.meter.wait_until_spent() => Err(RelayError::Denied(denial)),
     };
     match relayed {
         Ok(()) => ConnectionVerdict::Allowed { rule },
-        Err(RelayError::Denied(denial)) => denial.into(),
+        Err(RelayError::Denied(denial)) => {
+            pending.note_request(&denial);
+            denial.into()
+        }
         Err(RelayError::Failed(reason)) => ConnectionVerdict::Failed { rule: Some(rule), reason },
     }
 }
 
-/// Resolves when other rules are in force, under which this connection would not be made.
+/// Resolves when other rules are in force, under which this connection would not be made, or not for what it carries.
 async fn wait_until_denied(
     mut rules: watch::Receiver<Arc<[EgressRule]>>,
     grant: Option<&EgressRule>,
-    target: &Target,
-    address: std::net::IpAddr,
-    port: u16,
+    (target, address, port): (&Target, std::net::IpAddr, u16),
+    judge: &RequestJudge,
 ) -> Denial {
     loop {
         if rules.changed().await.is_err() {
@@ -199,7 +212,8 @@ async fn wait_until_denied(
         }
         let now = add_grant(rules.borrow_and_update().clone(), grant);
         let checked = check_target(&now, target, port)
-            .and_then(|_| check_address(&now, address, port, &OwnAddresses::list()));
+            .and_then(|_| check_address(&now, address, port, &OwnAddresses::list()))
+            .and_then(|()| judge.recheck(&now));
         if let Err(denial) = checked {
             return denial;
         }
@@ -221,46 +235,71 @@ impl From<io::Error> for RelayError {
     }
 }
 
+/// What a connection is relayed by.
+struct RelayOrder<'a> {
+    egress: &'a Egress,
+    request: &'a OpenRequest,
+    target: &'a Target,
+    judge: &'a Arc<RequestJudge>,
+    refused: RefusalHook,
+}
+
 async fn relay_checked(
-    egress: &Egress,
     guest: GuestStream,
     socket: TcpStream,
-    (request, target): (&OpenRequest, &Target),
-    refused: RefusalHook,
+    RelayOrder { egress, request, target, judge, refused }: RelayOrder<'_>,
 ) -> Result<(), RelayError> {
-    let carried = if WEB_PORTS.contains(&request.port) {
-        match timeout(FIRST_BYTES_TIMEOUT, inspect(&guest, target, true)).await {
-            Ok(inspected) => inspected?,
-            Err(_) => return Err(RelayError::Failed("the program sent nothing".into())),
-        }
-    } else {
-        tokio::select! {
-            // A server that speaks first: neither TLS nor HTTP.
-            spoken = socket.readable() => spoken.map(|()| CarriedProtocol::Raw)?,
-            inspected = inspect(&guest, target, false) => inspected?,
-        }
+    let carried = find_protocol(&guest, &socket, request, target).await?;
+    let secrets = egress.secrets();
+    let is_bound = secrets.is_some_and(|secrets| secrets.is_intercepted(target));
+    let is_judged = judge.refuses_opaque();
+    let plan = HttpPlan {
+        target: target.clone(),
+        via: request.via,
+        judge: Arc::clone(judge),
+        filter: secrets.and_then(|secrets| secrets.filter_plain(target)),
+        refused,
+        guest_ended: guest.watch_end(),
     };
-    let (target_name, guest_ended) = (target.clone(), guest.watch_end());
-    let plan =
-        |filter| HttpPlan { target: target_name, via: request.via, filter, refused, guest_ended };
-    match (carried, egress.secrets()) {
-        (CarriedProtocol::Http, secrets) => {
-            let filter = secrets.map(|secrets| secrets.filter_plain(target));
-            relay_http(guest, socket, plan(filter)).await
+    let denied = |reason: String| Err(RelayError::Denied(reason.into()));
+    match (carried, secrets) {
+        (CarriedProtocol::Http, _) => {
+            judge.begin_requests();
+            relay_http(guest, socket, plan).await
         }
-        (CarriedProtocol::Tls, Some(secrets)) if secrets.is_intercepted(target) => {
-            let filter = Some(secrets.filter_intercepted(target));
-            relay_intercepted(secrets, guest, socket, plan(filter)).await
+        (CarriedProtocol::Tls, Some(secrets)) if is_bound || is_judged => {
+            judge.begin_requests();
+            let bound = is_bound.then(|| secrets.filter_intercepted(target));
+            let plan = HttpPlan { filter: bound.or(plan.filter), ..plan };
+            relay_intercepted(secrets, guest, socket, plan).await
         }
-        (CarriedProtocol::Raw, Some(secrets)) if secrets.is_intercepted(target) => {
-            Err(RelayError::Denied(describe_https_only(target).into()))
-        }
-        (CarriedProtocol::Raw, Some(secrets)) => {
-            relay_watched(guest, socket, secrets.watch_raw(target)).await
-        }
-        (CarriedProtocol::Tls, _) | (CarriedProtocol::Raw, None) => {
-            relay_bytes(guest, socket).await
-        }
+        (CarriedProtocol::Tls, None) if is_judged => denied(describe_unopened(target)),
+        (CarriedProtocol::Raw, _) if is_bound => denied(describe_https_only(target)),
+        (CarriedProtocol::Raw, _) if is_judged => denied(describe_opaque(target)),
+        (CarriedProtocol::Tls, _) => relay_bytes(guest, socket).await,
+        (CarriedProtocol::Raw, secrets) => match secrets.and_then(|it| it.watch_raw(target)) {
+            Some(watch) => relay_watched(guest, socket, watch).await,
+            None => relay_bytes(guest, socket).await,
+        },
+    }
+}
+
+async fn find_protocol(
+    guest: &GuestStream,
+    socket: &TcpStream,
+    request: &OpenRequest,
+    target: &Target,
+) -> Result<CarriedProtocol, RelayError> {
+    if WEB_PORTS.contains(&request.port) {
+        return match timeout(FIRST_BYTES_TIMEOUT, inspect(guest, target, true)).await {
+            Ok(inspected) => inspected,
+            Err(_) => Err(RelayError::Failed("the program sent nothing".into())),
+        };
+    }
+    tokio::select! {
+        // A server that speaks first: neither TLS nor HTTP.
+        spoken = socket.readable() => Ok(spoken.map(|()| CarriedProtocol::Raw)?),
+        inspected = inspect(guest, target, false) => inspected,
     }
 }
 

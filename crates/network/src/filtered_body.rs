@@ -12,6 +12,7 @@ use http_body_util::{BodyExt, Either, Full};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
 use crate::patterns::{Patterns, StreamFilter};
+use crate::policy::Denial;
 
 /// The longest body that is read whole.
 const MAX_COLLECTED_BYTES: u64 = 128 * 1024;
@@ -22,33 +23,33 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub type RelayBody = Either<FilteredBody, Full<Bytes>>;
 
 /// Called with the reason when something that was relayed has to stop.
-pub type RefusalHook = Arc<dyn Fn(&str) + Send + Sync>;
+pub type RefusalHook = Arc<dyn Fn(&Denial) + Send + Sync>;
 
 /// Why something that was relayed had to stop: a body fails long after its head was sent.
 #[derive(Clone)]
 pub struct RefusalSlot {
-    reason: Arc<Mutex<Option<String>>>,
+    denial: Arc<Mutex<Option<Denial>>>,
     hook: RefusalHook,
 }
 
 impl RefusalSlot {
     /// One without a reason yet, that tells the first.
     pub fn new(hook: RefusalHook) -> Self {
-        Self { reason: Arc::default(), hook }
+        Self { denial: Arc::default(), hook }
     }
 
     /// The first reason stays.
-    pub fn set(&self, reason: &str) {
-        let mut slot = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn set(&self, denial: &Denial) {
+        let mut slot = self.denial.lock().unwrap_or_else(PoisonError::into_inner);
         if slot.is_none() {
-            *slot = Some(reason.to_owned());
-            (self.hook)(reason);
+            *slot = Some(denial.clone());
+            (self.hook)(denial);
         }
     }
 
     /// The reason, if there is one.
-    pub fn get(&self) -> Option<String> {
-        self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn get(&self) -> Option<Denial> {
+        self.denial.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -56,9 +57,22 @@ impl RefusalSlot {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestError {
     /// What is in it is not allowed.
-    Refused(String),
+    Refused(Denial),
     /// The other side failed.
     Failed(String),
+}
+
+impl From<Denial> for RequestError {
+    fn from(denial: Denial) -> Self {
+        Self::Refused(denial)
+    }
+}
+
+impl RequestError {
+    /// A refusal that no rule would change.
+    pub fn refuse(reason: impl Into<Denial>) -> Self {
+        Self::Refused(reason.into())
+    }
 }
 
 /// Something that must not pass was found in a body.
@@ -116,7 +130,7 @@ impl Body for FilteredBody {
                 Ok(data) => return Poll::Ready(Some(Ok(Frame::data(data.into())))),
                 Err(reason) => {
                     *ended = true;
-                    refusal.set(&reason);
+                    refusal.set(&reason.clone().into());
                     return Poll::Ready(Some(Err(BlockedBody(reason).into())));
                 }
             }
@@ -177,7 +191,7 @@ async fn collect_body(
 ) -> Result<Full<Bytes>, RequestError> {
     let collected = body.collect().await;
     let whole = collected.map_err(|error| RequestError::Failed(error.to_string()))?.to_bytes();
-    let rewritten = patterns.apply(&whole).map_err(RequestError::Refused)?;
+    let rewritten = patterns.apply(&whole).map_err(RequestError::refuse)?;
     let whole = rewritten.map_or(whole, Bytes::from);
     headers.insert(CONTENT_LENGTH, HeaderValue::from(whole.len()));
     Ok(Full::new(whole))

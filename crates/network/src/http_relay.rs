@@ -3,6 +3,7 @@
 //! that two parsers could read in two ways.
 
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -23,12 +24,15 @@ use tokio::sync::Notify;
 use crate::connection::RelayError;
 use crate::filtered_body::{RefusalHook, RefusalSlot, RelayBody, RequestError};
 use crate::policy::Target;
+use crate::request_judge::RequestJudge;
 use crate::traffic_filter::{TrafficFilter, pass_unfiltered};
 
 /// The longest head of a request or an answer.
 pub const MAX_HEAD_BYTES: usize = 64 * 1024;
 /// How long an answer is waited for after the program has ended its direction.
 const ABANDONED_TIMEOUT: Duration = Duration::from_secs(60);
+/// The most interim answers (1xx) before an answer.
+const MAX_INTERIM_ANSWERS: usize = 8;
 /// Headers that are meant for a proxy.
 const PROXY_HEADERS: [HeaderName; 2] =
     [HeaderName::from_static("proxy-connection"), HeaderName::from_static("proxy-authorization")];
@@ -39,6 +43,8 @@ pub struct HttpPlan {
     pub target: Target,
     /// How the program asked for the connection.
     pub via: Via,
+    /// Decides by method and path, where rules name any of this host.
+    pub judge: Arc<RequestJudge>,
     /// What is done for the sake of secrets, where there are any.
     pub filter: Option<TrafficFilter>,
     /// Called when a request is refused, before the program hears of it.
@@ -105,8 +111,8 @@ where
             downstream.await
         }
     };
-    if let Some(reason) = relay.refusal.get() {
-        return Err(RelayError::Denied(reason.into()));
+    if let Some(denial) = relay.refusal.get() {
+        return Err(RelayError::Denied(denial));
     }
     match take(&relay.upgrade) {
         Some((guest, server)) => {
@@ -146,9 +152,9 @@ impl HttpRelay {
     async fn answer(&self, request: Request<Incoming>) -> Response<RelayBody> {
         match self.relay(request).await {
             Ok(response) => response,
-            Err(RequestError::Refused(reason)) => {
-                self.refusal.set(&reason);
-                respond(StatusCode::FORBIDDEN, &reason)
+            Err(RequestError::Refused(denial)) => {
+                self.refusal.set(&denial);
+                respond(StatusCode::FORBIDDEN, &denial.reason)
             }
             Err(RequestError::Failed(reason)) => respond(StatusCode::BAD_GATEWAY, &reason),
         }
@@ -158,7 +164,8 @@ impl HttpRelay {
         &self,
         mut request: Request<Incoming>,
     ) -> Result<Response<RelayBody>, RequestError> {
-        check_request(&request, &self.plan.target).map_err(RequestError::Refused)?;
+        check_request(&request, &self.plan.target).map_err(RequestError::refuse)?;
+        self.plan.judge.check(&request)?;
         let guest = hyper::upgrade::on(&mut request);
         let mut request = rewrite_request(request);
         let Some(filter) = &self.plan.filter else {
@@ -175,15 +182,25 @@ impl HttpRelay {
         filter.filter_response(response, &self.refusal).await
     }
 
-    async fn send(&self, request: Request<RelayBody>) -> Result<Response<Incoming>, RequestError> {
+    async fn send(
+        &self,
+        mut request: Request<RelayBody>,
+    ) -> Result<Response<Incoming>, RequestError> {
+        let flooded = count_interim_answers(&mut request);
         let mut server = self.server.lock().await;
         let sent = match server.ready().await {
-            Ok(()) => server.send_request(request).await,
+            Ok(()) => tokio::select! {
+                sent = server.send_request(request) => sent,
+                () = flooded.notified() => {
+                    let reason = "the server sends interim answers (1xx) without end";
+                    return Err(RequestError::Failed(reason.into()));
+                }
+            },
             Err(error) => Err(error),
         };
         // A body that was stopped half-way ends the connection: that is not the server's failure.
         sent.map_err(|error| match self.refusal.get() {
-            Some(reason) => RequestError::Refused(reason),
+            Some(denial) => RequestError::Refused(denial),
             None => RequestError::Failed(error.to_string()),
         })
     }
@@ -201,6 +218,18 @@ impl HttpRelay {
         }
         response
     }
+}
+
+/// Told when the server sends more interim answers to this request than any needs. They are left out anyway.
+fn count_interim_answers(request: &mut Request<RelayBody>) -> Arc<Notify> {
+    let (flooded, count) = (Arc::new(Notify::new()), AtomicUsize::new(0));
+    let told = Arc::clone(&flooded);
+    hyper::ext::on_informational(request, move |_| {
+        if count.fetch_add(1, Ordering::Relaxed) >= MAX_INTERIM_ANSWERS {
+            told.notify_one();
+        }
+    });
+    flooded
 }
 
 fn respond(status: StatusCode, reason: &str) -> Response<RelayBody> {

@@ -1,5 +1,5 @@
-//! Connections to the hosts of secrets: TLS ends here, each request is filtered, and goes on over TLS of this
-//! process's own, by which the host is verified. HTTP/1.1 is spoken on both sides.
+//! Connections to the hosts of secrets, and to those whose requests are judged: TLS ends here, each request is looked
+//! at, and goes on over TLS of this process's own, by which the host is verified. HTTP/1.1 is spoken on both sides.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -56,7 +56,7 @@ async fn accept_guest(
     accepted.map_err(|error| {
         format!(
             "the program ended its TLS handshake ({error}); connections to `{target}` are opened to put \
-             secrets in, under the certificates that SSL_CERT_FILE names inside"
+             secrets in or to judge requests, under the certificates that SSL_CERT_FILE names inside"
         )
     })
 }

@@ -10,7 +10,8 @@
 //! reach nothing ([`Relay::start_for_ports`]).
 //!
 //! Secrets are put in here too ([`SecretSet`]): inside there is a placeholder, and towards the hosts of a secret
-//! TLS ends in this process and begins anew (C-53).
+//! TLS ends in this process and begins anew (C-53). The same is done where rules name methods or paths of a host, so
+//! that each request to it can be judged.
 //!
 //! What the helper says is guest input: decoded strictly, bounded by credit, and the first message that does
 //! not fit ends the helper, and with it every connection (C-51, C-52).
@@ -33,6 +34,7 @@ mod port;
 mod raw_relay;
 mod record;
 mod relay;
+mod request_judge;
 mod resolver;
 mod secrets;
 mod special;

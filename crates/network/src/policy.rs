@@ -57,11 +57,13 @@ pub(crate) struct Denial {
     pub reason: String,
     /// The rule that would allow it; absent where another rule denies it, or none can allow it.
     pub missing_rule: Option<String>,
+    /// Method and path of the request that it is about, where it is about one.
+    pub request: Option<String>,
 }
 
 impl From<String> for Denial {
     fn from(reason: String) -> Self {
-        Self { reason, missing_rule: None }
+        Self { reason, missing_rule: None, request: None }
     }
 }
 
@@ -72,7 +74,7 @@ impl From<&str> for Denial {
 }
 
 impl From<Denial> for ConnectionVerdict {
-    fn from(Denial { reason, missing_rule }: Denial) -> Self {
+    fn from(Denial { reason, missing_rule, request: _ }: Denial) -> Self {
         Self::Denied { reason, missing_rule }
     }
 }
@@ -109,7 +111,7 @@ impl Target {
     }
 
     /// The shortest rule that allows it at this port.
-    fn rule_for(&self, port: u16) -> String {
+    pub fn rule_for(&self, port: u16) -> String {
         let short = self.to_string();
         let is_enough = matches!(port, 80 | HTTPS_PORT) && !is_policy_word(&short);
         if is_enough { short } else { self.with_port(port) }
@@ -209,6 +211,7 @@ impl Egress {
             address: None,
             via: None,
             begun: SystemTime::now(),
+            request: None,
             verdict: denial.into(),
             sent: 0,
             received: 0,
@@ -235,7 +238,7 @@ pub(crate) fn check_target(
             let rule = target.rule_for(port);
             let reason =
                 format!("no rule allows `{}`; `--net {rule}` would", target.with_port(port));
-            Err(Denial { reason, missing_rule: Some(rule) })
+            Err(Denial { reason, missing_rule: Some(rule), request: None })
         }
     }
 }

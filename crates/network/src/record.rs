@@ -19,6 +19,8 @@ pub struct ConnectionRecord {
     pub via: Option<Via>,
     /// When the program asked for it. The record is made at its end.
     pub begun: SystemTime,
+    /// Method and path of the request for which it was denied, where it was one: without the query, bounded and cleaned.
+    pub request: Option<String>,
     /// What was decided, and why.
     pub verdict: ConnectionVerdict,
     /// Bytes from the program.

@@ -36,7 +36,8 @@ pub const BUNDLE_ENVIRONMENT: [&str; 8] = [
     "PIP_CERT",
 ];
 
-/// The secrets of one sandbox, and the authority under which connections to their hosts are opened.
+/// The secrets of one sandbox, and the authority under which connections to their hosts are opened. Without a secret, it
+/// is there for hosts whose requests are judged one by one.
 pub struct SecretSet {
     secrets: Vec<HeldSecret>,
     pub(crate) authority: Authority,
@@ -71,6 +72,11 @@ impl SecretSet {
         Ok(Self { secrets, authority, trust })
     }
 
+    /// Whether there is no secret in it.
+    pub fn is_empty(&self) -> bool {
+        self.secrets.is_empty()
+    }
+
     /// The variables that a command finds, with what stands for their values.
     pub fn placeholders(&self) -> impl Iterator<Item = (&EnvName, &str)> {
         self.secrets.iter().map(|secret| (secret.binding.name(), secret.placeholder.as_str()))
@@ -82,7 +88,7 @@ impl SecretSet {
         [self.trust.pem(), b"\n", own.as_bytes()].concat().into()
     }
 
-    /// Whether connections to this host are opened.
+    /// Whether a secret is bound to this host, whose connections are therefore opened.
     pub(crate) fn is_intercepted(&self, target: &Target) -> bool {
         self.secrets.iter().any(|secret| secret.is_bound_to(target))
     }
@@ -95,10 +101,14 @@ impl SecretSet {
         Some(format!("the placeholder of the secret `{secret}` stands in the name of a host"))
     }
 
-    /// For requests that go over a connection as it is: no placeholder passes.
-    pub(crate) fn filter_plain(&self, target: &Target) -> TrafficFilter {
+    /// For requests to a host without a secret, and for those that go over a connection as it is: no placeholder passes.
+    /// Nothing where there is none.
+    pub(crate) fn filter_plain(&self, target: &Target) -> Option<TrafficFilter> {
+        if self.is_empty() {
+            return None;
+        }
         let block = |whereabouts| self.build_patterns(|it| it.block(target, false, whereabouts));
-        TrafficFilter {
+        Some(TrafficFilter {
             line: block(Whereabouts::RequestLine),
             head: block(Whereabouts::Header),
             body: Arc::new(block(Whereabouts::Body)),
@@ -106,13 +116,13 @@ impl SecretSet {
             mask: None,
             mask_names: None,
             refused: self.is_intercepted(target).then(|| describe_https_only(target)),
-        }
+        })
     }
 
-    /// For bytes of another protocol: no placeholder passes.
-    pub(crate) fn watch_raw(&self, target: &Target) -> StreamWatch {
+    /// For bytes of another protocol: no placeholder passes. Nothing where there is none.
+    pub(crate) fn watch_raw(&self, target: &Target) -> Option<StreamWatch> {
         let block = |it: &HeldSecret| it.block(target, false, Whereabouts::Bytes);
-        StreamWatch::new(Arc::new(self.build_patterns(block)))
+        (!self.is_empty()).then(|| StreamWatch::new(Arc::new(self.build_patterns(block))))
     }
 
     /// For requests over a connection that was opened: placeholders of this host become values, and values in

@@ -50,12 +50,12 @@ impl TrafficFilter {
         refusal: &RefusalSlot,
     ) -> Result<Request<RelayBody>, RequestError> {
         if let Some(reason) = &self.refused {
-            return Err(RequestError::Refused(reason.clone()));
+            return Err(RequestError::refuse(reason.as_str()));
         }
         let (mut parts, body) = request.into_parts();
         let line = format!("{} {}", parts.method, parts.uri);
-        self.line.apply(line.as_bytes()).map_err(RequestError::Refused)?;
-        self.rewrite_headers(&mut parts.headers).map_err(RequestError::Refused)?;
+        self.line.apply(line.as_bytes()).map_err(RequestError::refuse)?;
+        self.rewrite_headers(&mut parts.headers).map_err(RequestError::refuse)?;
         if self.is_intercepted() {
             ask_for_plain_answer(&mut parts.headers);
             parts.version = Version::HTTP_11;
@@ -120,7 +120,7 @@ impl TrafficFilter {
         // The words behind the status among them.
         parts.extensions.clear();
         remove_masked_names(&mut parts.headers, self.mask_names.as_ref());
-        mask_headers(&mut parts.headers, mask).map_err(RequestError::Refused)?;
+        mask_headers(&mut parts.headers, mask).map_err(RequestError::refuse)?;
         let headers = &mut parts.headers;
         let body = filter_body(body, headers, mask, LengthChange::Changes, refusal).await?;
         Ok(Response::from_parts(parts, body))

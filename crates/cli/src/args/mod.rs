@@ -109,10 +109,11 @@ pub struct PlaceArgs {
 #[command(next_help_heading = "Environment")]
 pub struct SurroundingArgs {
     /// Network: none, loopback, or what may be reached: names, *.name (one label), **.name (any
-    /// depth), addresses, each with an optional :port; preset:python|node|rust|go|debian|github;
-    /// ! before what is denied. `ask` asks you about hosts that no rule names. `observe` lets every
-    /// public host through and says which rules would have been enough: unsafe. [default: loopback,
-    /// where the backend has one of its own]
+    /// depth), addresses, each with an optional :port; names also with methods and a path, as in
+    /// GET+HEAD@name/v1/*; preset:python|node|rust|go|debian|github; ! before what is denied.
+    /// `ask` asks you about hosts that no rule names. `observe` lets every public host through and
+    /// says which rules would have been enough: unsafe. [default: loopback, where the backend has
+    /// one of its own]
     #[arg(long, alias = "network", value_name = "none|loopback|ask|observe|HOST[,HOST…]")]
     pub net: Option<NetArg>,
     /// Set an environment variable, or pass on yours of that name. Only language, time zone

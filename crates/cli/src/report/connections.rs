@@ -53,6 +53,7 @@ mod tests {
             port: Some(443),
             address: has_address.then(|| "151.101.0.223".parse().unwrap()),
             begun: std::time::SystemTime::UNIX_EPOCH.into(),
+            request: None,
             verdict,
             rule: rule.map(str::to_owned),
             reason: reason.map(str::to_owned),

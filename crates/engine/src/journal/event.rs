@@ -166,6 +166,9 @@ pub enum Event {
         address: Option<std::net::IpAddr>,
         /// When the program asked for it. The record is written at its end.
         begun: Timestamp,
+        /// Method and path of the request for which it was denied, where it was one. Never its query (C-41).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        request: Option<String>,
         /// What became of it.
         verdict: EgressVerdict,
         /// The rule that allowed it.

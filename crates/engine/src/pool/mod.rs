@@ -196,9 +196,9 @@ impl Pools {
         engine: &Arc<EngineInner>,
     ) -> Result<Arc<Steward>> {
         if order.secrets.is_some() {
-            let message = "sandboxes with secrets are not prepared ahead";
+            let message = "sandboxes with secrets, or with rules for methods and paths, are not prepared ahead";
             return Err(Error::new(ErrorCode::Invalid, OPEN_OPERATION, message)
-                .remedy("leave the secrets out of the pool's spec"));
+                .remedy("leave the secrets and those rules out of the pool's spec"));
         }
         let mut pools = lock_mutex(&self.0);
         pools.retain(|steward| !steward.is_closed());

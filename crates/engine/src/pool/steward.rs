@@ -92,7 +92,8 @@ impl Steward {
         steward
     }
 
-    /// Whether it has what is ordered. Nothing is prepared to start with a captured state, or with secrets.
+    /// Whether it has what is ordered. Nothing is prepared to start with a captured state, with secrets, or with an
+    /// authority of its own.
     pub(super) fn can_serve(&self, order: &SandboxOrder) -> bool {
         order.from.is_none()
             && order.secrets.is_none()

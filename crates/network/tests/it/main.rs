@@ -16,5 +16,6 @@ mod observe;
 mod policy;
 mod ports;
 mod relayed;
+mod requests;
 mod secrets;
 mod tls_server;

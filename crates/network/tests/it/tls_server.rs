@@ -71,7 +71,8 @@ fn make_server_config() -> (ServerConfig, String) {
     let root_pem = root.self_signed(&root_key).unwrap().pem();
     let issuer = Issuer::new(root, root_key);
     let key = KeyPair::generate().unwrap();
-    let leaf = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+    let names = ["127.0.0.1", "localhost"].map(str::to_owned);
+    let leaf = CertificateParams::new(names.to_vec()).unwrap();
     let leaf = leaf.signed_by(&key, &issuer).unwrap();
     let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
     let config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
@@ -109,9 +110,14 @@ pub async fn read_request(stream: &mut (impl AsyncRead + Unpin)) -> Option<Strin
 }
 
 /// A connection of a program inside, as a byte stream.
-pub fn open_stream(mut helper: TestHelper, address: SocketAddr) -> DuplexStream {
+pub fn open_stream(helper: TestHelper, address: SocketAddr) -> DuplexStream {
+    open_stream_to(helper, &address.ip().to_string(), address.port())
+}
+
+/// The same, to a host by its name.
+pub fn open_stream_to(mut helper: TestHelper, host: &str, port: u16) -> DuplexStream {
     let (client, inside) = tokio::io::duplex(PIPE_BYTES);
-    helper.open(STREAM, &address.ip().to_string(), address.port());
+    helper.open(STREAM, host, port);
     let (mut from_client, mut to_client) = tokio::io::split(inside);
     tokio::spawn(async move {
         let (mut buffer, mut is_open) = (vec![0; 16 * 1024], true);
@@ -145,6 +151,15 @@ pub async fn connect_tls<S: AsyncRead + AsyncWrite + Unpin>(
     trusted_pem: &[u8],
     address: SocketAddr,
 ) -> std::io::Result<TlsStream<S>> {
+    connect_tls_to(stream, trusted_pem, &address.ip().to_string()).await
+}
+
+/// The same, to a host by its name.
+pub async fn connect_tls_to<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    trusted_pem: &[u8],
+    host: &str,
+) -> std::io::Result<TlsStream<S>> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(trusted_pem) {
         roots.add(certificate.unwrap()).unwrap();
@@ -154,7 +169,7 @@ pub async fn connect_tls<S: AsyncRead + AsyncWrite + Unpin>(
         .unwrap()
         .with_root_certificates(roots)
         .with_no_client_auth();
-    let name = ServerName::try_from(address.ip().to_string()).unwrap();
+    let name = ServerName::try_from(host.to_owned()).unwrap();
     TlsConnector::from(Arc::new(config)).connect(name, stream).await
 }
 

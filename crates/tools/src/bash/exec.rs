@@ -181,6 +181,7 @@ mod tests {
         let denied = DeniedHost {
             host: "nothere.example".into(),
             port: Some(443),
+            request: None,
             allow_with: Some("nothere.example".into()),
             reason: "no rule".into(),
         };

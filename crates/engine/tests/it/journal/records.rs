@@ -39,6 +39,7 @@ fn every_event_reads_back_as_it_was_recorded() {
             port: Some(443),
             address: None,
             begun: Timestamp::now(),
+            request: None,
             verdict: EgressVerdict::Failed,
             rule: Some("gone.example".into()),
             reason: Some("no such name".into()),

@@ -1,0 +1,211 @@
+//! Requests to hosts of which rules name methods or paths: each is judged by the rules in force when it comes, over
+//! TLS too, which ends here for that. What cannot be judged does not pass to such a host.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use http::{HeaderMap, Request};
+use stockade_core::{
+    EgressDecision, EgressRule, RequestPath, RequestPathError, clean_foreign, decide_request,
+    is_plain_method, judges_requests,
+};
+use tokio::sync::watch;
+
+use crate::asking::add_grant;
+use crate::policy::{Denial, Egress, Target};
+
+/// The longest path that is shown, recorded or proposed. Its query never is: secrets stand there.
+const MAX_SHOWN_PATH_CHARS: usize = 120;
+/// The longest method that is shown.
+const MAX_SHOWN_METHOD_CHARS: usize = 32;
+/// Headers by which servers are told another method or another path than the request line has.
+const OVERRIDE_HEADERS: [&str; 5] = [
+    "x-http-method-override",
+    "x-http-method",
+    "x-method-override",
+    "x-original-url",
+    "x-rewrite-url",
+];
+
+/// What a connection carries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum CarriedTraffic {
+    /// Nothing was let through yet.
+    Nothing,
+    /// Bytes that are not looked into.
+    Opaque,
+    /// Requests; the last of them, where there was one.
+    Requests(Option<AskedRequest>),
+}
+
+/// The line of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct AskedRequest {
+    method: String,
+    path: Result<RequestPath, RequestPathError>,
+    /// Method and path as they are shown and recorded.
+    shown: String,
+}
+
+/// Judges the requests of one connection.
+pub struct RequestJudge {
+    rules: watch::Receiver<Arc<[EgressRule]>>,
+    /// What was granted to this connection alone.
+    grant: Option<EgressRule>,
+    target: Target,
+    port: u16,
+    carried: Mutex<CarriedTraffic>,
+}
+
+impl RequestJudge {
+    /// For a connection to this host.
+    pub fn new(egress: &Egress, target: &Target, port: u16, grant: Option<EgressRule>) -> Self {
+        let carried = Mutex::new(CarriedTraffic::Nothing);
+        Self { rules: egress.follow_rules(), grant, target: target.clone(), port, carried }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, CarriedTraffic> {
+        // Nothing panics half-way through a change.
+        self.carried.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn current_rules(&self) -> Arc<[EgressRule]> {
+        add_grant(self.rules.borrow().clone(), self.grant.as_ref())
+    }
+
+    fn is_needed_by(&self, rules: &[EgressRule]) -> bool {
+        match &self.target {
+            Target::Name(name) => judges_requests(rules, name, self.port),
+            Target::Address(_) => false,
+        }
+    }
+
+    /// Tells whether bytes that are not looked into may not pass, because requests to this host are judged.
+    pub fn refuses_opaque(&self) -> bool {
+        // Noted before the rules are read: a change between the two is seen by the one who waits for it.
+        *self.lock() = CarriedTraffic::Opaque;
+        self.is_needed_by(&self.current_rules())
+    }
+
+    /// Notes that the connection carries requests, each of which is checked.
+    pub fn begin_requests(&self) {
+        *self.lock() = CarriedTraffic::Requests(None);
+    }
+
+    /// Whether a request may pass.
+    pub fn check<B>(&self, request: &Request<B>) -> Result<(), Denial> {
+        let asked = AskedRequest::new(request.method().as_str(), request.uri().path());
+        *self.lock() = CarriedTraffic::Requests(Some(asked.clone()));
+        let rules = self.current_rules();
+        if !self.is_needed_by(&rules) {
+            return Ok(());
+        }
+        if let Some(header) = find_override(request.headers()) {
+            let reason = format!("`{}` has the header `{header}`", self.describe(&asked));
+            return Err(asked.deny(format!("{reason}, which may name another request"), None));
+        }
+        self.judge(&rules, &asked)
+    }
+
+    /// Whether what the connection carries may go on under other rules. Its last request counts also after it was
+    /// answered: a connection that became a WebSocket carries nothing else.
+    pub fn recheck(&self, rules: &[EgressRule]) -> Result<(), Denial> {
+        if !self.is_needed_by(rules) {
+            return Ok(());
+        }
+        match &*self.lock() {
+            CarriedTraffic::Nothing | CarriedTraffic::Requests(None) => Ok(()),
+            CarriedTraffic::Opaque => Err(describe_opaque(&self.target).into()),
+            CarriedTraffic::Requests(Some(asked)) => self.judge(rules, asked),
+        }
+    }
+
+    fn judge(&self, rules: &[EgressRule], asked: &AskedRequest) -> Result<(), Denial> {
+        let Target::Name(name) = &self.target else { return Ok(()) };
+        let shown = self.describe(asked);
+        if !is_plain_method(&asked.method) {
+            return Err(asked.deny(format!("the method of `{shown}` is none in capitals"), None));
+        }
+        let path = match &asked.path {
+            Ok(path) => path,
+            Err(error) => {
+                let reason = format!("the path of `{shown}` can be read in two ways: {error}");
+                return Err(asked.deny(reason, None));
+            }
+        };
+        match decide_request(rules, (name, self.port), &asked.method, path) {
+            EgressDecision::Allowed(_) => Ok(()),
+            EgressDecision::Denied(rule) => {
+                Err(asked.deny(format!("`{shown}` is denied by `{rule}`"), None))
+            }
+            EgressDecision::NoRule => Err(self.propose_rule(asked, path)),
+        }
+    }
+
+    fn propose_rule(&self, asked: &AskedRequest, path: &RequestPath) -> Denial {
+        let shown = self.describe(asked);
+        let host = self.target.rule_for(self.port);
+        let rule = format!("{}@{host}{path}", asked.method).parse::<EgressRule>().ok();
+        match rule.filter(|_| is_plain_to_paste(path.as_str())) {
+            Some(rule) => {
+                let reason = format!("no rule allows `{shown}`; `--net {rule}` would");
+                asked.deny(reason, Some(rule.to_string()))
+            }
+            None => asked.deny(format!("no rule allows `{shown}`"), None),
+        }
+    }
+
+    /// `GET a.org/v1`.
+    fn describe(&self, asked: &AskedRequest) -> String {
+        let host = self.target.rule_for(self.port);
+        match asked.shown.split_once(' ') {
+            Some((method, path)) => format!("{method} {host}{path}"),
+            None => format!("{} {host}", asked.shown),
+        }
+    }
+}
+
+impl AskedRequest {
+    fn new(method: &str, path: &str) -> Self {
+        let parsed = RequestPath::parse(path);
+        let path = parsed.as_ref().map_or(path, RequestPath::as_str);
+        let shown = format!(
+            "{} {}",
+            cut_shown(method, MAX_SHOWN_METHOD_CHARS),
+            cut_shown(path, MAX_SHOWN_PATH_CHARS)
+        );
+        Self { method: method.to_owned(), path: parsed, shown }
+    }
+
+    fn deny(&self, reason: String, missing_rule: Option<String>) -> Denial {
+        Denial { reason, missing_rule, request: Some(self.shown.clone()) }
+    }
+}
+
+/// Guest input in at most so many characters.
+fn cut_shown(text: &str, max_chars: usize) -> String {
+    let mut cut: String = text.chars().take(max_chars).collect();
+    if cut.len() < text.len() {
+        cut.push('…');
+    }
+    clean_foreign(&cut)
+}
+
+/// Whether a path is one that may be proposed: short, and nothing in it that a shell would obey.
+fn is_plain_to_paste(path: &str) -> bool {
+    path.len() <= MAX_SHOWN_PATH_CHARS
+        && path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~/%+=:@".contains(&byte))
+}
+
+fn find_override(headers: &HeaderMap) -> Option<&'static str> {
+    OVERRIDE_HEADERS.into_iter().find(|header| headers.contains_key(*header))
+}
+
+/// What is said of bytes that would not be looked into.
+pub fn describe_opaque(target: &Target) -> String {
+    format!("rules name requests to `{target}`, which is therefore reached by HTTP and HTTPS only")
+}
+
+/// What is said where TLS cannot be ended here.
+pub fn describe_unopened(target: &Target) -> String {
+    format!("rules name requests to `{target}`, and this sandbox has no authority to open TLS with")
+}
