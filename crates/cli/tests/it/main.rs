@@ -34,6 +34,7 @@ mod observe;
 mod ports;
 mod private;
 mod readme_picture;
+mod request_rules;
 mod review;
 mod run;
 mod secrets;

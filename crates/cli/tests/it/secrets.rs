@@ -19,10 +19,10 @@ use crate::network::{Internet, KNOWN_NAME};
 const VALUE: &str = "correct-horse-battery-staple";
 
 /// A server that echoes the header with which a request authorizes itself.
-struct EchoServer {
-    port: u16,
+pub struct EchoServer {
+    pub port: u16,
     root_pem: String,
-    seen: Receiver<String>,
+    pub seen: Receiver<String>,
 }
 
 impl EchoServer {
@@ -80,7 +80,7 @@ fn make_server_config() -> (Arc<ServerConfig>, String) {
 }
 
 /// Servers of a test, whom the commands of this place trust.
-fn start_servers(place: &CliPlace) -> (Internet, EchoServer) {
+pub fn start_servers(place: &CliPlace) -> (Internet, EchoServer) {
     let (internet, server) = (Internet::start(), EchoServer::start());
     let root = place.path("root.pem");
     fs::write(&root, &server.root_pem).unwrap();

@@ -68,6 +68,17 @@ impl KeptLog {
         self.0.lock().unwrap().clone()
     }
 
+    /// Waits until so many connections are recorded.
+    pub async fn wait_for_records(&self, count: usize) -> Vec<ConnectionRecord> {
+        let all = async {
+            while self.records().len() < count {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(STEP_TIMEOUT, all).await.expect("it is recorded");
+        self.records()
+    }
+
     /// The rules that would have been enough, in text.
     pub fn observed(&self) -> Vec<String> {
         self.1.lock().unwrap().iter().map(ToString::to_string).collect()
@@ -229,13 +240,7 @@ impl TestHelper {
 
     /// Waits until so many connections are recorded.
     pub async fn wait_for_records(&self, count: usize) -> Vec<ConnectionRecord> {
-        let all = async {
-            while self.log.records().len() < count {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        tokio::time::timeout(STEP_TIMEOUT, all).await.expect("it is recorded");
-        self.log.records()
+        self.log.wait_for_records(count).await
     }
 }
 

@@ -135,7 +135,6 @@ async fn a_rule_that_denies_a_path_wins_over_the_whole_host() {
 
 #[tokio::test]
 async fn what_could_be_read_in_two_ways_is_refused() {
-    let long = format!("GET /v1/{}", "x".repeat(9000));
     for line in [
         "GET /v1/../admin",
         "GET /v1/%2e%2e/admin",
@@ -154,7 +153,6 @@ async fn what_could_be_read_in_two_ways_is_refused() {
         "GET /v1/%c0%ae",
         "OPTIONS *",
         "get /v1/a",
-        long.as_str(),
     ] {
         let record = Reached::open(&["HOST/v1"]).await.refuse(line, "").await;
         let (_, missing) = denial_of(&record);
@@ -314,6 +312,6 @@ async fn tls_that_cannot_be_opened_is_refused() {
     let stream = open_stream_to(helper, HOST, port);
     let root = server.root_pem.clone();
     assert!(connect_tls_to(stream, root.as_bytes(), HOST).await.is_err());
-    let record = log.records().remove(0);
+    let record = log.wait_for_records(1).await.remove(0);
     assert!(denial_of(&record).0.contains("no authority"), "{record:?}");
 }
