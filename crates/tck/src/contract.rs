@@ -86,7 +86,9 @@ clauses! {
     "C-41" "Secrets never appear in records, bindings, snapshots' metadata, errors or logs.";
     "Network":
     "C-51" "`egress`: exactly the listed names, addresses and ports are reached. Decision and connection use \
-        the same resolved address. Everything else is refused and recorded.";
+        the same resolved address. Everything else is refused and recorded."
+    "C-53" "A bound secret is put in outside the walls and only towards its hosts; its placeholder going \
+        anywhere else is blocked.";
 }
 
 /// Preface of the contract page, before the clauses.

@@ -2,8 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ use crate::{Case, Kit, Verdict};
 
 const EGRESS_FEATURES: &[Feature] = &[Feature::EgressAllowlist];
 /// Every way in which a program may ask for a host by its name.
-const NAMED_WAYS: [&str; 4] = ["name", "connect", "http", "socks"];
+pub(super) const NAMED_WAYS: [&str; 4] = ["name", "connect", "http", "socks"];
 /// What the host's server says.
 const PAGE: &str = "the page of the host";
 
@@ -35,34 +35,45 @@ pub(super) const EGRESS_CASES: &[Case] = &[
         .isolation(),
 ];
 
-/// A server on the host's loopback that counts who came.
-struct HostServer {
-    port: u16,
+/// A server on the host's loopback that counts who came, and keeps what it was sent.
+pub(super) struct HostServer {
+    pub port: u16,
     visits: Arc<AtomicUsize>,
+    heard: HeardBytes,
 }
 
+type HeardBytes = Arc<Mutex<Vec<u8>>>;
+
 impl HostServer {
-    fn start() -> std::io::Result<Self> {
+    pub fn start() -> std::io::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0))?;
         let port = listener.local_addr()?.port();
         let visits = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&visits);
+        let heard = HeardBytes::default();
+        let (counted, kept) = (Arc::clone(&visits), Arc::clone(&heard));
         // It lives as long as the process: a case has no end at which to wait for it.
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 counted.fetch_add(1, Ordering::SeqCst);
-                std::thread::spawn(move || serve_page(stream));
+                let kept = Arc::clone(&kept);
+                std::thread::spawn(move || serve_page(stream, &kept));
             }
         });
-        Ok(Self { port, visits })
+        Ok(Self { port, visits, heard })
     }
 
     fn visits(&self) -> usize {
         self.visits.load(Ordering::SeqCst)
     }
 
+    /// Whether anybody has sent this.
+    pub fn has_heard(&self, text: &str) -> bool {
+        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        heard.windows(text.len()).any(|window| window == text.as_bytes())
+    }
+
     /// A spec with these rules, in which `PORT` is the server's.
-    fn spec(&self, kit: &Kit, rules: &[&str]) -> Result<SandboxSpec, crate::Stop> {
+    pub fn spec(&self, kit: &Kit, rules: &[&str]) -> Result<SandboxSpec, crate::Stop> {
         let rules = rules.iter().map(|rule| rule.replace("PORT", &self.port.to_string()).parse());
         let rules = rules.collect::<Result<_, _>>().map_err(crate::Stop::Failed)?;
         Ok(SandboxSpec { network: Network::Egress(rules), ..kit.spec() })
@@ -70,12 +81,13 @@ impl HostServer {
 }
 
 /// Answers each request until the other side ends.
-fn serve_page(mut stream: TcpStream) {
+fn serve_page(mut stream: TcpStream, heard: &Mutex<Vec<u8>>) {
     let mut seen = Vec::new();
     let mut buffer = [0; 1024];
     let _ = stream.set_read_timeout(Some(Duration::from_secs(60)));
     while let Ok(count @ 1..) = stream.read(&mut buffer) {
         seen.extend_from_slice(&buffer[..count]);
+        heard.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&buffer[..count]);
         if seen.ends_with(b"\r\n\r\n") {
             seen.clear();
             let length = PAGE.len();
@@ -97,7 +109,7 @@ async fn fetch(
     kit.run_with(spec.clone(), command).await?.facts()
 }
 
-fn has_page(facts: &Value) -> bool {
+pub(super) fn has_page(facts: &Value) -> bool {
     facts["ok"] == json!(true) && facts["answer"].as_str().is_some_and(|it| it.ends_with(PAGE))
 }
 

@@ -17,6 +17,7 @@ mod overlay;
 mod record;
 mod refusals;
 mod reuse;
+mod secrets;
 mod snapshots;
 mod spec;
 mod start;
@@ -49,6 +50,7 @@ pub fn all() -> Vec<Case> {
         snapshots::SNAPSHOT_CASES,
         network::NETWORK_CASES,
         egress::EGRESS_CASES,
+        secrets::SECRET_CASES,
         isolation::ISOLATION_CASES,
         lifecycle::LIFECYCLE_CASES,
         record::RECORD_CASES,

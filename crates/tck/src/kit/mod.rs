@@ -30,6 +30,19 @@ use crate::{MARK_VARIABLE, ProbeForm, Stop, Subject, Verdict};
 /// Timeout of [`wait_until`]: for a condition that has to hold, but not at once.
 pub(crate) const EVENTUAL_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// The certificate of an authority that has signed nothing and whose key is lost.
+const TRUSTED_PEM: &str = "-----BEGIN CERTIFICATE-----\n\
+MIIBhDCCASugAwIBAgIUJeAzf9vzElKlLb5iglgY3OY9GA4wCgYIKoZIzj0EAwIw\n\
+FzEVMBMGA1UEAwwMU3RvY2thZGUga2l0MCAXDTI2MTExODAwMTAyMVoYDzIxMjYx\n\
+MDI1MDAxMDIxWjAXMRUwEwYDVQQDDAxTdG9ja2FkZSBraXQwWTATBgcqhkjOPQIB\n\
+BggqhkjOPQMBBwNCAAQKbY2CK6VrY/siW/c3gIQ0KN3GtynVSz+5k4AKfKjhlszA\n\
+XZ2f+bBsQ80+ZKhwE/M1kYYpVL7eBzDtByvbMt4eo1MwUTAdBgNVHQ4EFgQUCJ2N\n\
+dvasCkhtu3XCdA0gtKoWx8cwHwYDVR0jBBgwFoAUCJ2NdvasCkhtu3XCdA0gtKoW\n\
+x8cwDwYDVR0TAQH/BAUwAwEB/zAKBggqhkjOPQQDAgNHADBEAiAYS/bWczaS2E2V\n\
+Jg3ZuEpsWNxpkvQutHFhoqDA/jJbaAIgOkOPe0/ZsXUzsLBJOow8zGBh693F57A/\n\
+496De58yXwA=\n\
+-----END CERTIFICATE-----\n";
+
 /// What a case works with. Clones are the same kit.
 #[derive(Clone)]
 pub struct Kit(Arc<KitInner>);
@@ -63,7 +76,11 @@ impl Kit {
         });
         let backend = subject.backend();
         let witness = Arc::new(Witness::new(backend, capabilities.clone(), hidden));
-        let config = EngineConfig::at(base.path().join("state"));
+        let mut config = EngineConfig::at(base.path().join("state"));
+        // A host without trusted certificates can be judged as well.
+        let trusted = base.path().join("trusted.pem");
+        fs::write(&trusted, TRUSTED_PEM)?;
+        config.trust.ca_file = Some(trusted);
         let engine = Engine::open(config, vec![Arc::clone(&witness) as Arc<dyn Backend>]).await?;
         let mark = format!("mark{}", generate_random_hex()?);
         Ok(Self(Arc::new(KitInner { subject, capabilities, shelf, witness, engine, mark, base })))
