@@ -8,6 +8,7 @@ mod floor;
 mod gvisor;
 mod microvm;
 mod native;
+mod network;
 mod peers;
 mod pool;
 mod pump;
@@ -26,11 +27,12 @@ type Measured = Result<(), Box<dyn std::error::Error>>;
 /// A name and what it measures.
 type Measurement = (&'static str, fn() -> Measured);
 
-const ALL: [Measurement; 11] = [
+const ALL: [Measurement; 12] = [
     ("docker", docker::measure),
     ("gvisor", gvisor::measure),
     ("microvm", microvm::measure),
     ("native", native::measure),
+    ("network", network::measure),
     ("pool", pool::measure),
     ("pump", pump::measure),
     ("search", search::measure),

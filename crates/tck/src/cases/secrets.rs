@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use stockade_core::{Boundary, Feature, SandboxSpec, SecretValue};
+use stockade_core::{Boundary, Feature, SandboxSpec, SecretBinding, SecretValue};
 
 use super::egress::{HostServer, NAMED_WAYS, has_page};
 use crate::case::{case, check};
@@ -29,11 +29,16 @@ async fn open_bound_room(kit: &Kit, server: &HostServer) -> Verdict<Room> {
         return Err(Stop::Unfit(reason.into()));
     }
     let rules = ["localhost:PORT", "127.0.0.1:PORT", BOUND_HOST];
-    let secret = format!("{SECRET_NAME}={BOUND_HOST}").parse().map_err(Stop::Failed)?;
+    let secret = format!("{SECRET_NAME}={BOUND_HOST}");
+    let secret = secret.parse::<SecretBinding>().map_err(Stop::Failed)?;
     let spec = SandboxSpec { secrets: vec![secret], ..server.spec(kit, &rules)? };
     let value = SecretValue::try_from(SECRET_VALUE.to_owned()).map_err(Stop::failed)?;
     kit.engine().hold_secrets(&spec.tenant, BTreeMap::from([(SECRET_NAME.parse()?, value)]));
     kit.room_with(spec).await
+}
+
+async fn fetch(room: &Room, server: &HostServer, way: &str, named: &str) -> Verdict<Value> {
+    room.facts(["fetch", way, "localhost", &server.port.to_string(), named]).await
 }
 
 async fn bound_secret(kit: Kit) -> Verdict {
@@ -44,14 +49,12 @@ async fn bound_secret(kit: Kit) -> Verdict {
     check!(!has_value, "expected no value inside, saw {inside}");
     let placeholder = inside["environment"][SECRET_NAME].as_str().unwrap_or_default();
     check!(!placeholder.is_empty(), "expected a placeholder, saw {inside}");
-    let fetch = async |way: &str, named: &str| -> Verdict<Value> {
-        room.facts(["fetch", way, "localhost", &server.port.to_string(), named]).await
-    };
     for way in NAMED_WAYS {
         // The way is open, so that what is refused is the placeholder.
-        let facts = fetch(way, "localhost").await?;
+        let facts = fetch(&room, &server, way, "localhost").await?;
         check!(has_page(&facts), "expected the page by {way}, saw {facts}");
-        let facts = fetch(way, &format!("localhost\r\nX-Key: {placeholder}")).await?;
+        let named = format!("localhost\r\nX-Key: {placeholder}");
+        let facts = fetch(&room, &server, way, &named).await?;
         check!(!has_page(&facts), "expected no page for a placeholder by {way}, saw {facts}");
     }
     for text in [placeholder, SECRET_VALUE] {
