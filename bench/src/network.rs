@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use stockade_backends::native::Native;
-use stockade_core::{Command, Network, SandboxId, SandboxSpec};
+use stockade_core::{Command, EgressRule, Network, SandboxId, SandboxSpec};
 use stockade_engine::{EgressLimits, Engine, EngineConfig, OutputEvent, Subscription};
 
 use crate::Measured;
@@ -76,7 +76,8 @@ impl NetworkedSandbox {
             EgressLimits { connections: CROWD_CONNECTIONS, ..EgressLimits::default() };
         let engine = Engine::open(config, vec![Arc::new(Native::new())]).await?;
         let rules = [format!("localhost:{port}"), format!("127.0.0.1:{port}")];
-        let rules = rules.iter().map(|rule| rule.parse()).collect::<Result<_, String>>()?;
+        let rules = rules.iter().map(|rule| rule.parse::<EgressRule>());
+        let rules = rules.collect::<Result<Vec<_>, _>>()?;
         let mut spec = SandboxSpec { network: Network::Egress(rules), ..SandboxSpec::default() };
         spec.limits.open_files = Some(4096);
         let id = engine.create(spec).await?;
