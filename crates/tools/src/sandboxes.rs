@@ -3,8 +3,8 @@
 
 use serde::Serialize;
 use stockade_core::{
-    Boundary, HostPath, Image, LimitKind, Limits, Network, SandboxId, SandboxSpec, Workspace,
-    WorkspaceAt,
+    Boundary, HostPath, HostTree, Image, LimitKind, Limits, Network, SandboxId, SandboxSpec,
+    Workspace, WorkspaceAt,
 };
 
 use crate::approval::{self, ApprovalSubject, Detail, Facts, NetworkFact, Programs};
@@ -92,6 +92,10 @@ fn requested_spec(
     spec.labels.extend(args.labels.clone());
     if let Some(network) = &args.network {
         spec.network = network.clone();
+    }
+    if args.image.is_some() || directory.is_some() || args.empty_workspace {
+        // A package cache is kept for one project, by the programs of one root.
+        spec.remove_trees(HostTree::CACHE);
     }
     if let Some(image) = &args.image {
         spec.image = Image::Named(image.clone());

@@ -86,18 +86,23 @@ struct HttpArgs {
 /// Serves until the client, or a signal, ends it.
 pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
     let wanted = args.spec.wanted()?;
-    let mut settings = wanted.settings(printer)?.settings;
-    settings.ask_registries(args.spec.pull);
-    let mut spec = args.spec.spec(&wanted, &settings)?;
+    let mut configured = wanted.settings(printer)?;
+    configured.settings.ask_registries(args.spec.pull);
+    let mut spec = args.spec.spec(&wanted, &configured.settings)?;
     warn_of_network(&spec.network, printer);
     let allowed: Vec<_> =
         args.allowed.iter().map(|dir| resolve_allowed(dir)).collect::<Result<_>>()?;
     if !args.local
         && let Some(signal) =
-            image::pull_for_sandbox(&args.spec, &mut spec, &settings, printer).await?
+            image::pull_for_sandbox(&args.spec, &mut spec, &configured.settings, printer).await?
     {
         return Ok(interrupts::exit_code(signal));
     }
+    let _cache = match args.local {
+        true => None,
+        false => args.spec.open_cache(&wanted, &mut configured, &mut spec, printer)?,
+    };
+    let settings = configured.settings;
     let mut pools = settings.pools().to_vec();
     if !args.local {
         for spec in pools.iter_mut().filter_map(PoolSetting::own_spec).chain([&mut spec]) {
@@ -215,6 +220,11 @@ async fn without_walls(args: &SpecArgs, mut spec: SandboxSpec) -> Result<LocalOp
         return Err(
             invalid_flag_error("--local", message).remedy("leave --net out, or leave --local out")
         );
+    }
+    if args.surroundings.cache.is_some() {
+        let message = "--cache has no effect on local execution, which has the caches of this user";
+        return Err(invalid_flag_error("--local", message)
+            .remedy("leave --cache out, or leave --local out"));
     }
     if args.boundaries.is_empty() {
         // What the configuration accepts is for sandboxes; that there is none was said outright.

@@ -31,6 +31,7 @@ mod mcp_http;
 mod network;
 mod network_clients;
 mod observe;
+mod package_caches;
 mod ports;
 mod private;
 mod readme_picture;
