@@ -71,10 +71,11 @@ impl SandboxKeeper {
         if order.from.is_some() {
             engine.snapshots().trust(&order.verified);
         }
+        let workspaces = workspace.as_ref().map(|source| source.workspaces().clone());
         let workspace = workspace.map(|source| Arc::new(source) as Arc<dyn WorkspaceSource>);
         let (spec, from) = (order.spec.clone(), order.from.clone());
         let id = engine.create(SandboxRequest { spec, workspace, from }).await?;
-        let host = SupervisorHost::new(engine.clone(), id.clone(), &order);
+        let host = SupervisorHost::new(engine.clone(), id.clone(), &order, workspaces);
         host.look_after_carried()?;
         let first = match order.command {
             Some(command) => Some(host.exec(command).await?.0.detach()),
