@@ -105,7 +105,7 @@ impl ToolJobs {
     pub(super) async fn cancel_running(&self) {
         for job in self.all().iter().filter(|job| job.state().outcome.is_none()) {
             // One that cannot be ended ends with its sandbox.
-            let _ = job.watcher.cancel().await;
+            let _ = job.watcher.close().await;
         }
     }
 
