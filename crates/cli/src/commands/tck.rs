@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
+use stockade_backends::exec::{self, Exec};
 use stockade_backends::mock;
 use stockade_core::{Backend, BackendChoice, BackendName, Error, ErrorCode, Result};
 use stockade_tck::simulated::Simulated;
@@ -22,6 +23,9 @@ pub struct TckArgs {
     /// Test this backend. [default: native]
     #[arg(long, value_name = "NAME", conflicts_with = "all")]
     backend: Option<BackendName>,
+    /// Test a backend outside of this build: a program that builds walls, with its arguments (docs/adding-a-backend.md).
+    #[arg(long, value_name = "PROGRAM", num_args = 1.., conflicts_with_all = ["backend", "all"])]
+    exec: Vec<String>,
     /// Test every available backend.
     #[arg(long)]
     all: bool,
@@ -40,6 +44,9 @@ pub struct TckArgs {
 #[derive(Debug, Args)]
 pub struct EngineArgs {
     backend: BackendName,
+    /// The program, where the backend is one.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    program: Vec<String>,
 }
 
 /// Judges and reports. Ends with 1 if a case failed or nothing was checked.
@@ -47,6 +54,7 @@ pub fn tck(args: &TckArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
     let backends = match &args.backend {
         Some(name) if *name == mock::NAME => Vec::new(),
+        None if !args.exec.is_empty() => vec![build_exec(&args.exec)?],
         Some(name) => vec![registry::find_backend(&settings, name)?],
         None if args.all => registry::build_real_backends(&settings, &BackendChoice::Auto)?,
         None => registry::build_real_backends(&settings, &BackendChoice::Auto)?
@@ -57,7 +65,7 @@ pub fn tck(args: &TckArgs, printer: &Printer) -> Result<i32> {
     let options = Options { only: args.only.clone(), jobs: args.jobs };
     let mut subjects: Vec<Arc<dyn Subject>> = Vec::new();
     for backend in backends {
-        subjects.push(Arc::new(build_subject(backend)?));
+        subjects.push(Arc::new(build_subject(backend, &args.exec)?));
     }
     if args.backend.as_ref() == Some(&mock::NAME) {
         subjects.push(Arc::new(build_simulated()?));
@@ -96,6 +104,8 @@ fn run_cases(
 pub async fn engine(args: &EngineArgs, printer: &Printer) -> Result<i32> {
     let subject: Arc<dyn Subject> = if args.backend == mock::NAME {
         Arc::new(Simulated::default())
+    } else if args.backend == exec::NAME {
+        Arc::new(on_host(build_exec(&args.program)?)?)
     } else {
         let settings = Settings::load(None, printer)?;
         Arc::new(on_host(registry::find_backend(&settings, &args.backend)?)?)
@@ -124,9 +134,18 @@ fn find_own_program() -> Result<PathBuf> {
     std::env::current_exe().map_err(|error| tck_error("this program cannot be found").source(error))
 }
 
-fn build_subject(backend: Arc<dyn Backend>) -> Result<OnHost> {
+/// The backend that is this program.
+fn build_exec(words: &[String]) -> Result<Arc<dyn Backend>> {
+    let Some((program, arguments)) = words.split_first() else {
+        return Err(tck_error("no program is named"));
+    };
+    Ok(Arc::new(Exec::program(program, arguments.to_vec())))
+}
+
+fn build_subject(backend: Arc<dyn Backend>, program: &[String]) -> Result<OnHost> {
     let own = find_own_program()?;
-    let arguments = vec![TCK_ENGINE_COMMAND.to_owned(), backend.name().to_string()];
+    let words = [TCK_ENGINE_COMMAND.to_owned(), backend.name().to_string()];
+    let arguments = words.into_iter().chain(program.iter().cloned()).collect();
     let namespaces = registry::has_namespaces(&backend.name());
     let subject = on_host(backend)?
         .leaving_nothing_in(std::env::temp_dir())

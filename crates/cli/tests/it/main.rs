@@ -43,6 +43,7 @@ mod snapshots;
 #[path = "../../../tck/tests/it/sshd/mod.rs"]
 mod sshd;
 mod surroundings;
+mod tck_exec;
 mod tck_mock;
 mod terminal;
 mod toolchains;
