@@ -162,12 +162,16 @@ impl PlannedCache {
             StateDir::open(entry)?;
             let alone = lock_alone(entry).map_err(|error| self.fault("locked", error))?;
             let is_shared = alone.is_none();
-            let size = self.measure()?;
-            let fits = size.is_some_and(|size| size <= self.limit.0);
-            if !fits && is_shared {
-                return Err(self.full_error(size));
+            let mut size = self.measure()?;
+            if !self.fits(size) && is_shared {
+                // Another command may be clearing it just now.
+                let _settled = hold_entry(entry)?;
+                size = self.measure()?;
+                if !self.fits(size) {
+                    return Err(self.full_error(size));
+                }
             }
-            if !fits {
+            if !self.fits(size) {
                 self.clear(size, printer)?;
             }
             self.make_files()?;
@@ -180,12 +184,16 @@ impl PlannedCache {
         Err(cache_error(ErrorCode::System, message).remedy("end what cleans it, and try again"))
     }
 
+    fn fits(&self, size: Option<u64>) -> bool {
+        size.is_some_and(|size| size <= self.limit.0)
+    }
+
     fn measure(&self) -> Result<Option<u64>> {
         size::measure_files(&self.path, self.limit).map_err(|error| self.fault("measured", error))
     }
 
     fn clear(&self, size: Option<u64>, printer: &Printer) -> Result<()> {
-        remove_entry(CWD, &self.path, ClosedDirs::Open)
+        remove_entry(CWD, self.path.as_path(), ClosedDirs::Open)
             .map_err(|errno| self.fault("cleared", errno.into()))?;
         if !printer.is_json() {
             printer.note(&format!("{} and is cleared", self.describe_excess(size)));
@@ -238,7 +246,7 @@ pub fn hold_caches(spec: &SandboxSpec, settings: &mut Settings) -> Result<Vec<He
     for tree in spec.trees.iter().filter(|tree| tree.part_of == HostTree::CACHE) {
         let path = tree.mount.source.as_path();
         let is_cache = path.file_name().is_some_and(|name| name == FILES_DIR)
-            && entry_of(path).parent() == Some(&projects_dir()?);
+            && entry_of(path).parent() == Some(projects_dir()?.as_path());
         if !is_cache {
             continue;
         }

@@ -68,9 +68,8 @@ fn another_project_or_tenant_sees_another_cache_and_none_sees_what_is_around_it(
         finish(command).is(0, "kept\n", "");
         let tenant = ["run", "--cache", "auto", "--tenant", "b", "--shell", REMEMBER];
         place.stockade(&tenant).is(0, "kept\n", "");
-        let around = run(place, "auto", "ls -A $XDG_CACHE_HOME/../.. $XDG_CACHE_HOME/../../..");
-        assert_eq!(around.stdout.matches("files").count(), 1, "{around:?}");
-        assert_eq!(around.stdout.matches("-auto").count(), 1, "{around:?}");
+        let around = "cd ${XDG_CACHE_HOME%/*}/..; ls -A . | wc -l; ls -A .. | wc -l";
+        run(place, "auto", around).is(0, "1\n1\n", "");
         let shown = entries(place)[0].join("files").display().to_string();
         place
             .stockade(&["run", "--mount", &format!("{shown}:/x"), "--", "true"])
@@ -89,18 +88,18 @@ fn a_cache_that_has_grown_too_large_is_cleared_with_a_line_that_says_so() {
         };
         limited("mkdir $XDG_CACHE_HOME; head -c 3000000 /dev/zero > $XDG_CACHE_HOME/large")
             .code_is(0);
-        let done = limited("ls $XDG_CACHE_HOME/.. | wc -l");
+        let done = limited("ls ${XDG_CACHE_HOME%/*} | wc -l");
         assert_eq!((done.code, done.stdout.trim()), (0, "0"), "{done:?}");
         assert!(done.stderr.contains("holds more than 1m and is cleared"), "{done:?}");
         // What a guest closes to itself, or nests without end, does not stay either.
         limited(
-            "mkdir -p $XDG_CACHE_HOME/closed; chmod 0 $XDG_CACHE_HOME/closed $XDG_CACHE_HOME/..",
+            "mkdir -p $XDG_CACHE_HOME/closed; chmod 0 $XDG_CACHE_HOME/closed ${XDG_CACHE_HOME%/*}",
         )
         .code_is(0);
         limited("touch $XDG_CACHE_HOME-new").code_is(0);
-        let deep = "cd $XDG_CACHE_HOME-new/.. && for i in $(seq 80); do mkdir d && cd d; done";
+        let deep = "cd ${XDG_CACHE_HOME%/*} && for i in $(seq 80); do mkdir d && cd d; done";
         limited(deep).code_is(0);
-        let done = limited("ls $XDG_CACHE_HOME/.. | wc -l");
+        let done = limited("ls ${XDG_CACHE_HOME%/*} | wc -l");
         assert_eq!((done.code, done.stdout.trim()), (0, "0"), "{done:?}");
         assert!(done.stderr.contains("more than can be counted"), "{done:?}");
     });
