@@ -12,6 +12,8 @@ pub mod across;
 pub mod agent_sandbox;
 #[cfg(feature = "docker")]
 pub mod docker;
+#[cfg(feature = "exec")]
+pub mod exec;
 #[cfg(feature = "factory")]
 pub mod factory;
 #[cfg(feature = "gvisor")]

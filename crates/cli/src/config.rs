@@ -2,15 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use stockade::images::PullPolicy;
 use stockade_backends::ssh;
-use stockade_core::{Result, Workspace};
+use stockade_core::{Bytes, Result, Workspace};
 use stockade_tools::ApprovalConfig;
 
 use crate::profiles::{self, Profile};
+use crate::project_cache::CacheChoice;
 use crate::terminal::printer::Printer;
 use crate::toolchains::ToolchainChoice;
 
@@ -22,6 +23,10 @@ pub struct Settings {
     library: stockade::Settings,
     /// Which toolchains of the host are shown.
     pub toolchain: Option<ToolchainChoice>,
+    /// Which package cache is kept for later runs.
+    pub cache: Option<CacheChoice>,
+    /// The bytes above which one is cleared when it is next used.
+    pub cache_limit: Option<Bytes>,
     /// What an agent's tools may do without asking.
     pub approval: ApprovalConfig,
     profile: BTreeMap<String, Profile>,
@@ -33,6 +38,10 @@ pub struct Settings {
 struct FrontEndKeys {
     /// Which toolchains of the host are shown.
     toolchain: Option<ToolchainChoice>,
+    /// Which package cache is kept for later runs.
+    cache: Option<CacheChoice>,
+    /// The bytes above which one is cleared when it is next used.
+    cache_limit: Option<Bytes>,
     /// What an agent's tools may do without asking.
     approval: ApprovalConfig,
     /// Flags under a name. A later file's take the place of an earlier one's of the same name.
@@ -62,8 +71,8 @@ impl Settings {
             own = FrontEndKeys::deserialize(keys)?.merge_over(std::mem::take(&mut own));
             Ok(())
         })?;
-        let FrontEndKeys { toolchain, approval, profile } = own;
-        Ok(Self { library, toolchain, approval, profile })
+        let FrontEndKeys { toolchain, cache, cache_limit, approval, profile } = own;
+        Ok(Self { library, toolchain, cache, cache_limit, approval, profile })
     }
 
     /// The hosts that sandboxes may be built on.
@@ -86,6 +95,11 @@ impl Settings {
         if let Some(policy) = policy {
             self.library = std::mem::take(&mut self.library).with_pull(policy);
         }
+    }
+
+    /// Lets guests of this process see one of its package caches.
+    pub fn show_cache(&mut self, dir: &Path) {
+        self.library = std::mem::take(&mut self.library).with_guest_cache(dir);
     }
 
     /// The profile of that name.
@@ -111,6 +125,8 @@ impl FrontEndKeys {
         let ask_timeout = self.approval.ask_timeout.or(earlier.approval.ask_timeout);
         Self {
             toolchain: self.toolchain.or(earlier.toolchain),
+            cache: self.cache.or(earlier.cache),
+            cache_limit: self.cache_limit.or(earlier.cache_limit),
             approval: ApprovalConfig { ask_timeout, rules },
             profile,
         }

@@ -9,6 +9,7 @@ mod config;
 mod daemon;
 mod image;
 mod profiles;
+mod project_cache;
 mod registry;
 mod report;
 mod terminal;

@@ -11,6 +11,7 @@ use stockade_core::{
 
 use crate::args::{ImageArg, MountArg, NetArg, SpecArgs};
 use crate::config::Settings;
+use crate::project_cache::CacheChoice;
 use crate::toolchains::ToolchainChoice;
 
 const PROFILE_FLAG: &str = "--profile";
@@ -20,6 +21,7 @@ const PROFILE_FLAG: &str = "--profile";
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Profile {
     backend: Option<BackendChoice>,
+    host: Option<String>,
     boundaries: Vec<Boundary>,
     image: Option<String>,
     net: Option<String>,
@@ -28,6 +30,7 @@ pub struct Profile {
     read_only: bool,
     writable_root: bool,
     toolchain: Option<ToolchainChoice>,
+    cache: Option<CacheChoice>,
     without: Vec<Feature>,
     strict: Option<bool>,
     tenant: Option<TenantName>,
@@ -51,6 +54,7 @@ impl Profile {
     ) -> Result<(SpecArgs, Settings)> {
         let (mut flags, mut settings) = (flags.clone(), settings.clone());
         flags.backend = flags.backend.or_else(|| self.backend.clone());
+        flags.host = flags.host.or_else(|| self.host.clone());
         if flags.boundaries.is_empty() {
             flags.boundaries.clone_from(&self.boundaries);
         }
@@ -69,6 +73,7 @@ impl Profile {
         around.env = [self.env.clone(), std::mem::take(&mut around.env)].concat();
         around.without.extend(&self.without);
         around.toolchain = around.toolchain.take().or_else(|| self.toolchain.clone());
+        around.cache = around.cache.take().or_else(|| self.cache.clone());
         around.tenant = around.tenant.take().or_else(|| self.tenant.clone());
         settings.limits = self.limits.or(settings.limits);
         settings.strict = self.strict.or(settings.strict);

@@ -104,6 +104,16 @@ impl SandboxSpec {
         self.mounts.iter().chain(self.trees.iter().map(|tree| &tree.mount))
     }
 
+    /// Removes the trees that belong to something, and the variables that lead into them.
+    pub fn remove_trees(&mut self, part_of: &str) {
+        let (removed, kept): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.trees).into_iter().partition(|tree| tree.part_of == part_of);
+        self.trees = kept;
+        let leads =
+            |value: &str| removed.iter().any(|tree| value.contains(tree.mount.target.as_str()));
+        self.env.retain(|_, value| !leads(value));
+    }
+
     pub(crate) fn writes_to_host_workspace(&self) -> bool {
         !self.read_only && self.workspace != Workspace::Ephemeral
     }
@@ -238,7 +248,7 @@ pub struct Mount {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HostTree {
-    /// What it belongs to: `rust`, `git`.
+    /// What it belongs to: `rust`, `git`, `cache`.
     pub part_of: String,
     /// What is shown and where.
     pub mount: Mount,
@@ -248,6 +258,9 @@ pub struct HostTree {
 }
 
 impl HostTree {
+    /// What a package cache that is kept between runs belongs to.
+    pub const CACHE: &'static str = "cache";
+
     /// Whether it appears where it lies on the host.
     pub fn keeps_its_path(&self) -> bool {
         self.mount.source.as_path() == Path::new(self.mount.target.as_str())

@@ -52,6 +52,9 @@ pub struct EngineConfig {
     /// A directory of Stockade's own below which a workspace may lie nevertheless. Only the engine in whose
     /// sandboxes images are unpacked has one, and no caller of that engine chooses a path.
     pub unpack_dir: Option<PathBuf>,
+    /// Directories of Stockade's own that guests may see nevertheless, each as a whole and as a tree alone: the
+    /// package caches that a command keeps for its project. Only the engine of that command has them.
+    pub guest_caches: Vec<PathBuf>,
 }
 
 /// What a tenant may use at once. Absent: as much as there is.
@@ -82,6 +85,7 @@ impl EngineConfig {
             egress_limits: EgressLimits::default(),
             images: None,
             unpack_dir: None,
+            guest_caches: Vec::new(),
         }
     }
 

@@ -181,6 +181,7 @@ struct HostViewCheck {
     /// Those that are configured, which no view is.
     configured: Vec<Located>,
     unpack_dir: Option<PathBuf>,
+    guest_caches: Vec<PathBuf>,
 }
 
 impl HostViewCheck {
@@ -190,6 +191,7 @@ impl HostViewCheck {
         let shared = SHARED_HOST_DIRS.iter().map(|dir| (*dir, locate(Path::new(dir)))).collect();
         let configured = config.shared_dirs.iter().map(|dir| locate(dir)).collect();
         let unpack_dir = config.unpack_dir.as_deref().map(real);
+        let guest_caches = config.guest_caches.iter().map(|dir| real(dir)).collect();
         Self {
             state: real(&config.state_dir),
             own,
@@ -197,6 +199,7 @@ impl HostViewCheck {
             shared,
             configured,
             unpack_dir,
+            guest_caches,
             mounts,
         }
     }
@@ -222,6 +225,7 @@ impl HostViewCheck {
             } else if there.contains(located)
                 && !self.is_view_tree(view, located)
                 && !self.is_unpacked_to(view, located)
+                && !self.is_guest_cache(view, located)
             {
                 "lies in"
             } else {
@@ -246,6 +250,11 @@ impl HostViewCheck {
     fn is_unpacked_to(&self, view: &HostView<'_>, located: &Located) -> bool {
         let Some(dir) = &self.unpack_dir else { return false };
         view.field == "workspace" && located.path != *dir && located.path.starts_with(dir)
+    }
+
+    /// Whether a tree is a package cache that this engine's command keeps, and not a part of it or more.
+    fn is_guest_cache(&self, view: &HostView<'_>, located: &Located) -> bool {
+        view.field.starts_with("trees[") && self.guest_caches.contains(&located.path)
     }
 
     /// Private files of sandboxes, of any user's.
@@ -329,7 +338,7 @@ pub fn real(path: &Path) -> PathBuf {
 mod tests {
     use std::os::unix::net::UnixListener;
 
-    use stockade_core::Mount;
+    use stockade_core::{HostTree, Mount};
 
     use super::*;
 
@@ -447,6 +456,37 @@ mod tests {
         // Neither a mount nor an image.
         for spec in every_way(&tree).into_iter().skip(3) {
             assert!(!collect_refusal_reasons(&unpacking, &spec).is_empty(), "{spec:?}");
+        }
+    }
+
+    #[test]
+    fn a_cache_that_is_kept_for_guests_is_a_tree_of_one_engine_and_nothing_else() {
+        let base = tempfile::tempdir().unwrap();
+        let base = base.path().canonicalize().unwrap();
+        let (store, kept) = (base.join("cache"), base.join("cache/projects/one/files"));
+        for dir in ["cache/projects/one/files/cargo", "cache/projects/two/files"] {
+            std::fs::create_dir_all(base.join(dir)).unwrap();
+        }
+        let mut usual = EngineConfig::at("/nowhere/state");
+        usual.own_paths = vec![OwnPath::fixed(&store, "the cache")];
+        let keeping = EngineConfig { guest_caches: vec![kept.clone()], ..usual.clone() };
+        let tree = |path: &Path| {
+            let source: HostPath = path.to_owned().try_into().unwrap();
+            let mount = Mount { source, target: "/shown".parse().unwrap(), read_only: false };
+            let tree = HostTree { part_of: "cache".into(), mount, required: true };
+            SandboxSpec { trees: vec![tree], ..SandboxSpec::default() }
+        };
+        assert_eq!(collect_refusal_reasons(&keeping, &tree(&kept)), "");
+        assert!(collect_refusal_reasons(&usual, &tree(&kept)).contains("the cache"));
+        let (above, beside) =
+            (base.join("cache/projects/one"), base.join("cache/projects/two/files"));
+        for other in [&store, &above, &beside, &kept.join("cargo")] {
+            let told = collect_refusal_reasons(&keeping, &tree(other));
+            assert!(told.contains("the cache"), "{}: {told}", other.display());
+        }
+        // Neither a workspace nor a mount nor an image.
+        for spec in every_way(&kept) {
+            assert!(!collect_refusal_reasons(&keeping, &spec).is_empty(), "{spec:?}");
         }
     }
 

@@ -9,8 +9,6 @@ use stockade_core::{ErrorCode, HostPath, SandboxSpec, Workspace};
 
 use crate::ToolError;
 
-const WORKSPACE_FIELD: &str = "workspace";
-
 /// The directories that the user allowed, and which of those in them are workspaces now. Clones share that.
 #[derive(Debug, Clone, Default)]
 pub struct AllowedDirectories {
@@ -34,20 +32,21 @@ impl AllowedDirectories {
     /// The directory that an agent names, if it may have it. Relative ones begin in the template's workspace.
     pub(crate) fn take(
         &self,
+        field: &str,
         given: &str,
         template: &SandboxSpec,
     ) -> Result<UsedDirectory, ToolError> {
         let own = match &template.workspace {
             Workspace::Local(own) => Some(own),
             Workspace::Ephemeral => None,
-            Workspace::Overlay(_) => return Err(changes_kept_apart()),
+            Workspace::Overlay(_) => return Err(changes_kept_apart(field)),
         };
-        let real = resolve_directory(given, own)?;
+        let real = resolve_directory(field, given, own)?;
         if own == Some(&real) {
             return Ok(self.mark_used(&mut self.lock_used(), real));
         }
         if !self.roots.iter().any(|root| real.as_path().starts_with(root.as_path())) {
-            return Err(self.not_allowed(given));
+            return Err(self.not_allowed(field, given));
         }
         // Held until it is marked, so that of two who come at once one sees the other.
         let mut used = self.lock_used();
@@ -55,7 +54,7 @@ impl AllowedDirectories {
         if used.iter().chain(&own).any(|other| are_nested(other, real.as_path())) {
             let problem =
                 format!("`{real}` lies in the workspace of another sandbox, or around it");
-            return Err(ToolError::field(WORKSPACE_FIELD, problem)
+            return Err(ToolError::field(field, problem)
                 .remedy("destroy that sandbox first, or name its own directory"));
         }
         Ok(self.mark_used(&mut used, real))
@@ -71,8 +70,8 @@ impl AllowedDirectories {
     }
 
     /// Names what was given, not what it leads to: an agent learns nothing about the host by it.
-    fn not_allowed(&self, given: &str) -> ToolError {
-        let message = format!("`{WORKSPACE_FIELD}`: `{}` is not allowed", given.escape_debug());
+    fn not_allowed(&self, field: &str, given: &str) -> ToolError {
+        let message = format!("`{field}`: `{}` is not allowed", given.escape_debug());
         let allowed: Vec<_> = self.roots.iter().map(ToString::to_string).collect();
         let remedy = match allowed.is_empty() {
             true => {
@@ -106,7 +105,11 @@ fn are_nested(one: &Path, other: &Path) -> bool {
 }
 
 /// The directory behind all symbolic links. Why it cannot be had is not told: it may not be the agent's to know.
-fn resolve_directory(given: &str, own: Option<&HostPath>) -> Result<HostPath, ToolError> {
+fn resolve_directory(
+    field: &str,
+    given: &str,
+    own: Option<&HostPath>,
+) -> Result<HostPath, ToolError> {
     let path = match own {
         Some(own) => own.as_path().join(given),
         None => PathBuf::from(given),
@@ -116,14 +119,13 @@ fn resolve_directory(given: &str, own: Option<&HostPath>) -> Result<HostPath, To
     let real = real.filter(|real| real.is_dir()).and_then(|real| HostPath::try_from(real).ok());
     real.ok_or_else(|| {
         let problem = format!("`{}` is no directory that can be used", given.escape_debug());
-        ToolError::field(WORKSPACE_FIELD, problem)
-            .remedy("name one that is there, by its whole path")
+        ToolError::field(field, problem).remedy("name one that is there, by its whole path")
     })
 }
 
-fn changes_kept_apart() -> ToolError {
+fn changes_kept_apart(field: &str) -> ToolError {
     let problem = "this server keeps changes apart from one directory, and has views of no other";
-    ToolError::field(WORKSPACE_FIELD, problem)
+    ToolError::field(field, problem)
         .remedy("leave it out, or have the server started without --overlay")
 }
 
@@ -156,7 +158,11 @@ mod tests {
 
     impl Bench {
         fn take(&self, name: &str) -> Result<UsedDirectory, ToolError> {
-            self.allowed.take(self.dir.path().join(name).to_str().unwrap(), &self.template)
+            self.allowed.take(
+                "workspace",
+                self.dir.path().join(name).to_str().unwrap(),
+                &self.template,
+            )
         }
     }
 
@@ -172,8 +178,8 @@ mod tests {
         }
         let given = bench.take("allowed/b").unwrap();
         assert_eq!(*given.path(), host_path(&bench.dir.path().join("allowed/b")));
-        assert!(bench.allowed.take("../allowed/b", &bench.template).is_ok());
-        assert!(bench.allowed.take(".", &bench.template).is_ok(), "the server's own");
+        assert!(bench.allowed.take("workspace", "../allowed/b", &bench.template).is_ok());
+        assert!(bench.allowed.take("workspace", ".", &bench.template).is_ok(), "the server's own");
     }
 
     #[test]
@@ -186,7 +192,7 @@ mod tests {
         assert!(bench.take("allowed/a/inner").is_ok());
         let wide = AllowedDirectories::new(vec![host_path(bench.dir.path())]);
         let inner = bench.dir.path().join("work/inner");
-        assert!(wide.take(inner.to_str().unwrap(), &bench.template).is_err());
+        assert!(wide.take("workspace", inner.to_str().unwrap(), &bench.template).is_err());
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod options;
 mod patch;
 mod pattern;
 mod place;
+mod repositories;
 mod sandboxes;
 mod screenshot;
 mod search;
@@ -35,7 +36,7 @@ pub use call::{Ask, Call, Cancelled, Canceller, Decision, Nobody, Progress, Ques
 pub use directories::AllowedDirectories;
 pub use error::ToolError;
 pub use hosts::{AskedPerson, HostAsks};
-pub use options::{LocalOptions, Quota, ToolboxOptions};
+pub use options::{AdoptedSandbox, LocalOptions, Quota, ToolboxOptions};
 pub use place::spool_cache;
 pub use tool::ToolInfo;
 pub use toolbox::Toolbox;

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use stockade_backends::local::{self, Local};
 use stockade_core::{
-    Backend as _, BackendChoice, Error, ErrorCode, HostPath, Result, SandboxSpec, Workspace, admit,
+    Backend as _, BackendChoice, Error, ErrorCode, HostPath, Result, SandboxId, SandboxSpec,
+    Workspace, admit,
 };
-use stockade_workspaces::SandboxWorkspaces;
+use stockade_workspaces::{SandboxWorkspaces, Workspaces};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::ToolError;
@@ -22,6 +23,9 @@ pub struct ToolboxOptions {
     pub state_dir: PathBuf,
     /// The sandbox of every call that names none, built at the first such call.
     pub bound: Option<SandboxSpec>,
+    /// A live sandbox of the engine, instead of one that is built: the user's, neither ended with the session nor
+    /// replaced.
+    pub adopted: Option<AdoptedSandbox>,
     /// Where calls run that name no sandbox when none is bound. Absent: they are refused.
     pub local: Option<LocalOptions>,
     /// The user's rules. Never from the workspace, never from the agent.
@@ -37,6 +41,17 @@ pub struct ToolboxOptions {
     pub quota: Quota,
     /// Who is asked about hosts while a command runs. Clones of these options share it.
     pub hosts: HostAsks,
+}
+
+/// A sandbox that was there before the session and goes on after it.
+#[derive(Debug, Clone)]
+pub struct AdoptedSandbox {
+    /// Its id.
+    pub id: SandboxId,
+    /// What it was asked to be.
+    pub spec: SandboxSpec,
+    /// Where its workspace is kept, if that keeps changes apart.
+    pub workspaces: Option<Workspaces>,
 }
 
 /// What a sandbox that an agent made has of what all of them share. Given back when it is dropped.
@@ -118,6 +133,7 @@ impl ToolboxOptions {
         Self {
             state_dir: state_dir.into(),
             bound: None,
+            adopted: None,
             local: None,
             approval: ApprovalConfig::default(),
             workspaces: None,

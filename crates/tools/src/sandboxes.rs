@@ -3,14 +3,15 @@
 
 use serde::Serialize;
 use stockade_core::{
-    Boundary, HostPath, Image, LimitKind, Limits, Network, SandboxId, SandboxSpec, Workspace,
-    WorkspaceAt,
+    Boundary, HostPath, HostTree, Image, LimitKind, Limits, Network, SandboxId, SandboxSpec,
+    Workspace, WorkspaceAt,
 };
 
 use crate::approval::{self, ApprovalSubject, Detail, Facts, NetworkFact, Programs};
 use crate::arguments::{SandboxCreate, SandboxDestroy, SandboxList, SandboxUse};
 use crate::binding::Binding;
 use crate::directories::UsedDirectory;
+use crate::repositories::Repository;
 use crate::toolbox::ToolSession;
 use crate::{Call, ToolAnswer, ToolError};
 
@@ -20,9 +21,13 @@ pub(crate) async fn create_sandbox(
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
     let template = &session.options.template;
-    let take = |given: &String| session.options.directories.take(given, template);
+    let take = |given: &String| session.options.directories.take("workspace", given, template);
     let directory = args.workspace.as_ref().map(take).transpose()?;
-    let spec = requested_spec(template, &args, directory.as_ref().map(UsedDirectory::path))?;
+    let repository = Repository::named_by(&args, session)?;
+    let mut spec = requested_spec(template, &args, directory.as_ref().map(UsedDirectory::path))?;
+    if let Some(repository) = &repository {
+        repository.plan_workspace(&mut spec, &session.options.state_dir)?;
+    }
     check_cores(&args.limits)?;
     let facts = Facts {
         tool: "sandbox_create".into(),
@@ -32,7 +37,8 @@ pub(crate) async fn create_sandbox(
         backend: None,
         // Walls are about to stand; which ones is the user's choice, not the agent's.
         boundary: Boundary::SharedKernel,
-        widens: is_wider_than_template(template, &spec),
+        widens: is_wider_than_template(template, &spec)
+            || repository.as_ref().is_some_and(Repository::is_elsewhere),
         person_only: false,
         details: requested_details(&args, &spec),
     };
@@ -44,7 +50,12 @@ pub(crate) async fn create_sandbox(
         facts,
     };
     approval::approve_call(&session.options.approval, subject, call).await?;
-    let place = session.places.create(spec, directory).await?;
+    let source = match &repository {
+        Some(repository) => Some(repository.open_source(session, &spec).await?),
+        None => None,
+    };
+    let directory = directory.or(repository.and_then(Repository::into_directory));
+    let place = session.places.create(spec, directory, source).await?;
     ToolAnswer::data(&Binding::of(&place))
 }
 
@@ -66,8 +77,11 @@ fn requested_details(args: &SandboxCreate, spec: &SandboxSpec) -> Vec<Detail> {
         }
     };
     let image = args.image.as_ref().map(ToString::to_string);
-    [("network", network), ("limits", limits), ("workspace", workspace), ("image", image)]
-        .into_iter()
+    let git = args.git.clone();
+    let open =
+        [("network", network), ("limits", limits), ("workspace", workspace), ("image", image)];
+    open.into_iter()
+        .chain([("git", git), ("rev", args.rev.clone())])
         .filter_map(|(name, text)| Some(Detail::open(name, text?)))
         .collect()
 }
@@ -93,11 +107,19 @@ fn requested_spec(
     if let Some(network) = &args.network {
         spec.network = network.clone();
     }
+    if args.image.is_some() || directory.is_some() || args.git.is_some() || args.empty_workspace {
+        // A package cache is kept for one project, by the programs of one root.
+        spec.remove_trees(HostTree::CACHE);
+    }
     if let Some(image) = &args.image {
         spec.image = Image::Named(image.clone());
         // The host's toolchains and paths belong to its own root.
         spec.trees.clear();
         spec.workspace_at = spec.workspace_at.filter(|at| at.required);
+    }
+    if args.git.is_some() && (directory.is_some() || args.empty_workspace) {
+        let problem = "is a workspace, and another is asked for beside it";
+        return Err(ToolError::field("git", problem).remedy("leave one of them out"));
     }
     match (directory, args.empty_workspace) {
         (Some(_), true) => {

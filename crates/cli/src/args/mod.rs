@@ -24,10 +24,12 @@ use stockade_core::{
 
 use self::secrets::{SecretValues, gather_secrets, parse_bindings};
 use crate::config::Settings;
+use crate::project_cache::{self, CacheChoice, HeldCache, PlannedCache};
 use crate::registry;
+use crate::terminal::printer::Printer;
 use crate::toolchains::{self, FoundToolchain, Packages, ToolchainChoice};
 use crate::workspace::{self, AskedWorkspace};
-use crate::workspace::{GitArg, WantedWorkspace, WorkspaceHandle};
+use crate::workspace::{Configured, GitArg, WantedWorkspace, WorkspaceHandle};
 
 /// What a sandbox is made of.
 #[derive(Debug, Clone, Args)]
@@ -137,6 +139,10 @@ pub struct SurroundingArgs {
     /// of rust, node, python, go, java and others. [default: auto on the host's root]
     #[arg(long, value_name = "auto|none|NAME[,NAME…]")]
     pub toolchain: Option<ToolchainChoice>,
+    /// Keep package and build caches of Stockade's own for later runs on this workspace: none, auto or a name.
+    /// [default: none]
+    #[arg(long, value_name = "auto|none|NAME")]
+    pub cache: Option<CacheChoice>,
     /// Run as this numeric user and group.
     #[arg(short, long, value_name = "UID[:GID]")]
     pub user: Option<User>,
@@ -322,6 +328,36 @@ impl SpecArgs {
         };
         let at = WorkspaceAt { path: own.to_string().parse().ok()?, required: false };
         at.problem().is_none().then_some(at)
+    }
+
+    /// Adds the cache that is kept for this project to a spec; before toolchains, which are not looked for in it.
+    pub fn plan_cache(
+        &self,
+        place: (&WantedWorkspace, &Workspace),
+        spec: &mut SandboxSpec,
+        settings: &Settings,
+    ) -> Result<Option<PlannedCache>> {
+        let profiled = self.under_profile(settings)?;
+        let flags = profiled.as_ref().map_or(self, |(flags, _)| flags);
+        let choice = flags.surroundings.cache.as_ref().or(settings.cache.as_ref());
+        project_cache::plan_cache(choice.unwrap_or(&CacheChoice::None), place, spec, settings)
+    }
+
+    /// The same, with the cache made and held.
+    pub fn open_cache(
+        &self,
+        wanted: &WantedWorkspace,
+        configured: &mut Configured,
+        spec: &mut SandboxSpec,
+        printer: &Printer,
+    ) -> Result<Option<HeldCache>> {
+        let place = (wanted, &configured.origin);
+        let Some(planned) = self.plan_cache(place, spec, &configured.settings)? else {
+            return Ok(None);
+        };
+        let held = planned.open(printer)?;
+        configured.settings.show_cache(planned.path());
+        Ok(Some(held))
     }
 
     /// Adds the caller's toolchains to a spec that is otherwise complete.

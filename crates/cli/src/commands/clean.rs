@@ -14,6 +14,7 @@ use stockade_fs::{CacheDir, CacheUsage, Cleaning};
 
 use crate::config::Settings;
 use crate::daemon::sandbox_directory::SandboxDirectory;
+use crate::project_cache::list_project_caches;
 use crate::registry;
 use crate::terminal::printer::{OWN_ERROR, Printer, Tone};
 use crate::terminal::table::{Cell, Table};
@@ -91,6 +92,7 @@ fn clean_caches(
     let leases = SandboxDirectory::open(settings)?.list()?.leases;
     let sandboxes: BTreeSet<_> = leases.iter().map(|lease| lease.body.id.to_string()).collect();
     let mut caches = stockade::registry::list_caches(settings)?;
+    caches.extend(list_project_caches());
     caches.push(measurement_cache(&state));
     caches.push(stockade_tools::spool_cache(&state, sandboxes));
     let mut rows: Vec<CleanRow> = Vec::new();

@@ -79,6 +79,7 @@ pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
     if let Some(signal) = image::pull_for_sandbox(&args.spec, &mut spec, settings, printer).await? {
         return Ok(interrupts::exit_code(signal));
     }
+    let _cache = args.spec.open_cache(&wanted, &mut configured, &mut spec, printer)?;
     args.spec.add_toolchains(Packages::Absent, &mut spec, &configured.settings)?;
     warn_of_network(&spec.network, printer);
     let idle = Some(require_positive_span("--idle", args.life.idle)?);

@@ -14,11 +14,13 @@ use super::detect::MEASURING_STATUS;
 use crate::args::command::CommandArgs;
 use crate::args::{SpecArgs, wasm_module};
 use crate::config::Settings;
+use crate::project_cache::PlannedCache;
 use crate::registry;
 use crate::terminal::printer::{OWN_ERROR, Printer, Tone};
 use crate::terminal::streams::Attachment;
 use crate::terminal::table::{Cell, Table};
 use crate::toolchains::{FoundToolchain, Packages};
+use crate::workspace::Configured;
 
 /// Stands for the command where none is given.
 const ANY_PROGRAM: &str = "true";
@@ -43,6 +45,9 @@ struct Explanation {
     network: Option<NetworkChoice>,
     limits: Vec<Enforcement>,
     toolchains: Vec<FoundToolchain>,
+    /// Absent where none is kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache: Option<PlannedCache>,
     workspace: WorkspacePath,
     /// Absent where no image is named, or no backend is taken.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -78,7 +83,7 @@ struct NetworkChoice {
 /// Shows the choice; ends as `run` would if no backend can do it.
 pub async fn explain(mut args: ExplainArgs, printer: &Printer) -> Result<i32> {
     let wanted = args.spec.wanted()?;
-    let mut settings = wanted.settings(printer)?.settings;
+    let Configured { mut settings, origin } = wanted.settings(printer)?;
     settings.ask_registries(args.spec.pull);
     let mut spec = args.spec.spec(&wanted, &settings)?;
     if args.command.is_empty() {
@@ -87,6 +92,10 @@ pub async fn explain(mut args: ExplainArgs, printer: &Printer) -> Result<i32> {
     let mut command = args.command.command(Attachment::of_streams(printer.is_json()))?;
     CommandArgs::adjust(&command, &mut spec);
     wasm_module::recognise_module(&mut spec, &mut command)?;
+    let cache = args.spec.plan_cache((&wanted, &origin), &mut spec, &settings)?;
+    if let Some(cache) = &cache {
+        settings.show_cache(cache.path());
+    }
     let toolchains = args.spec.add_toolchains(Packages::InHome, &mut spec, &settings)?;
     let engine = registry::engine(&settings, &spec.backend).await?;
     let selection = printer.patiently(MEASURING_STATUS, engine.explain(&spec)).await;
@@ -104,7 +113,8 @@ pub async fn explain(mut args: ExplainArgs, printer: &Printer) -> Result<i32> {
         NetworkChoice { why: why_network(&spec.network, taken), policy }
     });
     let limits = admitted.map(|(admitted, _)| admitted.enforcement().to_vec()).unwrap_or_default();
-    let explanation = Explanation { selection, network, limits, toolchains, workspace, image };
+    let explanation =
+        Explanation { selection, network, limits, toolchains, cache, workspace, image };
     if printer.is_json() {
         printer.json(&explanation);
     } else {
@@ -175,6 +185,10 @@ impl Explanation {
         if let Some(NamedImage { name, by, stored }) = &self.image {
             let stored = stored.as_ref().map(|digest| format!("; stored as {digest}"));
             text += &format!("\nIMAGE  {name}: {by}{}\n", stored.unwrap_or_default());
+        }
+        if let Some(cache) = &self.cache {
+            let (name, path, limit) = (cache.name(), cache.path().display(), cache.limit());
+            text += &format!("\nCACHE  {name}: {path}, at most {limit}\n");
         }
         if !self.toolchains.is_empty() {
             text.push('\n');

@@ -12,7 +12,9 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::json;
 use stockade::pools::{PoolSetting, open_pools};
-use stockade_core::{EnvName, Error, ErrorCode, HostPath, Result, SandboxSpec, Span, Workspace};
+use stockade_core::{
+    EnvName, Error, ErrorCode, HostPath, Result, SandboxId, SandboxSpec, Span, Workspace,
+};
 use stockade_engine::Engine;
 use stockade_server::mcp::http::{self, HttpOptions, Token};
 use stockade_server::mcp::{Desk, DeskOptions, serve_stdio};
@@ -23,6 +25,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::{SpecArgs, resolve_existing_path};
 use crate::config::Settings;
+use crate::daemon::client::SupervisorConnection;
+use crate::daemon::message::{SupervisorReply, SupervisorRequest, ToolsRequest};
+use crate::daemon::port_stream::carry_stream;
+use crate::daemon::sandbox_directory::SandboxDirectory;
+use crate::daemon::wire_error::out_of_turn;
 use crate::image;
 use crate::registry;
 use crate::report::reasons::warn_of_network;
@@ -43,6 +50,16 @@ const LOCAL_ENV: [&str; 6] = ["PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR"
 pub struct McpArgs {
     #[command(flatten)]
     spec: SpecArgs,
+    /// Serve a persistent sandbox of `stockade create`, which goes on afterwards, instead of a new one.
+    #[arg(
+        long,
+        value_name = "ID",
+        help_heading = "Server",
+        conflicts_with_all = [
+            "SpecArgs", "PlaceArgs", "SurroundingArgs", "LimitArgs", "HttpArgs", "local"
+        ]
+    )]
+    sandbox: Option<SandboxId>,
     /// Use no sandbox: calls run on this machine without walls, and each asks for permission
     /// unless a rule of the configuration allows it.
     #[arg(long, help_heading = "Server")]
@@ -85,19 +102,28 @@ struct HttpArgs {
 
 /// Serves until the client, or a signal, ends it.
 pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
-    let wanted = args.spec.wanted()?;
-    let mut settings = wanted.settings(printer)?.settings;
-    settings.ask_registries(args.spec.pull);
-    let mut spec = args.spec.spec(&wanted, &settings)?;
-    warn_of_network(&spec.network, printer);
     let allowed: Vec<_> =
         args.allowed.iter().map(|dir| resolve_allowed(dir)).collect::<Result<_>>()?;
+    if let Some(id) = &args.sandbox {
+        let request = ToolsRequest { max_sandboxes: args.max_sandboxes, allowed };
+        return serve_sandbox(id, request, printer).await;
+    }
+    let wanted = args.spec.wanted()?;
+    let mut configured = wanted.settings(printer)?;
+    configured.settings.ask_registries(args.spec.pull);
+    let mut spec = args.spec.spec(&wanted, &configured.settings)?;
+    warn_of_network(&spec.network, printer);
     if !args.local
         && let Some(signal) =
-            image::pull_for_sandbox(&args.spec, &mut spec, &settings, printer).await?
+            image::pull_for_sandbox(&args.spec, &mut spec, &configured.settings, printer).await?
     {
         return Ok(interrupts::exit_code(signal));
     }
+    let _cache = match args.local {
+        true => None,
+        false => args.spec.open_cache(&wanted, &mut configured, &mut spec, printer)?,
+    };
+    let settings = configured.settings;
     let mut pools = settings.pools().to_vec();
     if !args.local {
         for spec in pools.iter_mut().filter_map(PoolSetting::own_spec).chain([&mut spec]) {
@@ -152,6 +178,26 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
         ));
     }
     served
+}
+
+/// Passes the standard streams on to the supervisor of a sandbox, which serves them.
+async fn serve_sandbox(id: &SandboxId, request: ToolsRequest, printer: &Printer) -> Result<i32> {
+    let place = SandboxDirectory::open(&Settings::load(None, printer)?)?;
+    let mut connection = place.reach(id, MCP_OPERATION).await?;
+    let asked = connection.ask(&SupervisorRequest::Tools(request)).await?;
+    let (SupervisorReply::Done, _) = asked else { return Err(out_of_turn(MCP_OPERATION)) };
+    let SupervisorConnection { mut reader, mut writer, .. } = connection;
+    let streams = tokio::io::join(tokio::io::stdin(), tokio::io::stdout());
+    let mut interrupts = Interrupts::listen()?;
+    match interrupts.unless(carry_stream(&mut reader, &mut writer, streams)).await {
+        Ok(true) => Ok(0),
+        Ok(false) => {
+            let message = format!("sandbox `{id}` has ended, or its supervisor");
+            Err(Error::new(ErrorCode::Gone, MCP_OPERATION, message)
+                .remedy("make another with `stockade create`"))
+        }
+        Err(signal) => Ok(interrupts::exit_code(signal)),
+    }
 }
 
 fn resolve_allowed(dir: &Path) -> Result<HostPath> {
@@ -215,6 +261,11 @@ async fn without_walls(args: &SpecArgs, mut spec: SandboxSpec) -> Result<LocalOp
         return Err(
             invalid_flag_error("--local", message).remedy("leave --net out, or leave --local out")
         );
+    }
+    if args.surroundings.cache.is_some() {
+        let message = "--cache has no effect on local execution, which has the caches of this user";
+        return Err(invalid_flag_error("--local", message)
+            .remedy("leave --cache out, or leave --local out"));
     }
     if args.boundaries.is_empty() {
         // What the configuration accepts is for sandboxes; that there is none was said outright.

@@ -19,6 +19,7 @@ use super::workspace::review;
 use crate::args::command::CommandArgs;
 use crate::args::{SpecArgs, wasm_module};
 use crate::image::{self, ImageUse, PulledAhead};
+use crate::project_cache::HeldCache;
 use crate::registry::{self, Isolation};
 use crate::report::capture::{self, Captured};
 use crate::report::reasons::{describe_watched_limits, warn_of_network};
@@ -90,6 +91,8 @@ struct PlannedRun {
     configured: Configured,
     spec: SandboxSpec,
     command: Command,
+    /// The cache that its sandbox shows, held to the end.
+    _cache: Option<HeldCache>,
 }
 
 /// Finds out what the flags mean; the signal that ended it, if one did while an image was pulled.
@@ -123,17 +126,19 @@ async fn plan_run(args: &mut RunArgs, printer: &Printer) -> Result<Result<Planne
     let mut command = args.command.command(fitting)?;
     wasm_module::recognise_module(&mut spec, &mut command)?;
     warn_of_network(&spec.network, printer);
+    let cache = args.spec.open_cache(&wanted, &mut configured, &mut spec, printer)?;
+    let settings = &configured.settings;
     let packages = if args.from.is_some() { Packages::Absent } else { Packages::InHome };
     args.spec.add_toolchains(packages, &mut spec, settings)?;
     if printer.is_json() {
         capture::check_capturable(&spec, &command)?;
     }
-    Ok(Ok(PlannedRun { wanted, configured, spec, command }))
+    Ok(Ok(PlannedRun { wanted, configured, spec, command, _cache: cache }))
 }
 
 /// Runs the command; answers its exit code.
 pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result<i32> {
-    let PlannedRun { wanted, configured, mut spec, mut command } =
+    let PlannedRun { wanted, configured, mut spec, mut command, _cache } =
         match plan_run(&mut args, printer).await? {
             Ok(planned) => planned,
             Err(signal) => return Ok(interrupts::exit_code(signal)),

@@ -4,8 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
+use stockade_backends::exec::{self, Exec};
+use stockade_backends::mock;
 use stockade_core::{Backend, BackendChoice, BackendName, Error, ErrorCode, Result};
-use stockade_tck::{OnHost, Options, Report, run, serve_engine};
+use stockade_tck::simulated::Simulated;
+use stockade_tck::{OnHost, Options, Report, Subject, run, serve_engine};
 
 use crate::config::Settings;
 use crate::terminal::printer::Printer;
@@ -20,6 +23,9 @@ pub struct TckArgs {
     /// Test this backend. [default: native]
     #[arg(long, value_name = "NAME", conflicts_with = "all")]
     backend: Option<BackendName>,
+    /// Test a backend outside of this build: a program that builds walls, with its arguments (docs/adding-a-backend.md).
+    #[arg(long, value_name = "PROGRAM", num_args = 1.., conflicts_with_all = ["backend", "all"])]
+    exec: Vec<String>,
     /// Test every available backend.
     #[arg(long)]
     all: bool,
@@ -38,12 +44,17 @@ pub struct TckArgs {
 #[derive(Debug, Args)]
 pub struct EngineArgs {
     backend: BackendName,
+    /// The program, where the backend is one.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    program: Vec<String>,
 }
 
 /// Judges and reports. Ends with 1 if a case failed or nothing was checked.
 pub fn tck(args: &TckArgs, printer: &Printer) -> Result<i32> {
     let settings = Settings::load(None, printer)?;
     let backends = match &args.backend {
+        Some(name) if *name == mock::NAME => Vec::new(),
+        None if !args.exec.is_empty() => vec![build_exec(&args.exec)?],
         Some(name) => vec![registry::find_backend(&settings, name)?],
         None if args.all => registry::build_real_backends(&settings, &BackendChoice::Auto)?,
         None => registry::build_real_backends(&settings, &BackendChoice::Auto)?
@@ -52,7 +63,14 @@ pub fn tck(args: &TckArgs, printer: &Printer) -> Result<i32> {
             .collect(),
     };
     let options = Options { only: args.only.clone(), jobs: args.jobs };
-    let judge = || run_cases(backends, &options, printer);
+    let mut subjects: Vec<Arc<dyn Subject>> = Vec::new();
+    for backend in backends {
+        subjects.push(Arc::new(build_subject(backend, &args.exec)?));
+    }
+    if args.backend.as_ref() == Some(&mock::NAME) {
+        subjects.push(Arc::new(build_simulated()?));
+    }
+    let judge = || run_cases(subjects, &options, printer);
     let reports = std::thread::scope(|scope| scope.spawn(judge).join())
         .unwrap_or_else(|_| Err(tck_error("the kit itself failed")))?;
     show_reports(&reports, printer);
@@ -67,7 +85,7 @@ pub fn tck(args: &TckArgs, printer: &Printer) -> Result<i32> {
 
 /// Many cases at once, on threads of their own.
 fn run_cases(
-    backends: Vec<Arc<dyn Backend>>,
+    subjects: Vec<Arc<dyn Subject>>,
     options: &Options,
     printer: &Printer,
 ) -> Result<Vec<Report>> {
@@ -75,9 +93,8 @@ fn run_cases(
     let runtime =
         runtime.map_err(|error| tck_error("the event loop cannot be made").source(error))?;
     let mut reports = Vec::new();
-    for backend in backends {
-        let judging = format!("judging {}", backend.name());
-        let subject = Arc::new(build_subject(backend)?);
+    for subject in subjects {
+        let judging = format!("judging {}", subject.name());
         reports.push(runtime.block_on(printer.patiently(&judging, run(subject, options))));
     }
     Ok(reports)
@@ -85,9 +102,15 @@ fn run_cases(
 
 /// Serves an engine for the kit to kill.
 pub async fn engine(args: &EngineArgs, printer: &Printer) -> Result<i32> {
-    let settings = Settings::load(None, printer)?;
-    let subject = on_host(registry::find_backend(&settings, &args.backend)?)?;
-    match serve_engine(&subject).await {
+    let subject: Arc<dyn Subject> = if args.backend == mock::NAME {
+        Arc::new(Simulated::default())
+    } else if args.backend == exec::NAME {
+        Arc::new(on_host(build_exec(&args.program)?)?)
+    } else {
+        let settings = Settings::load(None, printer)?;
+        Arc::new(on_host(registry::find_backend(&settings, &args.backend)?)?)
+    };
+    match serve_engine(subject.as_ref()).await {
         Ok(()) => Ok(0),
         Err(error) => Err(tck_error(error.to_string())),
     }
@@ -101,10 +124,28 @@ fn on_host(backend: Arc<dyn Backend>) -> Result<OnHost> {
     OnHost::of_wasm(backend).map_err(|stop| tck_error(format!("no place for its image: {stop:?}")))
 }
 
-fn build_subject(backend: Arc<dyn Backend>) -> Result<OnHost> {
-    let own = std::env::current_exe()
-        .map_err(|error| tck_error("this program cannot be found").source(error))?;
-    let arguments = vec![TCK_ENGINE_COMMAND.to_owned(), backend.name().to_string()];
+/// The mock, which plays the probe itself: it shows that the kit works, and nothing about walls.
+fn build_simulated() -> Result<Simulated> {
+    let arguments = vec![TCK_ENGINE_COMMAND.to_owned(), mock::NAME.to_string()];
+    Ok(Simulated::default().with_engine_command(find_own_program()?, arguments))
+}
+
+fn find_own_program() -> Result<PathBuf> {
+    std::env::current_exe().map_err(|error| tck_error("this program cannot be found").source(error))
+}
+
+/// The backend that is this program.
+fn build_exec(words: &[String]) -> Result<Arc<dyn Backend>> {
+    let Some((program, arguments)) = words.split_first() else {
+        return Err(tck_error("no program is named"));
+    };
+    Ok(Arc::new(Exec::program(program, arguments.to_vec())))
+}
+
+fn build_subject(backend: Arc<dyn Backend>, program: &[String]) -> Result<OnHost> {
+    let own = find_own_program()?;
+    let words = [TCK_ENGINE_COMMAND.to_owned(), backend.name().to_string()];
+    let arguments = words.into_iter().chain(program.iter().cloned()).collect();
     let namespaces = registry::has_namespaces(&backend.name());
     let subject = on_host(backend)?
         .leaving_nothing_in(std::env::temp_dir())

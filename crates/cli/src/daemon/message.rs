@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 use stockade_core::{
-    BackendName, Boundary, Command, EgressRule, Enforcement, Entry, JobId, Network, Outcome,
-    SandboxId, SandboxPath, SandboxSpec, SnapshotId, SnapshotKind, Span, StreamId, TerminalSize,
-    Workspace, WorkspaceId,
+    BackendName, Boundary, Command, EgressRule, Enforcement, Entry, HostPath, JobId, Network,
+    Outcome, SandboxId, SandboxPath, SandboxSpec, SnapshotId, SnapshotKind, Span, StreamId,
+    TerminalSize, Workspace, WorkspaceId,
 };
 use stockade_engine::{Snapshot, Timestamp, VerifiedParts};
 
@@ -12,7 +12,7 @@ use super::wire_error::WireError;
 use crate::args::secrets::SecretValues;
 
 /// Version of the protocol that both sides must speak. Raised with every change that an older side misreads.
-pub const PROTOCOL_VERSION: u32 = 8;
+pub const PROTOCOL_VERSION: u32 = 9;
 
 /// Chunk size of file operations and of input.
 pub const CHUNK_BYTES: u32 = 256 << 10;
@@ -38,6 +38,9 @@ pub enum SupervisorRequest {
     /// Connects to a port inside. Takes up the connection: after [`SupervisorReply::Done`] both sides send
     /// [`PortFrame`] and nothing else.
     Connect { port: u16 },
+    /// Serves an agent's tools in the sandbox. Takes up the connection: after [`SupervisorReply::Done`] both sides
+    /// send [`PortFrame`], with the bytes of the Model Context Protocol.
+    Tools(ToolsRequest),
     /// For the program that takes up the connection.
     Program(ProgramRequest),
     /// Ends the sandbox.
@@ -98,6 +101,16 @@ pub enum RuleChange {
     Set(Vec<EgressRule>),
     /// These too. Each takes the place of the rule that says the opposite.
     Add(Vec<EgressRule>),
+}
+
+/// What an agent may do beside what the sandbox offers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ToolsRequest {
+    /// How many sandboxes it may have made at once.
+    pub max_sandboxes: usize,
+    /// The directories beneath which it may name workspaces.
+    pub allowed: Vec<HostPath>,
 }
 
 /// What both sides of a connection to a port send. The payload of data is at most one piece.

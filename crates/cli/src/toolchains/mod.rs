@@ -126,7 +126,7 @@ fn written_places(spec: &SandboxSpec) -> Vec<PathBuf> {
         Workspace::Overlay(layers) => Some(&layers.lower),
         Workspace::Ephemeral => None,
     };
-    let mounts = spec.mounts.iter().filter(|mount| !mount.read_only).map(|mount| &mount.source);
+    let mounts = spec.all_mounts().filter(|mount| !mount.read_only).map(|mount| &mount.source);
     let named = workspace.into_iter().chain(mounts).map(|path| path.as_path().to_owned());
     named.flat_map(|path| [path.canonicalize().ok(), Some(path)]).flatten().collect()
 }

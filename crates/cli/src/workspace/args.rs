@@ -94,6 +94,13 @@ fn host_path(path: PathBuf) -> Result<HostPath> {
     })
 }
 
+impl GitArg {
+    /// The repository: an address, or a directory.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+}
+
 impl FromStr for GitArg {
     type Err = String;
 

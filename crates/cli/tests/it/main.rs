@@ -31,6 +31,7 @@ mod mcp_http;
 mod network;
 mod network_clients;
 mod observe;
+mod package_caches;
 mod ports;
 mod private;
 mod readme_picture;
@@ -43,6 +44,8 @@ mod snapshots;
 #[path = "../../../tck/tests/it/sshd/mod.rs"]
 mod sshd;
 mod surroundings;
+mod tck_exec;
+mod tck_mock;
 mod terminal;
 mod toolchains;
 mod workspaces;

@@ -299,3 +299,55 @@ fn where_it_listens_is_printed_and_a_given_token_is_not() {
     signal(&server, Signal::TERM);
     wait(server).is(143, "", "");
 }
+
+/// Calls a tool by its name.
+fn call(conversation: &mut Conversation, tool: &str, arguments: Value) -> Value {
+    conversation.ask("tools/call", json!({ "name": tool, "arguments": arguments }))
+}
+
+#[test]
+fn a_persistent_sandbox_is_served_and_goes_on() {
+    for place in [CliPlace::new(), CliPlace::of_an_ordinary_user()] {
+        let id = place.stockade(&["create", "--env", "GREETING=hi"]).stdout.trim().to_owned();
+        let mut conversation = Conversation::begin(&place, &["--sandbox", &id[..6]]);
+        assert_eq!(conversation.bash("echo $GREETING; echo x > /tmp/made")["stdout"], "hi\n");
+        let listed = call(&mut conversation, "sandbox_list", json!({}));
+        assert_eq!(listed["structuredContent"]["sandboxes"][0]["sandboxId"], id, "{listed}");
+        let ended = call(&mut conversation, "sandbox_destroy", json!({ "sandbox_id": id }));
+        assert_eq!(ended["isError"], true, "{ended}");
+        let made = call(&mut conversation, "sandbox_create", json!({ "empty_workspace": true }));
+        let other = made["structuredContent"]["sandboxId"].as_str().unwrap().to_owned();
+        call(&mut conversation, "sandbox_use", json!({ "sandbox_id": other }));
+        assert_ne!(conversation.bash("cat /tmp/made")["exitCode"], 0);
+        call(&mut conversation, "sandbox_use", json!({ "sandbox_id": id }));
+        assert_eq!(conversation.bash("cat /tmp/made")["stdout"], "x\n");
+        let line = json!({ "command": "touch began; sleep 98765", "background": true });
+        call(&mut conversation, "bash", line);
+        eventually("the command runs", || place.workspace().join("began").exists());
+        conversation.end().is(0, "", "");
+        place.stockade(&["exec", &id, "--", "cat", "/tmp/made"]).is(0, "x\n", "");
+        let left = place.stockade(&["exec", &id, "--", "sh", "-c", "cat /proc/[0-9]*/cmdline"]);
+        assert!(!left.stdout.contains("98765"), "{left:?}");
+        let listed = place.stockade(&["ps", "-q"]).stdout;
+        assert_eq!(listed.split_whitespace().collect::<Vec<_>>(), [id.as_str()]);
+        place.stockade(&["kill", &id]).code_is(0);
+        place.assert_nothing_is_left();
+    }
+}
+
+#[test]
+fn a_sandbox_that_ends_under_its_agent_ends_the_server() {
+    let place = CliPlace::new();
+    let id = place.stockade(&["create"]).stdout.trim().to_owned();
+    let mut conversation = Conversation::begin(&place, &["--sandbox", &id]);
+    assert_eq!(conversation.bash("true")["exitCode"], 0);
+    place.stockade(&["kill", &id]).code_is(0);
+    let Conversation { server, input, .. } = conversation;
+    let done = wait(server);
+    drop(input);
+    assert!(done.code == 125 && done.stderr.contains("has ended"), "{done:?}");
+    place.assert_nothing_is_left();
+    let nowhere = finish(place.command(&["mcp", "--sandbox", &id]));
+    nowhere.is_refused(&[&id]);
+    place.stockade(&["mcp", "--sandbox", &id, "--read-only"]).is_refused(&["--sandbox"]);
+}

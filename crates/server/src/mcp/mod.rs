@@ -15,4 +15,4 @@ mod stdio;
 
 pub use desk::{Desk, DeskOptions};
 pub use handler::Handler;
-pub use stdio::{ServeError, serve_stdio};
+pub use stdio::{ServeError, serve_client, serve_stdio};

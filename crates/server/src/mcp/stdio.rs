@@ -1,5 +1,5 @@
-//! The protocol on standard input and output, for a client that starts the server itself. Ends when
-//! input does.
+//! The protocol on standard input and output, for a client that starts the server itself, or on another pair of
+//! streams. Ends when input does.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -31,8 +31,17 @@ pub enum ServeError {
 
 /// Serves the client on the standard streams until it is gone. The desk stays open.
 pub async fn serve_stdio(desk: Arc<Desk>) -> Result<(), ServeError> {
-    let ended = CancellationToken::new();
     let (input, output) = stdio_pipes();
+    serve_client(desk, input, output).await
+}
+
+/// Serves the client behind these streams until it is gone. The desk stays open.
+pub async fn serve_client(
+    desk: Arc<Desk>,
+    input: impl AsyncRead + Send + Unpin + 'static,
+    output: impl tokio::io::AsyncWrite + Send + Unpin + 'static,
+) -> Result<(), ServeError> {
+    let ended = CancellationToken::new();
     let input = WatchedInput { input, ended: ended.clone() };
     let served = serve_streams(Arc::clone(&desk), input, output);
     let hurry = async {

@@ -30,7 +30,7 @@ const READ_OPERATION: &str = "read the configuration";
 const SYSTEM_CONFIG_PATH: &str = "/etc/stockade/config.toml";
 
 /// Keys of the configuration that the command line reads: a library passes them on unread.
-const FRONT_END_KEYS: [&str; 3] = ["approval", "profile", "toolchain"];
+const FRONT_END_KEYS: [&str; 5] = ["approval", "cache", "cacheLimit", "profile", "toolchain"];
 
 /// Reads the front end's keys of one file or variable, each time it is called over those before.
 pub type FrontEndReader<'a> = dyn FnMut(toml::Deserializer<'_>) -> Result<(), toml::de::Error> + 'a;
@@ -64,6 +64,9 @@ pub struct Settings {
     /// The table of each backend that has one, by its name.
     #[serde(skip)]
     tables: BTreeMap<String, toml::Table>,
+    /// Package caches that guests of this process may see.
+    #[serde(skip)]
+    guest_caches: Vec<PathBuf>,
 }
 
 /// What a tenant may use at once.
@@ -144,6 +147,13 @@ impl Settings {
         self
     }
 
+    /// These settings, with a package cache below [`cache_dir`] that guests may see.
+    #[must_use]
+    pub fn with_guest_cache(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.guest_caches.push(dir.into());
+        self
+    }
+
     /// Where images come from and are kept.
     pub const fn images(&self) -> &ImageSettings {
         &self.images
@@ -203,6 +213,7 @@ impl Settings {
             },
             trust: TrustSettings { ca_file: self.network.ca_file.clone() },
             egress_limits: self.network.egress_limits(),
+            guest_caches: self.guest_caches.clone(),
             ..EngineConfig::at(self.state_dir()?)
         })
     }
@@ -258,6 +269,7 @@ impl Settings {
             network: self.network.merge_over(earlier.network),
             images: self.images.merge_over(earlier.images),
             tables,
+            guest_caches: [earlier.guest_caches, self.guest_caches].concat(),
         }
     }
 }
@@ -272,7 +284,8 @@ fn user_file() -> Option<PathBuf> {
     Some(base.join("stockade/config.toml"))
 }
 
-fn cache_dir() -> Option<PathBuf> {
+/// Where what is large and can be made again is kept, if the environment says where the home is.
+pub fn cache_dir() -> Option<PathBuf> {
     let base = env_path("XDG_CACHE_HOME").or_else(|| Some(env_path("HOME")?.join(".cache")))?;
     Some(base.join("stockade"))
 }

@@ -39,7 +39,8 @@ const ENV_VARIABLES: [Variable; 13] = [
 ];
 
 /// Variables for the front end's own keys, which it reads as it reads them in a file.
-const FRONT_END_VARIABLES: [(&str, &str); 1] = [("TOOLCHAIN", "toolchain")];
+const FRONT_END_VARIABLES: [(&str, &str); 3] =
+    [("TOOLCHAIN", "toolchain"), ("CACHE", "cache"), ("CACHE_LIMIT", "cacheLimit")];
 
 fn set_parsed<T: std::str::FromStr<Err: std::fmt::Display>>(
     to: &mut Option<T>,

@@ -61,6 +61,7 @@ impl ConfinedUnpack {
         let config = EngineConfig {
             images: None,
             unpack_dir: Some(unpack_dir),
+            guest_caches: Vec::new(),
             quotas: BTreeMap::new(),
             default_quota: Quota::default(),
             // The engine that runs sandboxes has done it.

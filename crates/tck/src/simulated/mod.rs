@@ -46,7 +46,7 @@ pub struct Simulated {
     name: String,
     probe: SimulatedProbe,
     backend: Arc<dyn Backend>,
-    engine: Option<PathBuf>,
+    engine: Option<(PathBuf, Vec<String>)>,
 }
 
 impl Default for Simulated {
@@ -66,7 +66,13 @@ impl Simulated {
     /// With a program that takes the name of a subject and plays an engine process for it.
     #[must_use]
     pub fn with_engine_process(self, program: PathBuf) -> Self {
-        Self { engine: Some(program), ..self }
+        self.with_engine_command(program, vec!["mock".to_owned()])
+    }
+
+    /// The same, by these arguments.
+    #[must_use]
+    pub fn with_engine_command(self, program: PathBuf, arguments: Vec<String>) -> Self {
+        Self { engine: Some((program, arguments)), ..self }
     }
 }
 
@@ -88,8 +94,9 @@ impl Subject for Simulated {
     }
 
     fn engine_process(&self) -> Option<std::process::Command> {
-        let mut process = std::process::Command::new(self.engine.as_ref()?);
-        process.arg("mock");
+        let (program, arguments) = self.engine.as_ref()?;
+        let mut process = std::process::Command::new(program);
+        process.args(arguments);
         Some(process)
     }
 }

@@ -101,6 +101,14 @@ impl ToolJobs {
         self.lock_known().iter().cloned().collect()
     }
 
+    /// Ends those that still run.
+    pub(super) async fn cancel_running(&self) {
+        for job in self.all().iter().filter(|job| job.state().outcome.is_none()) {
+            // One that cannot be ended ends with its sandbox.
+            let _ = job.watcher.close().await;
+        }
+    }
+
     /// Removes everything that was kept.
     pub(super) fn forget(&self) {
         self.lock_known().clear();

@@ -8,7 +8,7 @@ mod places;
 mod spool;
 
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -27,10 +27,12 @@ pub use places::spool_cache;
 
 use crate::approval::{Facts, NetworkFact, Programs, plain_path};
 use crate::arguments::Stream;
-use crate::options::SandboxShare;
+use crate::options::{AdoptedSandbox, SandboxShare};
 use crate::workspace::WorkspaceView;
 use crate::{Call, ToolError};
 
+/// How many sessions of this process have adopted a sandbox.
+static ADOPTIONS: AtomicU64 = AtomicU64::new(0);
 /// How often it is looked whether walls still stand: they go down without an event.
 const ALIVE_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// How long it may take to hear why they do not.
@@ -45,6 +47,8 @@ pub(crate) struct ToolPlace {
     pub boundary: Boundary,
     pub jobs: ToolJobs,
     pub local: bool,
+    /// Whether it was there before this session, which does not end it.
+    pub adopted: bool,
     /// Its workspace, where changes are kept apart.
     pub view: Option<WorkspaceView>,
     /// Where the search program lies in it, once it was put there.
@@ -83,9 +87,41 @@ impl ToolPlace {
             }
             (Some(_), None) | (None, _) => None,
         };
+        let jobs = ToolJobs::new(spools.join(id.as_str()));
+        let place = Self::of_live(engine, id, spec, jobs, view)?;
+        Ok(Self { local, share: Mutex::new(share), ..place })
+    }
+
+    /// A place in a sandbox that is there already, and not this session's to end.
+    pub(crate) fn adopt(
+        engine: &Arc<Engine>,
+        adopted: &AdoptedSandbox,
+        spools: PathBuf,
+    ) -> Result<Self, ToolError> {
+        let AdoptedSandbox { id, spec, workspaces } = adopted;
+        let mut spec = spec.clone();
+        let view = match (workspaces, engine.workspace(id)?) {
+            (Some(workspaces), Some(held)) => {
+                spec.workspace = held.spec();
+                Some(WorkspaceView::new(workspaces, held.id()))
+            }
+            (Some(_), None) | (None, _) => None,
+        };
+        // Several sessions may be in it, each with output of its own.
+        let session = ADOPTIONS.fetch_add(1, Ordering::Relaxed);
+        let jobs = ToolJobs::new(spools.join(id.as_str()).join(format!("session-{session}")));
+        Ok(Self { adopted: true, ..Self::of_live(engine, id.clone(), spec, jobs, view)? })
+    }
+
+    fn of_live(
+        engine: &Arc<Engine>,
+        id: SandboxId,
+        spec: SandboxSpec,
+        jobs: ToolJobs,
+        view: Option<WorkspaceView>,
+    ) -> Result<Self, ToolError> {
         let (backend, boundary) = engine.walls(&id)?;
         let sandbox = engine.sandbox(&id)?;
-        let jobs = ToolJobs::new(spools.join(id.as_str()));
         Ok(Self {
             engine: Arc::clone(engine),
             id,
@@ -93,13 +129,14 @@ impl ToolPlace {
             backend,
             boundary,
             jobs,
-            local,
+            local: false,
+            adopted: false,
             view,
             finder: OnceCell::new(),
             sandbox,
             paused: AtomicBool::new(false),
             lost: OnceCell::new(),
-            share: Mutex::new(share),
+            share: Mutex::new(None),
             shell: OnceCell::new(),
         })
     }
@@ -195,8 +232,14 @@ impl ToolPlace {
         Ok(outside.map(ToolError::from))
     }
 
-    /// Ends it, and removes what was kept of its output.
+    /// Ends it, and removes what was kept of its output. Of one that was adopted the programs of this session end,
+    /// and nothing else.
     pub(crate) async fn end(&self) -> Result<(), ToolError> {
+        if self.adopted {
+            self.jobs.cancel_running().await;
+            self.forget();
+            return Ok(());
+        }
         let ended = self.engine.destroy(&self.id).await;
         self.forget();
         Ok(ended?)

@@ -14,7 +14,7 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit};
 
 use super::ToolPlace;
 use crate::directories::UsedDirectory;
-use crate::options::SandboxShare;
+use crate::options::{AdoptedSandbox, SandboxShare};
 use crate::{LocalOptions, Quota, ToolError, ToolboxOptions};
 
 /// Directory of kept output, below the state directory: one directory for each sandbox.
@@ -38,6 +38,7 @@ pub fn spool_cache(state_dir: &Path, sandboxes: BTreeSet<String>) -> CacheDir {
 pub(crate) struct ToolPlaces {
     engine: Arc<Engine>,
     bound: Option<SandboxSpec>,
+    adopted: Option<AdoptedSandbox>,
     local: Option<LocalOptions>,
     workspaces: Option<SandboxWorkspaces>,
     state_dir: PathBuf,
@@ -62,6 +63,7 @@ impl ToolPlaces {
         Self {
             engine,
             bound: options.bound.clone(),
+            adopted: options.adopted.clone(),
             local: options.local.clone(),
             workspaces: options.workspaces.clone(),
             state_dir: options.state_dir.clone(),
@@ -137,6 +139,12 @@ impl ToolPlaces {
             return Ok(place);
         }
         refuse_if(usual.closed)?;
+        if self.adopted.is_some()
+            && let Some(dead) = &usual.place
+        {
+            return Err(ToolError::new(ErrorCode::Gone, describe_loss(dead).await)
+                .remedy("have the server started anew, or make one with `sandbox_create`"));
+        }
         if let Some(dead) = usual.place.take() {
             let told = format!("{}; this call works in a new one", describe_loss(&dead).await);
             self.notices.lock().unwrap_or_else(PoisonError::into_inner).push(told);
@@ -144,15 +152,20 @@ impl ToolPlaces {
             let _ = dead.end().await;
         }
         let place = Arc::new(self.build_usual().await?);
-        place.watch();
+        if !place.adopted {
+            place.watch();
+        }
         usual.place = Some(Arc::clone(&place));
         Ok(place)
     }
 
     async fn build_usual(&self) -> Result<ToolPlace, ToolError> {
         self.sweep_spools().await;
+        if let Some(adopted) = &self.adopted {
+            return ToolPlace::adopt(&self.engine, adopted, self.spools_dir());
+        }
         if let Some(spec) = &self.bound {
-            return self.build_place(spec.clone(), None).await;
+            return self.build_place(spec.clone(), None, None).await;
         }
         let Some(options) = &self.local else {
             let message = "no sandbox is bound, and none was named";
@@ -167,8 +180,9 @@ impl ToolPlaces {
         &self,
         spec: SandboxSpec,
         share: Option<SandboxShare>,
+        source: Option<&SandboxWorkspaces>,
     ) -> Result<ToolPlace, ToolError> {
-        let workspaces = self.workspaces.as_ref();
+        let workspaces = source.or(self.workspaces.as_ref());
         ToolPlace::build(&self.engine, spec, workspaces, self.spools_dir(), false, share).await
     }
 
@@ -178,15 +192,16 @@ impl ToolPlaces {
         Ok(Arc::new(Engine::open(config, vec![Arc::new(Local::default())]).await?))
     }
 
-    /// Builds one more sandbox, over this directory if it has one of its own.
+    /// Builds one more sandbox, over this directory if it has one of its own, or with a workspace from this source.
     pub(crate) async fn create(
         &self,
         spec: SandboxSpec,
         directory: Option<UsedDirectory>,
+        source: Option<SandboxWorkspaces>,
     ) -> Result<Arc<ToolPlace>, ToolError> {
         refuse_if(self.usual.lock().await.closed)?;
         let share = SandboxShare { _permit: self.take_permit().await?, _directory: directory };
-        let place = Arc::new(self.build_place(spec, Some(share)).await?);
+        let place = Arc::new(self.build_place(spec, Some(share), source.as_ref()).await?);
         place.watch();
         let usual = self.usual.lock().await;
         if let Err(over) = refuse_if(usual.closed) {
@@ -225,6 +240,12 @@ impl ToolPlaces {
     /// Ends one.
     pub(crate) async fn destroy(&self, id: &SandboxId) -> Result<(), ToolError> {
         let place = self.find_named(id).await?;
+        if place.adopted {
+            let message =
+                format!("sandbox `{id}` is the user's, and was there before this session");
+            return Err(ToolError::new(ErrorCode::Denied, message)
+                .remedy("leave it to the user (`stockade kill`)"));
+        }
         match place.end().await {
             // What is lost cannot always be ended; it keeps its lease and is reaped by a later engine.
             Err(error) if place.lives() => return Err(error),
@@ -237,6 +258,9 @@ impl ToolPlaces {
     /// Forgets one that was lost. Its engine gives back what it held, unless the task that watches it was
     /// faster.
     async fn end_dead(&self, place: &Arc<ToolPlace>) {
+        if place.adopted {
+            return;
+        }
         // What cannot be ended keeps its lease and is reaped by a later engine.
         let _ = place.engine.destroy(&place.id).await;
         self.drop_dead(place).await;

@@ -15,3 +15,6 @@ mod files;
 mod hostile;
 mod lost;
 mod sandboxes;
+mod needs_git {
+    mod repositories;
+}

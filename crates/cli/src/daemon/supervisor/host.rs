@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use stockade_core::{
-    Command, Ending, Error, ErrorCode, Result, SandboxId, SandboxSpec, Span, WorkspaceId,
+    Command, Ending, Error, ErrorCode, Result, SandboxId, SandboxSpec, Span, Workspace, WorkspaceId,
 };
 use stockade_engine::{Engine, Execution, Subscription, Watcher};
+use stockade_workspaces::Workspaces;
 use tokio::sync::watch;
 
 use super::activity::{Activity, Busy};
@@ -28,6 +29,10 @@ pub struct SupervisorHost {
     pub spec: SandboxSpec,
     /// The workspace that keeps its changes apart.
     pub workspace: Option<WorkspaceId>,
+    /// Where that is kept.
+    pub workspaces: Option<Workspaces>,
+    /// What of the host its files come from, where no setting is read.
+    pub origin: Workspace,
     /// Idle timeout: how long it lives while it is not in use.
     pub idle: Option<Span>,
     /// How long it lives at most.
@@ -42,8 +47,15 @@ pub struct SupervisorHost {
 
 impl SupervisorHost {
     /// For a sandbox that has just been made.
-    pub fn new(engine: Engine, id: SandboxId, order: &SupervisorOrder) -> Arc<Self> {
+    pub fn new(
+        engine: Engine,
+        id: SandboxId,
+        order: &SupervisorOrder,
+        workspaces: Option<Workspaces>,
+    ) -> Arc<Self> {
         Arc::new(Self {
+            workspaces,
+            origin: order.origin.clone(),
             engine,
             id,
             spec: order.spec.clone(),

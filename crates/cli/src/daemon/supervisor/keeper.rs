@@ -16,6 +16,7 @@ use crate::config::Settings;
 use crate::daemon::message::{SandboxReady, SupervisorOrder};
 use crate::daemon::socket::SupervisorSockets;
 use crate::daemon::wire_error::WireError;
+use crate::project_cache::{HeldCache, hold_caches};
 use crate::registry;
 use crate::terminal::interrupts::Interrupts;
 use crate::workspace::reopen_source;
@@ -34,6 +35,9 @@ pub struct SandboxKeeper {
     interrupts: tokio::sync::Mutex<Interrupts>,
     /// The program the sandbox was made for: it ends with it.
     first: Option<Watcher>,
+    /// The package caches that it shows.
+    #[allow(dead_code, reason = "held for their locks")]
+    caches: Vec<HeldCache>,
 }
 
 impl SandboxKeeper {
@@ -43,12 +47,17 @@ impl SandboxKeeper {
         let sockets = SupervisorSockets::open(&settings.state_dir()?)?;
         let workspace =
             order.workspace.as_ref().map(|id| reopen_source(id, settings)).transpose()?;
-        let engine = registry::lasting_engine(settings, &order.spec.backend).await?;
+        let mut settings = settings.clone();
+        let caches = hold_caches(&order.spec, &mut settings)?;
+        let engine = registry::lasting_engine(&settings, &order.spec.backend).await?;
         let built = Self::build_sandbox(&engine, order, sockets, interrupts, workspace).await;
-        if built.is_err() {
-            engine.close().await?;
+        match built {
+            Ok(built) => Ok(Self { caches, ..built }),
+            Err(error) => {
+                engine.close().await?;
+                Err(error)
+            }
         }
-        built
     }
 
     async fn build_sandbox(
@@ -62,10 +71,11 @@ impl SandboxKeeper {
         if order.from.is_some() {
             engine.snapshots().trust(&order.verified);
         }
+        let workspaces = workspace.as_ref().map(|source| source.workspaces().clone());
         let workspace = workspace.map(|source| Arc::new(source) as Arc<dyn WorkspaceSource>);
         let (spec, from) = (order.spec.clone(), order.from.clone());
         let id = engine.create(SandboxRequest { spec, workspace, from }).await?;
-        let host = SupervisorHost::new(engine.clone(), id.clone(), &order);
+        let host = SupervisorHost::new(engine.clone(), id.clone(), &order, workspaces);
         host.look_after_carried()?;
         let first = match order.command {
             Some(command) => Some(host.exec(command).await?.0.detach()),
@@ -76,7 +86,8 @@ impl SandboxKeeper {
         let accept = accept_sessions(Arc::clone(&host), listener, Arc::clone(&sessions));
         let accepting = tokio::spawn(accept).abort_handle();
         let interrupts = tokio::sync::Mutex::new(interrupts);
-        Ok(Self { host, sockets, sessions, accepting, interrupts, first })
+        let caches = Vec::new();
+        Ok(Self { host, sockets, sessions, accepting, interrupts, first, caches })
     }
 
     /// What was made.

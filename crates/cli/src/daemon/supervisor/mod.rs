@@ -12,6 +12,7 @@ mod network;
 mod replay;
 mod session;
 mod states;
+mod tools;
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -1,5 +1,5 @@
-//! One connection: a greeting, then requests one after the other. Starting a program, reading its output or
-//! connecting to a port takes the connection up; everything else is answered and the next may follow.
+//! One connection: a greeting, then requests one after the other. Starting a program, reading its output,
+//! connecting to a port or serving an agent takes the connection up; everything else is answered and the next may follow.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::activity::Busy;
 use super::host::SupervisorHost;
-use super::{attach, files, network, replay, states};
+use super::{attach, files, network, replay, states, tools};
 use crate::daemon::frame::{self, SupervisorFrameError};
 use crate::daemon::message::{
     PROTOCOL_VERSION, SandboxFileRequest, SandboxNetworkRequest, SandboxStateRequest,
@@ -104,6 +104,9 @@ impl ClientSession {
                 SupervisorRequest::Network(request) => self.serve_network_request(request).await?,
                 SupervisorRequest::Connect { port } => {
                     return network::serve_port(self, port).await;
+                }
+                SupervisorRequest::Tools(request) => {
+                    return tools::serve_tools(self, request).await;
                 }
                 SupervisorRequest::Destroy => return self.destroy_sandbox().await,
                 SupervisorRequest::Hello { .. } | SupervisorRequest::Program(_) => {

@@ -181,3 +181,33 @@ fn the_journal_can_be_shared_between_threads() {
     shared::<Journal>();
     shared::<StateDir>();
 }
+
+/// Bytes that this thread has read by system calls so far.
+fn bytes_read() -> u64 {
+    let counters = fs::read_to_string("/proc/thread-self/io").unwrap();
+    let line = counters.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap();
+    line.parse().unwrap()
+}
+
+#[test]
+fn the_newest_jobs_are_read_from_the_end_however_long_the_journal_is() {
+    let place = place();
+    let journal = journal_at(place.path(), 1 << 20);
+    for at in 0..3000 {
+        journal.append(started(&format!("job{at}"))).unwrap();
+        journal.append(stopped(&format!("job{at}"))).unwrap();
+    }
+    let whole: u64 = fs::read_dir(place.path().join("journal"))
+        .unwrap()
+        .map(|entry| entry.unwrap().metadata().unwrap().len())
+        .sum();
+    let before = bytes_read();
+    let journal = journal_at(place.path(), 1 << 20);
+    let newest = journal.newest_jobs(Filter::default()).unwrap().take(50);
+    let ids: Vec<_> =
+        newest.map(|job| job.unwrap().started.event.job().unwrap().to_string()).collect();
+    let read = bytes_read() - before;
+    let expected: Vec<_> = (2950..3000).rev().map(|at| format!("job{at}")).collect();
+    assert_eq!(ids, expected);
+    assert!(whole > 2 << 20 && read < 512 << 10, "{read} of {whole} bytes were read");
+}
