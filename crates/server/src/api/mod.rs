@@ -1,0 +1,5 @@
+//! The HTTP API.
+
+mod tokens;
+
+pub use tokens::{TokenRecord, TokenRight, TokenStore};
