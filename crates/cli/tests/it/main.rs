@@ -37,6 +37,8 @@ mod readme_picture;
 mod review;
 mod run;
 mod secrets;
+mod serve;
+mod serve_tenants;
 mod shell;
 mod snapshots;
 #[path = "../../../tck/tests/it/sshd/mod.rs"]
