@@ -25,11 +25,13 @@ use crate::commands::port::PortArgs;
 use crate::commands::ps::PsArgs;
 use crate::commands::rm::RmArgs;
 use crate::commands::run::RunArgs;
+use crate::commands::serve::ServeArgs;
 use crate::commands::shell::ShellArgs;
 use crate::commands::snapshot::SnapshotArgs;
 #[cfg(feature = "tck")]
 use crate::commands::tck::{EngineArgs, TCK_ENGINE_COMMAND, TckArgs};
 use crate::commands::teleport::{ARRIVE_COMMAND, ArriveArgs, TeleportArgs};
+use crate::commands::token::TokenArgs;
 #[cfg(feature = "wasm")]
 use crate::commands::wasm::WasmArgs;
 use crate::commands::workspace::WorkspaceArgs;
@@ -109,6 +111,13 @@ pub enum Verb {
     /// On standard input and output unless --http is given. Every tool works in a sandbox over the
     /// workspace, made at the first call and gone when the server ends.
     Mcp(McpArgs),
+    /// Serve sandboxes to other programs over HTTP.
+    ///
+    /// On a socket that only your user can open, whose path is printed; with --listen also on TCP, for holders
+    /// of tokens. Sandboxes made this way end with the server. See docs/api.md.
+    Serve(ServeArgs),
+    /// Make, list and revoke the tokens for `serve --listen`.
+    Token(TokenArgs),
     /// List, diff, apply and discard the changes of `--overlay` and `--git`.
     Workspace(WorkspaceArgs),
     /// Call the functions of a WebAssembly module or component.

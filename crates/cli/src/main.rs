@@ -90,6 +90,8 @@ async fn run_verb(verb: Verb, native: Native, printer: &Printer) -> Result<i32> 
         Verb::Resume(args) => commands::resume::resume(&args, printer).await,
         Verb::Supervise => daemon::supervisor::supervise(printer).await,
         Verb::Mcp(args) => commands::mcp::mcp(args, printer).await,
+        Verb::Serve(args) => commands::serve::serve(args, printer).await,
+        Verb::Token(args) => commands::token::token(args, printer),
         Verb::Workspace(args) => commands::workspace::workspace(args, printer).await,
         #[cfg(feature = "wasm")]
         Verb::Wasm(args) => commands::wasm::wasm(args, printer).await,

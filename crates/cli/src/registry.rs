@@ -11,7 +11,7 @@ use stockade_backends::native::{self, Native};
 #[cfg(feature = "wasm")]
 use stockade_backends::wasm::{self, Wasm};
 use stockade_core::{Backend, BackendChoice, BackendName, Error, ErrorCode, Result, clean_foreign};
-use stockade_engine::{Engine, EngineConfig};
+use stockade_engine::{Engine, EngineConfig, HistoryBounds};
 
 use crate::absent::absent_error;
 use crate::config::Settings;
@@ -144,6 +144,13 @@ pub async fn engine_with(
 /// An engine of a sandbox that outlives the command: what runs in it is read later.
 pub async fn lasting_engine(settings: &Settings, choice: &BackendChoice) -> Result<Engine> {
     let config = EngineConfig { keep_output: true, ..settings.engine()? };
+    open_engine(config, None, Isolation::Usual, settings, choice).await
+}
+
+/// An engine of the daemon: many executions are remembered, so each keeps little in memory; all of it is on disk.
+pub async fn serving_engine(settings: &Settings, choice: &BackendChoice) -> Result<Engine> {
+    const SERVED_HISTORY: HistoryBounds = HistoryBounds { events: 4096, bytes: 1 << 20 };
+    let config = EngineConfig { keep_output: true, history: SERVED_HISTORY, ..settings.engine()? };
     open_engine(config, None, Isolation::Usual, settings, choice).await
 }
 

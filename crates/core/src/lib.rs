@@ -49,7 +49,7 @@ pub use layers::Layers;
 pub use limits::{EffectiveLimits, Enforcement, LimitKind, Limits};
 pub use name::{
     BackendName, EngineId, EnvName, ImageName, JobId, NameError, SandboxId, SnapshotId, TenantName,
-    WorkspaceId,
+    TokenName, WorkspaceId,
 };
 pub use network::{
     EgressDecision, EgressRule, Network, canonical_host, decide_address, decide_name,

@@ -23,7 +23,7 @@ fn lower_alphanumeric(byte: u8) -> bool {
     byte.is_ascii_lowercase() || byte.is_ascii_digit()
 }
 
-/// Names of tenants: like ids, with `-`, `_` and `.` inside, never in front.
+/// Names of tenants and tokens: like ids, with `-`, `_` and `.` inside, never in front.
 fn plain_name(given: &str, longest: usize) -> bool {
     is_bounded_text(given, longest, |b| lower_alphanumeric(b) || b"-_.".contains(&b))
         && given.bytes().next().is_some_and(lower_alphanumeric)
@@ -129,6 +129,12 @@ name!(
     /// Whom a sandbox is run for.
     TenantName,
     "a tenant name (1 to 64 lower-case letters, digits, `-`, `_`, `.`, a letter or digit first)",
+    |given| plain_name(given, 64)
+);
+name!(
+    /// What a bearer token of the API is called by.
+    TokenName,
+    "a token's name (1 to 64 lower-case letters, digits, `-`, `_`, `.`, a letter or digit first)",
     |given| plain_name(given, 64)
 );
 name!(

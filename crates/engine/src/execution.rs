@@ -184,6 +184,11 @@ impl Watcher {
         self.shared.finished().await.outcome
     }
 
+    /// How it ended, if it has.
+    pub fn known_outcome(&self) -> Option<Outcome> {
+        self.shared.finished.borrow().as_ref().map(|finished| finished.outcome.clone())
+    }
+
     /// Asks for its end and returns at once. Idempotent; without effect after the end (C-15).
     pub fn cancel(&self) {
         self.shared.cancel();

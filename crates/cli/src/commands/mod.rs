@@ -25,11 +25,13 @@ pub mod ps;
 pub mod resume;
 pub mod rm;
 pub mod run;
+pub mod serve;
 pub mod shell;
 pub mod snapshot;
 #[cfg(feature = "tck")]
 pub mod tck;
 pub mod teleport;
+pub mod token;
 #[cfg(feature = "wasm")]
 pub mod wasm;
 pub mod workspace;

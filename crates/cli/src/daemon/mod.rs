@@ -11,7 +11,6 @@ pub mod end;
 mod frame;
 pub mod launch;
 pub mod message;
-mod peer;
 pub mod port_stream;
 pub mod remote;
 pub mod sandbox_directory;

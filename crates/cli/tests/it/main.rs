@@ -39,6 +39,8 @@ mod request_rules;
 mod review;
 mod run;
 mod secrets;
+mod serve;
+mod serve_tenants;
 mod shell;
 mod snapshots;
 #[path = "../../../tck/tests/it/sshd/mod.rs"]

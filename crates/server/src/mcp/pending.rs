@@ -3,7 +3,6 @@
 //! taken for more than a name.
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,6 +11,7 @@ use sha2::{Digest, Sha256};
 use stockade_tools::{Decision, Question};
 
 use super::person;
+use crate::secret::random_hex;
 
 /// Key of the one question in a result.
 pub const APPROVAL_KEY: &str = "approval";
@@ -53,7 +53,7 @@ impl PendingQuestions {
         call: &CallToolRequestParams,
         question: Question,
     ) -> std::io::Result<String> {
-        let handle = handle()?;
+        let handle = random_hex()?;
         let mut open = self.lock_open();
         if open.len() >= MAX_OPEN_QUESTIONS {
             let oldest = open.iter().min_by_key(|(_, one)| one.since).map(|(key, _)| key.clone());
@@ -96,19 +96,6 @@ fn digest_call(call: &CallToolRequestParams) -> [u8; 32] {
     digest.update([0]);
     digest.update(arguments);
     digest.finalize().into()
-}
-
-/// A random handle, which cannot be guessed.
-pub fn handle() -> std::io::Result<String> {
-    let mut bytes = [0; 32];
-    let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    if got != bytes.len() {
-        return Err(std::io::ErrorKind::UnexpectedEof.into());
-    }
-    Ok(bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    }))
 }
 
 #[cfg(test)]

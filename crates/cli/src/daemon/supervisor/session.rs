@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use stockade_core::{Error, ErrorCode, Result};
+use stockade_server::peer::{self, Stranger};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
@@ -17,7 +18,6 @@ use crate::daemon::message::{
     PROTOCOL_VERSION, SandboxFileRequest, SandboxNetworkRequest, SandboxStateRequest,
     SupervisorReply, SupervisorRequest,
 };
-use crate::daemon::peer::{self, Stranger};
 use crate::daemon::wire_error::WireError;
 
 /// Timeout for the first request of a connection.

@@ -7,6 +7,7 @@
     reason = "each test file uses a part; a test fails where a value is missing"
 )]
 
+pub mod api;
 pub mod changes;
 pub mod lasting;
 pub mod registry;

@@ -6,12 +6,13 @@
 use std::convert::Infallible;
 
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, ORIGIN, WWW_AUTHENTICATE};
+use http::header::{CONNECTION, CONTENT_TYPE, WWW_AUTHENTICATE};
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 
 use super::{MCP_PATH, Token};
+use crate::http::{find_bearer_token, is_plain};
 
 /// Decides which requests are let in.
 pub struct TokenGuard(Token);
@@ -39,32 +40,11 @@ impl TokenGuard {
         if request.uri().path() != MCP_PATH {
             return Err(HttpRefusal::NoSuchPath);
         }
-        let mut given = request.headers().get_all(AUTHORIZATION).iter();
-        match (given.next().and_then(parse_bearer_token), given.next()) {
-            (Some(token), None) if self.0.is(token) => Ok(()),
-            (Some(_) | None, Some(_) | None) => Err(HttpRefusal::NoToken),
+        match find_bearer_token(request) {
+            Some(token) if self.0.is(token) => Ok(()),
+            Some(_) | None => Err(HttpRefusal::NoToken),
         }
     }
-}
-
-/// Whether a request names its host once, as a name or address with or without a port, and its origin
-/// at most once. A URL in the request line would be a second name for the host.
-fn is_plain<B>(request: &Request<B>) -> bool {
-    let headers = request.headers();
-    let mut hosts = headers.get_all(HOST).iter();
-    let host = hosts.next().is_some_and(|host| is_host(host.as_bytes())) && hosts.next().is_none();
-    let origin = headers.get_all(ORIGIN).iter().count() <= 1;
-    request.uri().authority().is_none() && request.uri().scheme().is_none() && host && origin
-}
-
-fn is_host(host: &[u8]) -> bool {
-    let part = |byte: &u8| byte.is_ascii_alphanumeric() || b".-_:[]".contains(byte);
-    !host.is_empty() && host.iter().all(part)
-}
-
-fn parse_bearer_token(value: &HeaderValue) -> Option<&str> {
-    let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
 impl From<HttpRefusal> for Response<BoxBody<Bytes, Infallible>> {
@@ -94,6 +74,8 @@ impl From<HttpRefusal> for Response<BoxBody<Bytes, Infallible>> {
 
 #[cfg(test)]
 mod tests {
+    use http::header::{AUTHORIZATION, HOST};
+
     use super::*;
 
     fn asked(path: &str, given: &[&str]) -> Result<(), HttpRefusal> {

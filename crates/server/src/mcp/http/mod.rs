@@ -3,18 +3,16 @@
 //! that have not shown the token share no bound with those that have.
 
 mod guard;
-mod lobby;
 mod token;
 
 use std::convert::Infallible;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, SessionConfig};
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use tokio::net::{TcpListener, TcpStream};
@@ -23,15 +21,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::guard::TokenGuard;
-use self::lobby::{Lobby, Visit};
 pub use self::token::{Token, TokenError};
 use super::desk::Desk;
 use super::handler::Handler;
+use crate::http::{Lobby, Visit, accept_tcp, build_http1};
 
 /// Path of the endpoint, the only one there is.
 pub const MCP_PATH: &str = "/mcp";
-/// How long a client may take to say what it wants.
-const HEADERS_WITHIN: Duration = Duration::from_secs(10);
 /// The pages of this machine, on any port.
 const LOOPBACK_ORIGINS: [&str; 6] = [
     "http://localhost:*",
@@ -41,11 +37,6 @@ const LOOPBACK_ORIGINS: [&str; 6] = [
     "https://127.0.0.1:*",
     "https://[::1]:*",
 ];
-/// Memory for the head of a request.
-const HEAD_BYTES: usize = 64 << 10;
-/// Retry interval after a connection could not be accepted: most likely there are too many open files.
-const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
-
 /// How clients are served.
 #[derive(Debug, Clone)]
 pub struct HttpOptions {
@@ -98,7 +89,7 @@ pub async fn serve(
     let accepting = async {
         loop {
             // Without a slot: a slot is for who has shown the token.
-            let Some((stream, peer)) = accept_connection(&listener).await else { continue };
+            let Some((stream, peer)) = accept_tcp(&listener).await else { continue };
             let visit = Arc::clone(&lobby).enter(peer);
             connections.spawn(serve_connection(stream, visit, door.clone(), end.clone()));
         }
@@ -132,16 +123,6 @@ fn build_service(desk: &Arc<Desk>, options: &HttpOptions, end: CancellationToken
     StreamableHttpService::new(open, Arc::new(manager), config)
 }
 
-async fn accept_connection(listener: &TcpListener) -> Option<(TcpStream, IpAddr)> {
-    match listener.accept().await {
-        Ok((stream, peer)) => Some((stream, peer.ip())),
-        Err(_) => {
-            tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
-            None
-        }
-    }
-}
-
 /// What every connection is let in by.
 #[derive(Clone)]
 struct GuardedService {
@@ -171,9 +152,7 @@ async fn serve_connection(
             Ok(door.service.handle(request).await)
         }
     });
-    let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEADERS_WITHIN).max_buf_size(HEAD_BYTES);
-    let served = builder.serve_connection(TokioIo::new(stream), answer);
+    let served = build_http1().serve_connection(TokioIo::new(stream), answer);
     tokio::select! {
         // A client that breaks off is no business of ours.
         _ = served => {}

@@ -6,7 +6,7 @@ use std::io;
 
 use sha2::{Digest, Sha256};
 
-use crate::mcp::pending;
+use crate::secret::random_hex;
 
 /// Shortest token: shorter ones can be tried out.
 const MIN_TOKEN_BYTES: usize = 16;
@@ -29,7 +29,7 @@ pub enum TokenError {
 impl Token {
     /// A random token, which cannot be guessed.
     pub fn random() -> io::Result<Self> {
-        pending::handle().map(Self)
+        random_hex().map(Self)
     }
 
     /// The secret in plain text, to be handed to clients.

@@ -14,7 +14,7 @@ const MAX_UNPROVEN_PER_PEER: usize = 128;
 
 /// Connections that have not shown the token yet.
 #[derive(Debug, Default)]
-pub(super) struct Lobby(Mutex<LobbyState>);
+pub(crate) struct Lobby(Mutex<LobbyState>);
 
 #[derive(Debug, Default)]
 struct LobbyState {
@@ -31,7 +31,7 @@ struct WaitingConnection {
 }
 
 /// One connection's time in the lobby; over when it is dropped.
-pub(super) struct Visit {
+pub(crate) struct Visit {
     lobby: Arc<Lobby>,
     number: u64,
     turned_out: CancellationToken,
@@ -43,7 +43,7 @@ impl Lobby {
     }
 
     /// Lets a connection in, and turns another out where there is no room.
-    pub(super) fn enter(self: Arc<Self>, peer: IpAddr) -> Visit {
+    pub(crate) fn enter(self: Arc<Self>, peer: IpAddr) -> Visit {
         let turned_out = CancellationToken::new();
         let mut state = self.lock_state();
         state.make_room(peer);
@@ -72,12 +72,12 @@ impl LobbyState {
 
 impl Visit {
     /// Cancelled when the connection has to make room.
-    pub(super) fn turned_out(&self) -> CancellationToken {
+    pub(crate) fn turned_out(&self) -> CancellationToken {
         self.turned_out.clone()
     }
 
     /// The token was shown. Idempotent.
-    pub(super) fn leave(&self) {
+    pub(crate) fn leave(&self) {
         self.lobby.lock_state().waiting.retain(|one| one.number != self.number);
     }
 }

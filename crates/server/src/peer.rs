@@ -1,4 +1,4 @@
-//! Who is at the other end of a supervisor's socket. The directory of sockets lets no other user in, and
+//! The peer of a Unix socket on which a supervisor or the daemon listens. The directory of sockets lets no other user in, and
 //! no guest is shown it (C-06); this is the wall behind that one: a process in namespaces of its own is a
 //! guest, under any user id.
 

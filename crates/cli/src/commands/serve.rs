@@ -1,0 +1,128 @@
+//! `stockade serve`: the HTTP API, on a socket of this user and, for holders of tokens, on TCP of this machine.
+//! When this returns, no sandbox of it is left.
+
+use std::net::SocketAddr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddress, UnixDatagram};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+use stockade_core::{BackendChoice, Error, ErrorCode, Result};
+use stockade_engine::StateDir;
+use stockade_server::api::{Api, ApiDoors, ApiOptions, ApiServer, ApiSocket, TokenStore};
+use tokio::net::TcpListener;
+
+use crate::config::Settings;
+use crate::registry;
+use crate::terminal::interrupts::{self, Interrupts};
+use crate::terminal::printer::Printer;
+
+const SERVE_OPERATION: &str = "serve";
+const LISTEN_FLAG: &str = "--listen";
+/// Timeout for taking everything down; a second signal ends it at once.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Whom to serve.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Listen on this loopback address too, for holders of tokens (`stockade token new`). Port 0 takes a free one.
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<SocketAddr>,
+    /// Accept this name in `Host` headers too, such as that of a TLS proxy in front; may be given several times.
+    #[arg(long = "allow-host", value_name = "NAME", requires = "listen")]
+    hosts: Vec<String>,
+    /// Maximum number of sandboxes at once, of all tenants together.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
+    max_sandboxes: u16,
+}
+
+/// Serves until a signal ends it.
+pub async fn serve(args: ServeArgs, printer: &Printer) -> Result<i32> {
+    let settings = Settings::load(None, printer)?;
+    let state = StateDir::open(settings.state_dir()?)?;
+    let tokens = Arc::new(TokenStore::open(&state)?);
+    if let Some(address) = args.listen {
+        check_listen(address, &tokens)?;
+    }
+    let socket = ApiSocket::claim(&state)?;
+    let tcp = match args.listen {
+        Some(address) => Some(bind_tcp(address).await?),
+        None => None,
+    };
+    let mut interrupts = Interrupts::listen()?;
+    let choice = settings.backend.clone().unwrap_or_default();
+    let api = match interrupts.unless(open_api(&settings, &choice, &args)).await {
+        Ok(api) => api?,
+        Err(signal) => return Ok(interrupts::exit_code(signal)),
+    };
+    let address = tcp.as_ref().and_then(|tcp| tcp.local_addr().ok());
+    let doors = ApiDoors { socket: socket.bind()?, tcp, hosts: args.hosts };
+    let server = ApiServer::start(api, doors, tokens);
+    announce(&socket, address, printer);
+    notify_ready();
+    interrupts.next().await;
+    // What does not end by itself ends with this process: none of it is detached.
+    match interrupts.unless(tokio::time::timeout(SHUTDOWN_TIMEOUT, server.stop())).await {
+        Ok(stopped) => stopped.map_err(|_| too_long())?.map(|()| 0),
+        Err(signal) => Ok(interrupts::exit_code(signal)),
+    }
+}
+
+async fn open_api(settings: &Settings, choice: &BackendChoice, args: &ServeArgs) -> Result<Api> {
+    let engine = registry::serving_engine(settings, choice).await?;
+    let max_sandboxes = usize::from(args.max_sandboxes);
+    Ok(Api::new(engine, ApiOptions { configured: settings.spec(), max_sandboxes }))
+}
+
+/// Fails where other machines could reach the address, or no client could use it.
+fn check_listen(address: SocketAddr, tokens: &TokenStore) -> Result<()> {
+    if !address.ip().is_loopback() {
+        let message = format!("other machines could reach {address}, and traffic is not encrypted");
+        return Err(Error::new(ErrorCode::Invalid, LISTEN_FLAG, message).remedy(
+            "listen on 127.0.0.1, and put a TLS proxy in front or use ssh -L from the other machine",
+        ));
+    }
+    if tokens.list()?.is_empty() {
+        let message = "there is no token, and over TCP each request needs one";
+        return Err(Error::new(ErrorCode::Invalid, LISTEN_FLAG, message)
+            .remedy("make one with `stockade token new NAME`, or use the socket alone"));
+    }
+    Ok(())
+}
+
+async fn bind_tcp(address: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|error| {
+        let message = format!("cannot listen on {address}");
+        Error::new(ErrorCode::Invalid, LISTEN_FLAG, message).source(error)
+    })
+}
+
+fn announce(socket: &ApiSocket, address: Option<SocketAddr>, printer: &Printer) {
+    let path = socket.path();
+    let url = address.map(|address| format!("http://{address}"));
+    if printer.is_json() {
+        return printer.json(&json!({ "socket": path, "url": url }));
+    }
+    let url = url.map(|url| format!("url    {url}\n")).unwrap_or_default();
+    printer.data(&format!("socket {}\n{url}", path.display()));
+}
+
+/// Tells systemd that clients can come, where it has started this.
+fn notify_ready() {
+    let Ok(path) = std::env::var("NOTIFY_SOCKET") else { return };
+    let address = match path.strip_prefix('@') {
+        Some(name) => UnixAddress::from_abstract_name(name),
+        None => UnixAddress::from_pathname(&path),
+    };
+    // Nobody is there to be told where this fails.
+    let _ = address
+        .and_then(|address| UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address).map(drop));
+}
+
+fn too_long() -> Error {
+    let message = format!("its sandboxes did not end within {} s", SHUTDOWN_TIMEOUT.as_secs());
+    Error::new(ErrorCode::LeftBehind, SERVE_OPERATION, message)
+        .remedy("`stockade ps` shows what is left, and `stockade kill` ends it")
+}

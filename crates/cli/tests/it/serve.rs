@@ -1,0 +1,260 @@
+//! `stockade serve` on its socket: what its own user can do, that a client may go and come back, and that nothing
+//! is left when it ends.
+
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+
+use serde_json::json;
+
+use crate::common::api::ApiDaemon;
+use crate::common::lasting::eventually;
+use crate::common::{CliPlace, finish};
+
+/// Echoes one line of its input between two of its own.
+const ECHO_COMMAND: &str =
+    r#"{"run": {"shell": "echo one; read line; echo got $line; exit 3"}, "stdin": "stream"}"#;
+
+#[test]
+fn a_client_that_comes_back_reads_on_and_learns_the_end() {
+    let daemon = ApiDaemon::start();
+    let sandbox = daemon.create(r#"{"labels": {"a": "b"}}"#);
+    let job = daemon.exec(&sandbox, ECHO_COMMAND);
+    let first = daemon.events(&job, &[]).next().unwrap();
+    assert_eq!((&*first.kind, &first.data), ("stdout", &json!({"text": "one\n"})));
+    // The connection is gone; the program is not.
+    let running = daemon.ask("GET", &format!("/v1/executions/{job}"), b"").json();
+    assert_eq!(running["state"], "running");
+    let input = daemon.ask("POST", &format!("/v1/executions/{job}/input?end=true"), b"it\n");
+    assert_eq!(input.status, 204);
+    let last = format!("Last-Event-ID: {}", first.id);
+    for _ in 0..2 {
+        let rest: Vec<_> = daemon.events(&job, &[&last]).collect();
+        let kinds: Vec<_> = rest.iter().map(|event| &*event.kind).collect();
+        assert_eq!(kinds, ["stdout", "exit"]);
+        assert_eq!(rest[0].data, json!({"text": "got it\n"}));
+        assert_eq!(rest[1].data["exitCode"], 3);
+    }
+    let ended = daemon.ask("GET", &format!("/v1/executions/{job}"), b"").json();
+    assert_eq!((&ended["state"], &ended["outcome"]["exitCode"]), (&json!("ended"), &json!(3)));
+    let record = daemon.ask("GET", &format!("/v1/jobs/{job}"), b"").json();
+    assert_eq!(record["started"]["event"]["sandbox"], json!(sandbox));
+    let listed = daemon.ask("GET", &format!("/v1/sandboxes/{sandbox}/executions"), b"").json();
+    assert_eq!(listed["executions"][0]["id"], json!(job));
+    let (place, done) = daemon.end();
+    done.code_is(0);
+    place.assert_nothing_is_left();
+}
+
+#[test]
+fn sandboxes_are_listed_by_label_state_and_page_and_deleted() {
+    let daemon = ApiDaemon::start();
+    let one = daemon.create(r#"{"labels": {"kind": "x"}}"#);
+    let other = daemon.create(r#"{"labels": {"kind": "y"}}"#);
+    let ids = |query: &str| {
+        let page = daemon.ask("GET", &format!("/v1/sandboxes{query}"), b"").json();
+        let ids = page["sandboxes"].as_array().unwrap().iter().map(|one| one["id"].clone());
+        (ids.collect::<Vec<_>>(), page["next"].clone())
+    };
+    assert_eq!(ids("?label=kind=x").0, [json!(one)]);
+    assert_eq!(ids("?label=kind&state=running").0.len(), 2);
+    assert_eq!(ids("?label=none").0.len(), 0);
+    let (first, next) = ids("?limit=1");
+    assert_eq!(first, [next.clone()]);
+    let (second, end) = ids(&format!("?limit=1&after={}", next.as_str().unwrap()));
+    assert!(end.is_null() && second != first, "{second:?}");
+    assert_eq!(daemon.ask("DELETE", &format!("/v1/sandboxes/{one}"), b"").status, 204);
+    daemon.ask("GET", &format!("/v1/sandboxes/{one}"), b"").is_error(404, "not-found");
+    daemon.ask("DELETE", &format!("/v1/sandboxes/{one}"), b"").is_error(404, "not-found");
+    assert_eq!(ids("").0, [json!(other)]);
+    // One that another process ends is said to have ended.
+    daemon.place.stockade(&["kill", &other]).code_is(0);
+    eventually("it is said to have ended", || ids("?state=ended").0 == [json!(other)]);
+}
+
+#[test]
+fn the_same_key_makes_one_sandbox() {
+    let daemon = ApiDaemon::start();
+    let create = |key: &str, body: &[u8]| {
+        let key = format!("Idempotency-Key: {key}");
+        daemon.ask_with("POST", "/v1/sandboxes", &[&key], body)
+    };
+    let id = create("k1", b"{}").id(201);
+    assert_eq!(create("k1", b"{}").id(201), id);
+    assert_ne!(create("k2", b"{}").id(201), id);
+    create("k1", br#"{"spec": {}}"#).is_error(409, "conflict");
+    create("", b"{}").is_error(400, "invalid");
+    let all = daemon.ask("GET", "/v1/sandboxes", b"").json();
+    assert_eq!(all["sandboxes"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn files_go_in_and_out() {
+    let daemon = ApiDaemon::start();
+    let files = format!("/v1/sandboxes/{}/files", daemon.create("{}"));
+    // More than one piece of a transfer.
+    let content: Vec<u8> = (0..3_000_000u32).map(|at| (at % 251) as u8).collect();
+    let put = daemon.ask("PUT", &format!("{files}?path=dir/big&mode=640"), &content);
+    put.is_error(404, "not-found");
+    let made = daemon.ask("POST", &format!("{files}/directory"), br#"{"path": "dir"}"#);
+    assert_eq!(made.status, 204);
+    let put = daemon.ask("PUT", &format!("{files}?path=dir/big&mode=640"), &content);
+    assert_eq!((put.status, &put.json()["size"]), (200, &json!(3_000_000)), "{put:?}");
+    let got = daemon.ask("GET", &format!("{files}?path=dir/big"), b"");
+    assert!(got.head.contains("content-length: 3000000"), "{}", got.head);
+    assert_eq!((got.status, got.body == content), (200, true));
+    assert_eq!(daemon.ask("PUT", &format!("{files}?path=empty"), b"").status, 200);
+    assert_eq!(daemon.ask("GET", &format!("{files}?path=empty"), b"").body, b"");
+    let moved =
+        daemon.ask("POST", &format!("{files}/move"), br#"{"from": "empty", "to": "dir/e"}"#);
+    assert_eq!(moved.status, 204);
+    let listed = daemon.ask("GET", &format!("{files}/list?path=dir"), b"").json();
+    let names: Vec<_> = listed["entries"].as_array().unwrap().iter().map(|e| &e["name"]).collect();
+    assert_eq!(names, ["big", "e"]);
+    let stat = daemon.ask("GET", &format!("{files}/stat?path=dir/big"), b"").json();
+    assert_eq!((&stat["kind"], &stat["mode"]), (&json!("file"), &json!(0o640)));
+    assert_eq!(daemon.ask("DELETE", &format!("{files}?path=dir"), b"").status, 204);
+    daemon.ask("GET", &format!("{files}?path=dir/big"), b"").is_error(404, "not-found");
+    for path in ["..%2f..%2fetc%2fpasswd", "../x", "", "a%00b"] {
+        let reply = daemon.ask("GET", &format!("{files}?path={path}"), b"");
+        assert_eq!(reply.status, 400, "{path}: {reply:?}");
+    }
+}
+
+#[test]
+fn programs_are_signalled_and_cancelled() {
+    let daemon = ApiDaemon::start();
+    let sandbox = daemon.create("{}");
+    let trap =
+        r#"{"run": {"shell": "trap 'exit 7' TERM; echo ready; while :; do sleep 0.1; done"}}"#;
+    let job = daemon.exec(&sandbox, trap);
+    assert_eq!(daemon.events(&job, &[]).next().unwrap().kind, "stdout");
+    let path = format!("/v1/executions/{job}/signal");
+    daemon.ask("POST", &path, br#"{"signal": "NONE"}"#).is_error(400, "invalid");
+    assert_eq!(daemon.ask("POST", &path, br#"{"signal": "TERM"}"#).status, 204);
+    assert_eq!(daemon.events(&job, &[]).last().unwrap().data["exitCode"], 7);
+    let job = daemon.exec(&sandbox, r#"{"run": {"program": ["sleep", "1000"]}}"#);
+    assert_eq!(daemon.ask("POST", &format!("/v1/executions/{job}/cancel"), b"").status, 200);
+    assert_eq!(daemon.events(&job, &[]).last().unwrap().data["ending"], "cancelled");
+    let job = daemon.exec(&sandbox, r#"{"run": {"program": ["/nowhere"]}}"#);
+    assert_eq!(daemon.events(&job, &[]).last().unwrap().data["ending"], "start-failed");
+}
+
+#[test]
+fn a_snapshot_brings_files_back_and_begins_another_sandbox() {
+    let daemon = ApiDaemon::start();
+    let sandbox = daemon.create("{}");
+    let files = format!("/v1/sandboxes/{sandbox}/files?path=note");
+    assert_eq!(daemon.ask("PUT", &files, b"before").status, 200);
+    let snapshot = daemon.ask("POST", &format!("/v1/sandboxes/{sandbox}/snapshots"), b"").id(201);
+    assert_eq!(daemon.ask("PUT", &files, b"after").status, 200);
+    let choice = json!({ "snapshot": snapshot }).to_string();
+    let restored =
+        daemon.ask("POST", &format!("/v1/sandboxes/{sandbox}/restore"), choice.as_bytes());
+    assert_eq!((restored.status, daemon.ask("GET", &files, b"").body), (200, b"before".to_vec()));
+    let from = json!({ "from": snapshot }).to_string();
+    let copy = daemon.ask("POST", "/v1/sandboxes", from.as_bytes()).id(201);
+    let copied = daemon.ask("GET", &format!("/v1/sandboxes/{copy}/files?path=note"), b"");
+    assert_eq!(copied.body, b"before");
+    let forked = daemon.ask("POST", &format!("/v1/sandboxes/{sandbox}/fork"), br#"{"count": 2}"#);
+    assert_eq!(forked.json()["sandboxes"].as_array().unwrap().len(), 2);
+    assert_eq!(daemon.ask("DELETE", &format!("/v1/snapshots/{snapshot}"), b"").status, 204);
+    daemon.ask("GET", &format!("/v1/snapshots/{snapshot}"), b"").is_error(404, "not-found");
+    let (place, done) = daemon.end();
+    done.code_is(0);
+    place.assert_nothing_is_left();
+}
+
+#[test]
+fn when_it_ends_readers_learn_the_end_and_nothing_is_left() {
+    let daemon = ApiDaemon::start();
+    let sandbox = daemon.create("{}");
+    let job = daemon.exec(&sandbox, r#"{"run": {"shell": "echo ready; sleep 1000"}}"#);
+    let mut events = daemon.events(&job, &[]);
+    assert_eq!(events.next().unwrap().kind, "stdout");
+    let socket = daemon.socket.clone();
+    let seen = std::fs::symlink_metadata(&socket).unwrap();
+    assert!(seen.file_type().is_socket() && seen.mode() & 0o777 == 0o600);
+    daemon.ask_to_end();
+    assert_eq!(events.last().unwrap().data["ending"], "cancelled");
+    let (place, done) = daemon.end();
+    done.code_is(0);
+    assert!(!socket.exists());
+    place.assert_nothing_is_left();
+}
+
+#[test]
+fn a_second_daemon_is_told_where_the_first_is_and_a_killed_one_is_replaced() {
+    let daemon = ApiDaemon::start();
+    let socket = daemon.socket.display().to_string();
+    let second = finish(daemon.place.command(&["serve"]));
+    second.is_refused(&["runs already", &socket, "STOCKADE_STATE_DIR"]);
+    assert_eq!(daemon.ask("GET", "/v1/health", b"").status, 200);
+    let id = daemon.create("{}");
+    let daemon = ApiDaemon::start_in(daemon.kill(), &[]);
+    assert_eq!(daemon.ask("GET", "/v1/sandboxes", b"").json()["sandboxes"], json!([]));
+    daemon.ask("GET", &format!("/v1/sandboxes/{id}"), b"").is_error(404, "not-found");
+    let (place, done) = daemon.end();
+    done.code_is(0);
+    place.assert_nothing_is_left();
+}
+
+#[test]
+fn bad_requests_are_refused_in_one_shape() {
+    let daemon = ApiDaemon::start();
+    let sandbox = daemon.create("{}");
+    let executions = format!("/v1/sandboxes/{sandbox}/executions");
+    for (path, body, status, code) in [
+        ("/v1/sandboxes", "not json", 400, "invalid"),
+        ("/v1/sandboxes", "[]", 400, "invalid"),
+        ("/v1/sandboxes", r#"{"spec": {"netwrok": "none"}}"#, 400, "invalid"),
+        ("/v1/sandboxes", r#"{"spec": {"backend": "brick"}}"#, 404, "not-found"),
+        ("/v1/sandboxes", r#"{"from": "none"}"#, 404, "not-found"),
+        (&executions, "", 400, "invalid"),
+        (&executions, r#"{"run": {"program": []}}"#, 400, "invalid"),
+        (&executions, r#"{"run": {"shell": "true"}, "timeout": "1s"}"#, 400, "invalid"),
+        ("/v1/nothing", "", 404, "not-found"),
+        ("/v1/health", "", 405, "method-not-allowed"),
+    ] {
+        let reply = daemon.ask("POST", path, body.as_bytes());
+        assert_eq!(reply.status, status, "{path} {body}: {reply:?}");
+        reply.is_error(status, code);
+    }
+    let large = vec![b' '; 2 << 20];
+    daemon.ask("POST", "/v1/sandboxes", &large).is_error(413, "too-large");
+    assert_eq!(daemon.ask("GET", "/v1/health", b"").status, 200);
+}
+
+#[test]
+fn heads_that_are_too_long_or_can_be_read_in_two_ways_are_refused() {
+    let daemon = ApiDaemon::start();
+    let two_hosts = daemon.ask_with("GET", "/v1/health", &["Host: localhost"], b"");
+    two_hosts.is_error(400, "invalid");
+    daemon.ask("GET", "http://evil.example/v1/health", b"").is_error(400, "invalid");
+    let mut stream = daemon.connect();
+    // The server answers before it has read everything.
+    let _ = write!(stream, "GET /v1/health HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(256 << 10));
+    let mut answer = String::new();
+    let _ = stream.read_to_string(&mut answer);
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
+    assert_eq!(daemon.ask("GET", "/v1/health", b"").status, 200);
+}
+
+#[test]
+fn the_sockets_own_user_names_paths_of_the_host() {
+    let daemon = ApiDaemon::start();
+    daemon.place.write("hello", "from the host");
+    let local = json!({ "workspace": { "local": daemon.place.workspace() } }).to_string();
+    let sandbox = daemon.create(&local);
+    let hello = daemon.ask("GET", &format!("/v1/sandboxes/{sandbox}/files?path=hello"), b"");
+    assert_eq!(hello.body, b"from the host");
+}
+
+#[test]
+fn addresses_that_others_reach_and_listening_without_tokens_are_refused() {
+    let place = CliPlace::new();
+    let remote = place.stockade(&["serve", "--listen", "0.0.0.0:0"]);
+    remote.is_refused(&["0.0.0.0", "TLS proxy", "ssh -L"]);
+    place.stockade(&["serve", "--listen", "127.0.0.1:0"]).is_refused(&["stockade token new"]);
+    place.stockade(&["serve", "--listen", "nowhere"]).is_refused(&["--listen"]);
+    place.stockade(&["serve", "--max-sandboxes", "0"]).is_refused(&["--max-sandboxes"]);
+}

@@ -1,0 +1,195 @@
+//! One connection: who is at its other end, and whether what it says is let in. Checked before anything of a
+//! body is read, and before it is known which route is meant.
+
+use std::convert::Infallible;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use axum::{Error as AxumError, Router};
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, HOST, ORIGIN};
+use http::{HeaderName, Method, Request};
+use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use stockade_core::ErrorCode;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+use tower_service::Service as _;
+
+use super::caller::ApiCaller;
+use super::failure::ApiFailure;
+use super::state::Api;
+use super::tokens::TokenStore;
+use crate::http::{
+    Visit, build_http1, find_bearer_token, is_plain, names_loopback, names_loopback_origin,
+};
+
+const HEALTH_PATH: &str = "/v1/health";
+
+/// Where a connection came in.
+#[derive(Clone)]
+pub(crate) enum ApiDoor {
+    /// The socket: its peer is the daemon's own user.
+    Socket,
+    /// TCP: its peer may be anybody.
+    Tcp(Arc<TcpDoor>),
+}
+
+/// A connection that came in by TCP.
+pub(crate) struct TcpDoor {
+    pub visit: Visit,
+    /// Held from the first request with a token on.
+    pub slot: OnceCell<Result<OwnedSemaphorePermit, tokio::sync::AcquireError>>,
+}
+
+/// What every connection is served with.
+#[derive(Clone)]
+pub(crate) struct ApiService {
+    pub api: Api,
+    pub router: Router,
+    pub tokens: Arc<TokenStore>,
+    /// Names of this server beside the loopback ones.
+    pub hosts: Arc<[String]>,
+    /// Connections at once by TCP that have shown a token.
+    pub slots: Arc<Semaphore>,
+    /// The daemon ends: what is being answered is finished.
+    pub closing: CancellationToken,
+    /// Nothing is answered any more.
+    pub ended: CancellationToken,
+}
+
+impl ApiService {
+    /// Serves a connection to its end.
+    pub(crate) async fn serve<S>(self, stream: S, door: ApiDoor)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (closing, ended) = (self.closing.clone(), self.ended.clone());
+        let turned_out = match &door {
+            ApiDoor::Socket => CancellationToken::new(),
+            ApiDoor::Tcp(door) => door.visit.turned_out(),
+        };
+        let answer = service_fn(move |request: Request<Incoming>| {
+            let (service, door) = (self.clone(), door.clone());
+            async move { Ok::<_, Infallible>(service.answer(request, &door).await) }
+        });
+        let mut served = pin!(build_http1().serve_connection(TokioIo::new(stream), answer));
+        tokio::select! {
+            // A client that breaks off is no business of ours.
+            _ = served.as_mut() => return,
+            () = turned_out.cancelled() => return,
+            () = closing.cancelled() => served.as_mut().graceful_shutdown(),
+        }
+        tokio::select! {
+            _ = served => {}
+            () = ended.cancelled() => {}
+        }
+    }
+
+    async fn answer(self, request: Request<Incoming>, door: &ApiDoor) -> Response {
+        let api = self.api.clone();
+        let answered = self.let_in(request, door).await;
+        let response = answered.unwrap_or_else(IntoResponse::into_response);
+        api.counters.count(response.status());
+        response
+    }
+
+    async fn let_in(
+        mut self,
+        mut request: Request<Incoming>,
+        door: &ApiDoor,
+    ) -> Result<Response, ApiFailure> {
+        let caller = self.find_caller(&request, door)?;
+        if let (ApiDoor::Tcp(door), ApiCaller::Holder(_)) = (door, &caller) {
+            door.visit.leave();
+            let waiting = || Arc::clone(&self.slots).acquire_owned();
+            door.slot.get_or_init(waiting).await;
+        }
+        let held = self.api.reserve_request(&caller)?;
+        request.extensions_mut().insert(caller);
+        let Ok(response) = self.router.call(request).await;
+        Ok(response.map(|body| Body::new(HeldBody { body, _held: held })))
+    }
+
+    fn find_caller<B>(
+        &self,
+        request: &Request<B>,
+        door: &ApiDoor,
+    ) -> Result<ApiCaller, ApiFailure> {
+        if !is_plain(request) {
+            let message = "the request does not say in one way only whom it is for";
+            return Err(ApiFailure::new(ErrorCode::Invalid, message)
+                .remedy("send one `Host` header, and only the path in the request line")
+                .last());
+        }
+        let given = request.headers().contains_key(AUTHORIZATION);
+        match door {
+            // A token counts here too: a proxy of this user passes on what others may do.
+            ApiDoor::Socket if !given => Ok(ApiCaller::OwnUser),
+            ApiDoor::Socket => self.authenticate(request),
+            ApiDoor::Tcp(_) => {
+                self.check_host_and_origin(request)?;
+                let health = request.method() == Method::GET && request.uri().path() == HEALTH_PATH;
+                if health && !given { Ok(ApiCaller::Unknown) } else { self.authenticate(request) }
+            }
+        }
+    }
+
+    fn authenticate<B>(&self, request: &Request<B>) -> Result<ApiCaller, ApiFailure> {
+        let token = find_bearer_token(request).ok_or_else(ApiFailure::unauthorized)?;
+        match self.tokens.authenticate(token)? {
+            Some(token) => Ok(ApiCaller::Holder(token)),
+            None => Err(ApiFailure::unauthorized()),
+        }
+    }
+
+    /// Fails where a page of another site can have sent the request: by a name that was made to resolve to
+    /// this machine, or across sites.
+    fn check_host_and_origin<B>(&self, request: &Request<B>) -> Result<(), ApiFailure> {
+        let header = |name: HeaderName| {
+            request.headers().get(name).map(|value| value.to_str().unwrap_or(""))
+        };
+        if !header(HOST).is_some_and(|host| names_loopback(host, &self.hosts)) {
+            let message = "the `Host` of the request is not a name of this server";
+            return Err(ApiFailure::new(ErrorCode::Denied, message)
+                .remedy("use 127.0.0.1 or localhost, or start the daemon with --allow-host NAME")
+                .last());
+        }
+        if !header(ORIGIN).is_none_or(|origin| names_loopback_origin(origin, &self.hosts)) {
+            let message = "the request comes from a page of another site";
+            return Err(ApiFailure::new(ErrorCode::Denied, message).last());
+        }
+        Ok(())
+    }
+}
+
+/// A body that holds the room of its request until it is sent.
+struct HeldBody {
+    body: Body,
+    _held: Option<OwnedSemaphorePermit>,
+}
+
+impl hyper::body::Body for HeldBody {
+    type Data = Bytes;
+    type Error = AxumError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, AxumError>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

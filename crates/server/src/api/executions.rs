@@ -1,0 +1,164 @@
+//! Executions: started in a sandbox, listed, looked at, fed, signalled and cancelled. One outlives the
+//! connection that started it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::State;
+use http::HeaderMap;
+use serde::Deserialize;
+use serde_json::json;
+use stockade_core::{Command, ErrorCode, JobId, SandboxId, Signal, TerminalSize};
+
+use super::answer::{ApiAnswer, answer_created, answer_done, answer_ok};
+use super::body::{parse_json, read_body, read_json};
+use super::caller::ApiCaller;
+use super::failure::ApiFailure;
+use super::held::HeldSandbox;
+use super::idempotency::RequestKey;
+use super::query::{ApiQuery, PathId};
+use super::state::Api;
+
+/// Timeout for what is told to a program: one that does not read its input is not waited for longer.
+const CONTROL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Which signal.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SentSignal {
+    /// Its name, with or without `SIG`.
+    signal: String,
+}
+
+/// What comes with input.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct InputQuery {
+    /// Whether no more follows.
+    end: bool,
+}
+
+/// `POST /v1/sandboxes/{id}/executions`
+pub(crate) async fn start_execution(
+    State(api): State<Api>,
+    Extension(caller): Extension<ApiCaller>,
+    PathId(id): PathId<SandboxId>,
+    headers: HeaderMap,
+    body: Body,
+) -> ApiAnswer {
+    let held = api.sandbox(&caller, &id)?;
+    let body = read_body(body).await?;
+    let key = RequestKey::of(&headers, &caller, &format!("executions of {id}"), &body)?;
+    let starting = api.started.run_once(key, start_in_sandbox(&api, held, &body));
+    let job = api.make(starting).await?;
+    answer_created(format!("/v1/executions/{job}"), &api.execution(&caller, &job)?.view())
+}
+
+async fn start_in_sandbox(
+    api: &Api,
+    held: Arc<HeldSandbox>,
+    body: &[u8],
+) -> Result<JobId, ApiFailure> {
+    let command: Command = parse_json(body)?;
+    let room = api.reserve_execution(&held)?;
+    let watcher = api.engine.exec(&held.id, command).await?.detach();
+    let job = watcher.job().clone();
+    api.hold_execution(watcher, held.spec.tenant.clone(), room);
+    Ok(job)
+}
+
+/// `GET /v1/sandboxes/{id}/executions`
+pub(crate) async fn list_executions(
+    State(api): State<Api>,
+    Extension(caller): Extension<ApiCaller>,
+    PathId(id): PathId<SandboxId>,
+) -> ApiAnswer {
+    api.sandbox(&caller, &id)?;
+    let held = api.executions_of(&id);
+    let views: Vec<_> = held.iter().map(|held| held.view()).collect();
+    answer_ok(&json!({ "executions": views }))
+}
+
+/// `GET /v1/executions/{id}`
+pub(crate) async fn get_execution(
+    State(api): State<Api>,
+    Extension(caller): Extension<ApiCaller>,
+    PathId(job): PathId<JobId>,
+) -> ApiAnswer {
+    answer_ok(&api.execution(&caller, &job)?.view())
+}
+
+/// `POST /v1/executions/{id}/input`
+pub(crate) async fn send_input(
+    State(api): State<Api>,
+    Extension(caller): Extension<ApiCaller>,
+    PathId(job): PathId<JobId>,
+    ApiQuery(query): ApiQuery<InputQuery>,
+    body: Body,
+) -> ApiAnswer {
+    let held = api.execution(&caller, &job)?;
+    let data = read_body(body).await?;
+    within_control_timeout(async {
+        if !data.is_empty() {
+            held.watcher.write_stdin(data).await?;
+        }
+        if query.end { held.watcher.close_stdin().await } else { Ok(()) }
+    })
+    .await
+}
+
+/// `POST /v1/executions/{id}/signal`
+pub(crate) async fn send_signal(
+    State(api): State<Api>,
+    Extension(caller): Extension<ApiCaller>,
+    PathId(job): PathId<JobId>,
+    body: Body,
+) -> ApiAnswer {
+    let held = api.execution(&caller, &job)?;
+    let SentSignal { signal } = read_json(body).await?;
+    let signal = Signal::from_name(&signal).ok_or_else(|| {
+        ApiFailure::new(ErrorCode::Invalid, "`signal` is not the name of a signal")
+            .remedy("send one such as `TERM`, `INT` or `KILL`")
+    })?;
+    within_control_timeout(held.watcher.signal(signal)).await
+}
+
+/// `POST /v1/executions/{id}/resize`
+pub(crate) async fn resize_terminal(
+    State(api): State<Api>,
+    Extension(caller): Extension<ApiCaller>,
+    PathId(job): PathId<JobId>,
+    body: Body,
+) -> ApiAnswer {
+    let held = api.execution(&caller, &job)?;
+    let size: TerminalSize = read_json(body).await?;
+    within_control_timeout(held.watcher.resize(size)).await
+}
+
+/// `POST /v1/executions/{id}/cancel`
+pub(crate) async fn cancel_execution(
+    State(api): State<Api>,
+    Extension(caller): Extension<ApiCaller>,
+    PathId(job): PathId<JobId>,
+) -> ApiAnswer {
+    let held = api.execution(&caller, &job)?;
+    held.watcher.cancel();
+    // Its end follows: the stream of events tells it.
+    answer_ok(&held.view())
+}
+
+async fn within_control_timeout(
+    work: impl Future<Output = stockade_core::Result<()>>,
+) -> ApiAnswer {
+    match tokio::time::timeout(CONTROL_TIMEOUT, work).await {
+        Ok(done) => done?,
+        Err(_) => {
+            let message = "the program did not take it in time";
+            return Err(ApiFailure::new(ErrorCode::TooSlow, message)
+                .remedy("send less input at once, or wait until the program reads"));
+        }
+    }
+    answer_done()
+}

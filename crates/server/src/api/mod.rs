@@ -1,0 +1,35 @@
+//! The HTTP API under `/v1`: sandboxes, executions, files, snapshots and jobs, as `openapi.json` describes
+//! them. Every handler is a thin translation to the engine. What a caller may see and name is checked here:
+//! the socket's own user everything, the holder of a token what belongs to its tenant (C-05).
+//!
+//! Everything a client can feed has a bound: heads, bodies, connections, requests and executions at once,
+//! executions and idempotency keys that are remembered.
+
+mod answer;
+mod backends;
+mod body;
+mod caller;
+mod connection;
+mod events;
+mod executions;
+mod failure;
+mod files;
+mod held;
+mod idempotency;
+mod jobs;
+mod metrics;
+mod openapi;
+mod query;
+mod routes;
+mod sandboxes;
+mod server;
+mod snapshots;
+mod socket;
+mod spec;
+mod state;
+mod tokens;
+
+pub use server::{ApiDoors, ApiServer};
+pub use socket::ApiSocket;
+pub use state::{Api, ApiOptions};
+pub use tokens::{TokenRecord, TokenRight, TokenStore};

@@ -1,0 +1,224 @@
+//! Sandboxes: made, listed, looked at, paused, copied and destroyed.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::State;
+use http::HeaderMap;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use stockade_core::{ErrorCode, SandboxId, SnapshotId};
+use stockade_engine::{SandboxRequest, spec_of_a_copy};
+
+use super::answer::{ApiAnswer, answer_created, answer_done, answer_ok};
+use super::body::{parse_json, read_body, read_json};
+use super::caller::ApiCaller;
+use super::failure::ApiFailure;
+use super::held::{HeldSandbox, SandboxState};
+use super::idempotency::RequestKey;
+use super::query::{ApiQuery, PathId, page_length};
+use super::snapshots::find_snapshot;
+use super::spec::build_spec;
+use super::state::Api;
+
+/// Path of the collection.
+const SANDBOXES_PATH: &str = "/v1/sandboxes";
+/// Timeout for stopping every process of a sandbox where it is, and for continuing it.
+const PAUSE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Copies of one request.
+const MAX_COPIES_PER_REQUEST: usize = 16;
+
+/// What a sandbox is to be.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct NewSandbox {
+    /// The spec, over what is configured.
+    spec: Map<String, Value>,
+    /// The snapshot that it starts with.
+    from: Option<SnapshotId>,
+}
+
+/// Which sandboxes, and which page of them.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct SandboxQuery {
+    /// `KEY` or `KEY=VALUE`, several separated by commas.
+    label: Option<String>,
+    state: Option<SandboxState>,
+    /// The last id of the page before.
+    after: Option<SandboxId>,
+    limit: Option<usize>,
+}
+
+/// How many copies.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct NewCopies {
+    count: usize,
+}
+
+impl Default for NewCopies {
+    fn default() -> Self {
+        Self { count: 1 }
+    }
+}
+
+/// `POST /v1/sandboxes`
+pub(crate) async fn create_sandbox(
+    State(api): State<Api>,
+    Extension(caller): Extension<ApiCaller>,
+    headers: HeaderMap,
+    body: Body,
+) -> ApiAnswer {
+    let body = read_body(body).await?;
+    let key = RequestKey::of(&headers, &caller, SANDBOXES_PATH, &body)?;
+    let making = api.created.run_once(key, make_sandbox(&api, &caller, &body));
+    let id = api.make(making).await?;
+    let held = api.sandbox(&caller, &id)?;
+    answer_created(format!("{SANDBOXES_PATH}/{id}"), &held.view(&api.engine))
+}
+
+async fn make_sandbox(api: &Api, caller: &ApiCaller, body: &[u8]) -> Result<SandboxId, ApiFailure> {
+    let NewSandbox { spec, from } = parse_json(body)?;
+    let spec = build_spec(&api.configured, spec, caller)?;
+    if let Some(from) = &from {
+        find_snapshot(api, caller, from).await?;
+    }
+    let slot = api.reserve_sandbox().await?;
+    let request = SandboxRequest { spec: spec.clone(), workspace: None, from };
+    let id = api.engine.create(request).await?;
+    // Nothing is waited for from here on: the sandbox is held, or was never made.
+    api.hold_sandbox(id.clone(), spec, slot)?;
+    Ok(id)
+}
+
+/// `GET /v1/sandboxes`
+pub(crate) async fn list_sandboxes(
+    State(api): State<Api>,
+    Extension(caller): Extension<ApiCaller>,
+    ApiQuery(query): ApiQuery<SandboxQuery>,
+) -> ApiAnswer {
+    let all = api.sandboxes(&caller);
+    let mut fitting = all.iter().filter(|held| query.admits(held, held.state(&api.engine)));
+    let page: Vec<_> = fitting.by_ref().take(page_length(query.limit)).collect();
+    let next = page.last().filter(|_| fitting.next().is_some()).map(|held| &held.id);
+    let views: Vec<_> = page.iter().map(|held| held.view(&api.engine)).collect();
+    answer_ok(&json!({ "sandboxes": views, "next": next }))
+}
+
+impl SandboxQuery {
+    fn admits(&self, held: &HeldSandbox, state: SandboxState) -> bool {
+        let mut labels = self.label.iter().flat_map(|labels| labels.split(','));
+        let labelled = |wanted: &str| match wanted.split_once('=') {
+            Some((key, value)) => held.spec.labels.get(key).is_some_and(|given| given == value),
+            None => held.spec.labels.contains_key(wanted),
+        };
+        self.after.as_ref().is_none_or(|after| held.id > *after)
+            && self.state.is_none_or(|wanted| wanted == state)
+            && labels.all(labelled)
+    }
+}
+
+/// `GET /v1/sandboxes/{id}`
+pub(crate) async fn get_sandbox(
+    State(api): State<Api>,
+    Extension(caller): Extension<ApiCaller>,
+    PathId(id): PathId<SandboxId>,
+) -> ApiAnswer {
+    answer_ok(&api.sandbox(&caller, &id)?.view(&api.engine))
+}
+
+/// `DELETE /v1/sandboxes/{id}`
+pub(crate) async fn delete_sandbox(
+    State(api): State<Api>,
+    Extension(caller): Extension<ApiCaller>,
+    PathId(id): PathId<SandboxId>,
+) -> ApiAnswer {
+    api.sandbox(&caller, &id)?;
+    // In a task: it is destroyed whether or not the client waits.
+    let destroying = tokio::spawn(async move {
+        api.engine.destroy(&id).await?;
+        api.forget_sandbox(&id);
+        Ok::<(), ApiFailure>(())
+    });
+    let ended = |_| ApiFailure::new(ErrorCode::System, "the sandbox was not destroyed");
+    destroying.await.map_err(ended)??;
+    answer_done()
+}
+
+/// `POST /v1/sandboxes/{id}/pause`
+pub(crate) async fn pause_sandbox(
+    State(api): State<Api>,
+    Extension(caller): Extension<ApiCaller>,
+    PathId(id): PathId<SandboxId>,
+) -> ApiAnswer {
+    let held = api.sandbox(&caller, &id)?;
+    let sandbox = api.engine.sandbox(&id)?;
+    within_pause_timeout(sandbox.pause()).await?;
+    held.paused.store(true, Ordering::Relaxed);
+    answer_ok(&held.view(&api.engine))
+}
+
+/// `POST /v1/sandboxes/{id}/resume`
+pub(crate) async fn resume_sandbox(
+    State(api): State<Api>,
+    Extension(caller): Extension<ApiCaller>,
+    PathId(id): PathId<SandboxId>,
+) -> ApiAnswer {
+    let held = api.sandbox(&caller, &id)?;
+    let sandbox = api.engine.sandbox(&id)?;
+    within_pause_timeout(sandbox.resume()).await?;
+    held.paused.store(false, Ordering::Relaxed);
+    answer_ok(&held.view(&api.engine))
+}
+
+async fn within_pause_timeout(
+    work: impl Future<Output = stockade_core::Result<()>>,
+) -> Result<(), ApiFailure> {
+    match tokio::time::timeout(PAUSE_TIMEOUT, work).await {
+        Ok(done) => Ok(done?),
+        Err(_) => Err(ApiFailure::new(ErrorCode::TooSlow, "the sandbox did not stop or continue")),
+    }
+}
+
+/// `POST /v1/sandboxes/{id}/fork`
+pub(crate) async fn fork_sandbox(
+    State(api): State<Api>,
+    Extension(caller): Extension<ApiCaller>,
+    PathId(id): PathId<SandboxId>,
+    body: Body,
+) -> ApiAnswer {
+    let held = api.sandbox(&caller, &id)?;
+    let NewCopies { count } = read_json(body).await?;
+    if !(1..=MAX_COPIES_PER_REQUEST).contains(&count) {
+        let message = format!("`count` is between 1 and {MAX_COPIES_PER_REQUEST}");
+        return Err(ApiFailure::new(ErrorCode::Invalid, message));
+    }
+    // In a task: copies that are made are held, whether or not the client waits.
+    let forking = tokio::spawn(async move {
+        let ids = api.make(make_copies(&api, &held, count)).await?;
+        let made: Vec<_> = ids.iter().filter_map(|id| api.sandbox(&caller, id).ok()).collect();
+        let views: Vec<_> = made.iter().map(|held| held.view(&api.engine)).collect();
+        answer_ok(&json!({ "sandboxes": views }))
+    });
+    let ended = |_| ApiFailure::new(ErrorCode::System, "the copies were not finished");
+    forking.await.map_err(ended)?
+}
+
+async fn make_copies(
+    api: &Api,
+    of: &HeldSandbox,
+    count: usize,
+) -> Result<Vec<SandboxId>, ApiFailure> {
+    let mut slots = Vec::new();
+    for _ in 0..count {
+        slots.push(api.reserve_sandbox().await?);
+    }
+    let ids = api.engine.fork(&of.id, count).await?;
+    for (id, slot) in ids.iter().zip(slots) {
+        api.hold_sandbox(id.clone(), spec_of_a_copy(&of.spec), slot)?;
+    }
+    Ok(ids)
+}

@@ -1,0 +1,119 @@
+//! The server: listens, and when it is stopped lets what is being answered finish and leaves no sandbox behind.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use stockade_core::Result;
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::connection::{ApiDoor, ApiService, TcpDoor};
+use super::routes::build_router;
+use super::state::Api;
+use super::tokens::TokenStore;
+use crate::http::{ACCEPT_RETRY_INTERVAL, Lobby, accept_tcp};
+use crate::peer::{Stranger, check_peer};
+
+/// Connections at once on the socket; more wait.
+const MAX_SOCKET_CONNECTIONS: usize = 256;
+/// Connections at once by TCP that have shown a token; more wait.
+const MAX_TCP_CONNECTIONS: usize = 256;
+/// Grace period of connections after every sandbox has ended.
+const CONNECTIONS_GRACE_PERIOD: Duration = Duration::from_secs(2);
+/// What a process in a container is told, which is a stranger under any user id.
+const STRANGER_REPLY: &[u8] = b"HTTP/1.1 403 Forbidden\r\nContent-Type: application/json\r\n\
+    Connection: close\r\n\r\n{\"error\":{\"code\":\"denied\",\"message\":\"the request comes from a user \
+    or process namespace of its own\",\"remedy\":\"send it from outside of any container\"}}\n";
+
+/// Where clients come in.
+#[derive(Debug)]
+pub struct ApiDoors {
+    /// The socket of the daemon's own user.
+    pub socket: UnixListener,
+    /// TCP, for holders of tokens.
+    pub tcp: Option<TcpListener>,
+    /// Names of this server beside the loopback ones.
+    pub hosts: Vec<String>,
+}
+
+/// A server that is running.
+pub struct ApiServer {
+    service: ApiService,
+    connections: TaskTracker,
+    accepting: Vec<tokio::task::AbortHandle>,
+}
+
+impl ApiServer {
+    /// Starts to serve.
+    pub fn start(api: Api, doors: ApiDoors, tokens: Arc<TokenStore>) -> Self {
+        let service = ApiService {
+            router: build_router(api.clone()),
+            api,
+            tokens,
+            hosts: doors.hosts.into(),
+            slots: Arc::new(Semaphore::new(MAX_TCP_CONNECTIONS)),
+            closing: CancellationToken::new(),
+            ended: CancellationToken::new(),
+        };
+        let connections = TaskTracker::new();
+        let socket = accept_on_socket(doors.socket, service.clone(), connections.clone());
+        let mut accepting = vec![tokio::spawn(socket).abort_handle()];
+        if let Some(tcp) = doors.tcp {
+            let tcp = accept_on_tcp(tcp, service.clone(), connections.clone());
+            accepting.push(tokio::spawn(tcp).abort_handle());
+        }
+        Self { service, connections, accepting }
+    }
+
+    /// Takes no more connections, ends every sandbox and execution, and tells who reads their events.
+    pub async fn stop(self) -> Result<()> {
+        self.accepting.iter().for_each(tokio::task::AbortHandle::abort);
+        self.service.closing.cancel();
+        let closed = self.service.api.close().await;
+        self.connections.close();
+        let _ = tokio::time::timeout(CONNECTIONS_GRACE_PERIOD, self.connections.wait()).await;
+        self.service.ended.cancel();
+        self.connections.wait().await;
+        // What a request was still making when it was cut off.
+        closed.and(self.service.api.close().await)
+    }
+}
+
+async fn accept_on_socket(listener: UnixListener, service: ApiService, connections: TaskTracker) {
+    let slots = Arc::new(Semaphore::new(MAX_SOCKET_CONNECTIONS));
+    while let Ok(slot) = Arc::clone(&slots).acquire_owned().await {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                connections.spawn(serve_socket_connection(stream, service.clone(), slot));
+            }
+            Err(_) => tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await,
+        }
+    }
+}
+
+async fn serve_socket_connection(
+    stream: UnixStream,
+    service: ApiService,
+    _slot: OwnedSemaphorePermit,
+) {
+    match check_peer(&stream) {
+        Ok(()) => service.serve(stream, ApiDoor::Socket).await,
+        Err(Stranger::User) => {}
+        Err(Stranger::Namespace) => {
+            let _ = stream.try_write(STRANGER_REPLY);
+        }
+    }
+}
+
+async fn accept_on_tcp(listener: TcpListener, service: ApiService, connections: TaskTracker) {
+    let lobby = Arc::new(Lobby::default());
+    loop {
+        // Without a slot: a slot is for who has shown a token.
+        let Some((stream, peer)) = accept_tcp(&listener).await else { continue };
+        let visit = Arc::clone(&lobby).enter(peer);
+        let door = TcpDoor { visit, slot: OnceCell::new() };
+        connections.spawn(service.clone().serve(stream, ApiDoor::Tcp(Arc::new(door))));
+    }
+}

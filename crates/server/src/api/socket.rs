@@ -1,0 +1,106 @@
+//! The socket of the daemon: one for each state directory, in a directory that only its user enters. A lock
+//! says that a daemon runs; the kernel frees it when the daemon dies, so that a socket that is left means nothing.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
+
+use rustix::fs::{AtFlags, Mode, OFlags};
+use stockade_core::{Error, ErrorCode, Result};
+use stockade_fs::{Directory, Locked, Sharing, StateDir};
+use tokio::net::UnixListener;
+
+const SOCKET_DIR: &str = "api";
+const SOCKET_FILE: &str = "stockade.sock";
+const LOCK_FILE: &str = "lock";
+const SERVE_OPERATION: &str = "serve";
+/// The longest process id.
+const MAX_PID_CHARS: u64 = 20;
+
+/// The right to listen for this state directory. The socket is removed when this is dropped.
+#[derive(Debug)]
+pub struct ApiSocket {
+    dir: Directory,
+    lock: Locked,
+}
+
+impl ApiSocket {
+    /// Takes the right, unless another daemon has it.
+    pub fn claim(state: &StateDir) -> Result<Self> {
+        let dir = state.subdirectory(SOCKET_DIR)?;
+        let attempt = || {
+            let file = dir.open(LOCK_FILE, OFlags::RDWR | OFlags::CREATE)?;
+            Locked::attempt(file, Sharing::Exclusive)
+        };
+        match attempt().map_err(|error| unusable(&dir, error))? {
+            Ok(lock) => Ok(Self { dir, lock }),
+            Err(file) => Err(already_running(&dir, file)),
+        }
+    }
+
+    /// Where clients connect.
+    pub fn path(&self) -> PathBuf {
+        self.dir.path_of(SOCKET_FILE)
+    }
+
+    /// Listens. What a daemon left that was killed is replaced.
+    pub fn bind(&self) -> Result<UnixListener> {
+        let bind = || -> io::Result<UnixListener> {
+            self.lock.file().set_len(0)?;
+            write!(self.lock.file(), "{}", std::process::id())?;
+            self.dir.remove(SOCKET_FILE)?;
+            // By the handle of its directory: a path to a socket has 107 bytes, and this one may have more.
+            let dir = self.dir.as_fd().as_raw_fd();
+            let listener = UnixListener::bind(format!("/proc/self/fd/{dir}/{SOCKET_FILE}"))?;
+            rustix::fs::chmodat(&self.dir, SOCKET_FILE, Mode::from(0o600), AtFlags::empty())?;
+            Ok(listener)
+        };
+        bind().map_err(|error| unusable(&self.dir, error))
+    }
+}
+
+impl Drop for ApiSocket {
+    fn drop(&mut self) {
+        let _ = self.dir.remove(SOCKET_FILE);
+    }
+}
+
+fn already_running(dir: &Directory, lock: std::fs::File) -> Error {
+    let mut pid = String::new();
+    let _ = lock.take(MAX_PID_CHARS).read_to_string(&mut pid);
+    let process = if pid.is_empty() { String::new() } else { format!(" (process {pid})") };
+    let socket = dir.path_of(SOCKET_FILE);
+    let message = format!("a daemon runs already{process} and listens at `{}`", socket.display());
+    Error::new(ErrorCode::Unavailable, SERVE_OPERATION, message)
+        .remedy("use that one, end it first, or set STOCKADE_STATE_DIR to another directory")
+}
+
+fn unusable(dir: &Directory, error: io::Error) -> Error {
+    let message = format!("the daemon's socket in `{}` cannot be made", dir.path().display());
+    Error::new(ErrorCode::StateUnavailable, SERVE_OPERATION, message)
+        .remedy("make the directory writable for this user, with some space left")
+        .source(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn one_daemon_listens_and_another_is_told_where() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        let socket = ApiSocket::claim(&state).unwrap();
+        let _listener = socket.bind().unwrap();
+        let refused = ApiSocket::claim(&state).unwrap_err().to_string();
+        assert!(refused.contains(&std::process::id().to_string()), "{refused}");
+        assert!(refused.contains(&socket.path().display().to_string()), "{refused}");
+        // A socket that is left does not count.
+        std::fs::hard_link(socket.path(), dir.path().join("kept")).unwrap();
+        let path = socket.path();
+        drop(socket);
+        assert!(!path.exists());
+        std::fs::rename(dir.path().join("kept"), &path).unwrap();
+        ApiSocket::claim(&state).unwrap().bind().unwrap();
+    }
+}

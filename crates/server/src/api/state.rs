@@ -1,0 +1,244 @@
+//! What all handlers share: the engine, what the daemon holds, and the bounds.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use stockade_core::{ErrorCode, JobId, SandboxId, SandboxSpec, TenantName};
+use stockade_engine::{Engine, Watcher};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::task::TaskTracker;
+
+use super::caller::ApiCaller;
+use super::failure::ApiFailure;
+use super::held::{HeldExecution, HeldExecutions, HeldSandbox, SandboxState};
+use super::idempotency::IdempotencyKeys;
+use super::metrics::ApiCounters;
+
+/// Executions at once in all sandboxes.
+const MAX_EXECUTIONS: usize = 256;
+/// Requests at once of one tenant, streams of events included.
+const MAX_REQUESTS_PER_TENANT: usize = 64;
+/// Readers of the journal at once: each may read much of it.
+const MAX_JOURNAL_READERS: usize = 2;
+
+/// How the API is served.
+#[derive(Debug, Clone)]
+pub struct ApiOptions {
+    /// What is configured for every sandbox.
+    pub configured: SandboxSpec,
+    /// Sandboxes at once.
+    pub max_sandboxes: usize,
+}
+
+/// The API over one engine. Clones are the same.
+#[derive(Clone)]
+pub struct Api(Arc<ApiShared>);
+
+/// What the clones share.
+pub struct ApiShared {
+    pub(crate) engine: Engine,
+    pub(crate) configured: SandboxSpec,
+    sandboxes: Mutex<BTreeMap<SandboxId, Arc<HeldSandbox>>>,
+    executions: Mutex<HeldExecutions>,
+    sandbox_slots: Arc<Semaphore>,
+    execution_slots: Arc<Semaphore>,
+    request_slots: Mutex<HashMap<TenantName, Arc<Semaphore>>>,
+    pub(crate) journal_readers: Arc<Semaphore>,
+    pub(crate) created: IdempotencyKeys<SandboxId>,
+    pub(crate) started: IdempotencyKeys<JobId>,
+    pub(crate) counters: ApiCounters,
+    closing: AtomicBool,
+    /// What is being made: the engine is closed after it.
+    making: TaskTracker,
+}
+
+impl std::ops::Deref for Api {
+    type Target = ApiShared;
+
+    fn deref(&self) -> &ApiShared {
+        &self.0
+    }
+}
+
+fn lock_shared<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Api {
+    /// The API over an engine, which it closes when it is stopped.
+    pub fn new(engine: Engine, options: ApiOptions) -> Self {
+        Self(Arc::new(ApiShared {
+            engine,
+            configured: options.configured,
+            sandboxes: Mutex::default(),
+            executions: Mutex::default(),
+            sandbox_slots: Arc::new(Semaphore::new(options.max_sandboxes)),
+            execution_slots: Arc::new(Semaphore::new(MAX_EXECUTIONS)),
+            request_slots: Mutex::default(),
+            journal_readers: Arc::new(Semaphore::new(MAX_JOURNAL_READERS)),
+            created: IdempotencyKeys::default(),
+            started: IdempotencyKeys::default(),
+            counters: ApiCounters::default(),
+            closing: AtomicBool::new(false),
+            making: TaskTracker::new(),
+        }))
+    }
+}
+
+impl ApiShared {
+    /// A sandbox that is there for the caller.
+    pub(crate) fn sandbox(
+        &self,
+        caller: &ApiCaller,
+        id: &SandboxId,
+    ) -> Result<Arc<HeldSandbox>, ApiFailure> {
+        let held = lock_shared(&self.sandboxes).get(id).cloned();
+        held.filter(|held| caller.sees(&held.spec.tenant))
+            .ok_or_else(|| ApiFailure::not_found("sandbox", id.as_str()))
+    }
+
+    /// The sandboxes that are there for the caller, by id.
+    pub(crate) fn sandboxes(&self, caller: &ApiCaller) -> Vec<Arc<HeldSandbox>> {
+        let held = lock_shared(&self.sandboxes);
+        held.values().filter(|held| caller.sees(&held.spec.tenant)).cloned().collect()
+    }
+
+    pub(crate) fn count_sandboxes(&self) -> usize {
+        lock_shared(&self.sandboxes).len()
+    }
+
+    /// Holds a sandbox that was just made, with the programs that went on in it.
+    pub(crate) fn hold_sandbox(
+        &self,
+        id: SandboxId,
+        spec: SandboxSpec,
+        slot: OwnedSemaphorePermit,
+    ) -> Result<(), ApiFailure> {
+        let held = HeldSandbox::of(&self.engine, id.clone(), spec, slot)?;
+        for watcher in self.engine.executions(&id).unwrap_or_default() {
+            let room = [&held.room, &self.execution_slots].map(take_slot);
+            self.hold_execution(watcher, held.spec.tenant.clone(), room);
+        }
+        self.counters.sandboxes.fetch_add(1, Ordering::Relaxed);
+        lock_shared(&self.sandboxes).insert(id, Arc::new(held));
+        Ok(())
+    }
+
+    /// Lets a sandbox go that is destroyed.
+    pub(crate) fn forget_sandbox(&self, id: &SandboxId) {
+        lock_shared(&self.sandboxes).remove(id);
+    }
+
+    /// Room for one more sandbox, if need be that of ended ones.
+    pub(crate) async fn reserve_sandbox(&self) -> Result<OwnedSemaphorePermit, ApiFailure> {
+        if let Some(slot) = take_slot(&self.sandbox_slots) {
+            return Ok(slot);
+        }
+        for held in self.sandboxes(&ApiCaller::OwnUser) {
+            if held.state(&self.engine) == SandboxState::Ended {
+                self.engine.destroy(&held.id).await?;
+                self.forget_sandbox(&held.id);
+            }
+        }
+        take_slot(&self.sandbox_slots).ok_or_else(|| {
+            ApiFailure::new(ErrorCode::QuotaExceeded, "the daemon has as many sandboxes as it may")
+                .remedy("delete one, or start the daemon with a higher --max-sandboxes")
+        })
+    }
+
+    /// Room for one more execution in a sandbox.
+    pub(crate) fn reserve_execution(
+        &self,
+        sandbox: &HeldSandbox,
+    ) -> Result<[Option<OwnedSemaphorePermit>; 2], ApiFailure> {
+        let room = [&sandbox.room, &self.execution_slots].map(take_slot);
+        if room.iter().all(Option::is_some) {
+            return Ok(room);
+        }
+        let message = "as many programs run as may at once, in this sandbox or in all";
+        Err(ApiFailure::new(ErrorCode::QuotaExceeded, message)
+            .remedy("wait until one has ended, or cancel one"))
+    }
+
+    /// Holds an execution that has begun, and its room until it has ended.
+    pub(crate) fn hold_execution(
+        &self,
+        watcher: Watcher,
+        tenant: TenantName,
+        room: [Option<OwnedSemaphorePermit>; 2],
+    ) {
+        self.counters.executions.fetch_add(1, Ordering::Relaxed);
+        lock_shared(&self.executions).insert(watcher.clone(), tenant);
+        tokio::spawn(async move {
+            watcher.outcome().await;
+            drop(room);
+        });
+    }
+
+    /// An execution that is there for the caller.
+    pub(crate) fn execution(
+        &self,
+        caller: &ApiCaller,
+        job: &JobId,
+    ) -> Result<Arc<HeldExecution>, ApiFailure> {
+        let held = lock_shared(&self.executions).get(job);
+        held.filter(|held| caller.sees(&held.tenant))
+            .ok_or_else(|| ApiFailure::not_found("execution", job.as_str()))
+    }
+
+    /// The executions of one sandbox, in the order they began.
+    pub(crate) fn executions_of(&self, sandbox: &SandboxId) -> Vec<Arc<HeldExecution>> {
+        lock_shared(&self.executions).of_sandbox(sandbox)
+    }
+
+    pub(crate) fn count_running(&self) -> usize {
+        lock_shared(&self.executions).count_running()
+    }
+
+    /// Room for one more request of a tenant; the socket's own user needs none.
+    pub(crate) fn reserve_request(
+        &self,
+        caller: &ApiCaller,
+    ) -> Result<Option<OwnedSemaphorePermit>, ApiFailure> {
+        let Some(tenant) = caller.tenant() else { return Ok(None) };
+        let slots = {
+            let mut all = lock_shared(&self.request_slots);
+            let new = || Arc::new(Semaphore::new(MAX_REQUESTS_PER_TENANT));
+            Arc::clone(all.entry(tenant.clone()).or_insert_with(new))
+        };
+        take_slot(&slots).map(Some).ok_or_else(|| {
+            let message = format!("tenant `{tenant}` has as many requests open as it may");
+            ApiFailure::new(ErrorCode::QuotaExceeded, message)
+                .remedy("end a stream of events, or wait")
+        })
+    }
+
+    /// Makes something; fails once the daemon ends. The engine is closed after what is being made.
+    pub(crate) async fn make<T>(
+        &self,
+        work: impl Future<Output = Result<T, ApiFailure>>,
+    ) -> Result<T, ApiFailure> {
+        // Before the question: who comes after it is waited for.
+        let _counted = self.making.token();
+        if self.closing.load(Ordering::SeqCst) {
+            let message = "the daemon is being ended";
+            return Err(ApiFailure::new(ErrorCode::Unavailable, message).last());
+        }
+        work.await
+    }
+
+    /// Makes nothing from now on, and ends everything that there is. Streams of events get their last one.
+    pub(crate) async fn close(&self) -> stockade_core::Result<()> {
+        self.closing.store(true, Ordering::SeqCst);
+        self.making.close();
+        self.making.wait().await;
+        let closed = self.engine.close().await;
+        lock_shared(&self.sandboxes).clear();
+        closed
+    }
+}
+
+fn take_slot(slots: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+    Arc::clone(slots).try_acquire_owned().ok()
+}
