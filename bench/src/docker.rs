@@ -8,17 +8,18 @@ use stockade_backends::docker::Docker;
 use crate::Measured;
 use crate::native::{Place, Stockade, spawn, timed, timed_async};
 use crate::peers::{self, Peer};
-use crate::table::{Row, print};
+use crate::report::BenchReport;
+use crate::table::Row;
 
 const ROUNDS: usize = 20;
 
 /// Prints what a run and an execution in a live container cost, through Stockade and without it.
-pub fn measure() -> Measured {
+pub fn measure(report: &mut BenchReport) -> Measured {
     let place = Place::new()?;
     let run = match peers::docker(&place) {
         Ok(run) => run,
         Err(reason) => {
-            println!("docker: not measured: {reason}");
+            report.title(format!("docker: not measured: {reason}"));
             return Ok(());
         }
     };
@@ -35,8 +36,10 @@ pub fn measure() -> Measured {
         rows[3].add(timed(|| spawn(&mut kept.exec()))?);
         rows[4].add(timed_async(&runtime, stockade.exec())?);
     }
-    println!("docker: a static program that does nothing, {ROUNDS} rounds, taking turns");
-    print(&mut rows);
+    report.title(format!(
+        "docker: a static program that does nothing, {ROUNDS} rounds, taking turns"
+    ));
+    report.timings(&mut rows);
     runtime.block_on(stockade.engine.close())?;
     Ok(())
 }

@@ -14,26 +14,27 @@ use stockade_core::{Command, SandboxSpec};
 use stockade_engine::{Engine, EngineConfig};
 
 use crate::Measured;
-use crate::table::{Row, print};
+use crate::report::BenchReport;
+use crate::table::Row;
 
 const ROUNDS: usize = 20;
 /// Commands in one sandbox for each that is made.
 const EACH: usize = 10;
 
-pub fn measure() -> Measured {
+pub fn measure(report: &mut BenchReport) -> Measured {
     if Program::new("runsc").arg("--version").stdout(Stdio::null()).status().is_err() {
-        println!("gvisor: skipped: runsc is not installed");
+        report.title("gvisor: skipped: runsc is not installed");
         return Ok(());
     }
     let dir = tempfile::tempdir()?;
-    println!("gvisor: `true` with the host's programs as its root");
-    println!("  runsc run: the same root, mounts, users and limits, on the same platform");
-    println!("  runsc, bare: two mounts, no limits, no users of its own");
+    report.title("gvisor: `true` with the host's programs as its root");
+    report.note("  runsc run: the same root, mounts, users and limits, on the same platform");
+    report.note("  runsc, bare: two mounts, no limits, no users of its own");
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(compare(dir.path()))
+    runtime.block_on(compare(report, dir.path()))
 }
 
-async fn compare(dir: &Path) -> Measured {
+async fn compare(report: &mut BenchReport, dir: &Path) -> Measured {
     let (same, bare) = (dir.join("same"), dir.join("bare"));
     let stockade = std::env::current_exe()?.with_file_name("stockade");
     let engine =
@@ -71,7 +72,7 @@ async fn compare(dir: &Path) -> Measured {
         engine.destroy(&id).await?;
         rows[6].add(begun.elapsed());
     }
-    print(&mut rows);
+    report.timings(&mut rows);
     Ok(())
 }
 

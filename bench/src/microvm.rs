@@ -18,7 +18,8 @@ use stockade_engine::{Engine, EngineConfig};
 
 use crate::Measured;
 use crate::native::spawn;
-use crate::table::{Row, print};
+use crate::report::BenchReport;
+use crate::table::Row;
 
 const ROUNDS: usize = 20;
 /// How often a machine is started from nothing.
@@ -36,13 +37,13 @@ const MACHINE: &str =
     "microvm,acpi=on,rtc=off,pit=off,pic=off,isa-serial=on,suppress-vmdesc=on,memory-backend=ram";
 const RAM: &str = "memory-backend-file,id=ram,share=off";
 
-pub fn measure() -> Measured {
+pub fn measure(report: &mut BenchReport) -> Measured {
     let dir = tempfile::tempdir_in("/var/tmp")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(compare(dir.path()))
+    runtime.block_on(compare(report, dir.path()))
 }
 
-async fn compare(dir: &Path) -> Measured {
+async fn compare(report: &mut BenchReport, dir: &Path) -> Measured {
     let root = dir.join("root");
     fs::create_dir_all(root.join("bin"))?;
     fs::copy("/bin/busybox", root.join("bin/busybox"))?;
@@ -58,10 +59,13 @@ async fn compare(dir: &Path) -> Measured {
     let backend: Arc<dyn Backend> = Arc::new(Microvm::new(options));
     let begun = Instant::now();
     if let Some((reason, _)) = backend.probe().await.unavailable {
-        println!("microvm: skipped: {reason}");
+        report.title(format!("microvm: skipped: {reason}"));
         return Ok(());
     }
-    println!("microvm: emulated, a root of one program; prepared in {:?}", begun.elapsed());
+    report.title(format!(
+        "microvm: emulated, a root of one program; prepared in {:?}",
+        begun.elapsed()
+    ));
     let engine = Engine::open(EngineConfig::at(dir.join("state")), vec![backend]).await?;
     let spec = SandboxSpec { backend: "microvm".parse()?, ..SandboxSpec::default() };
     let mut rows = ["create", "second exec", "destroy"].map(Row::new);
@@ -78,19 +82,19 @@ async fn compare(dir: &Path) -> Measured {
         engine.destroy(&id).await?;
         rows[2].add(begun.elapsed());
     }
-    print(&mut rows);
-    booted(dir).await?;
-    many(&engine, &spec).await?;
-    captured(&engine, &spec, &dir.join("store")).await?;
+    report.timings(&mut rows);
+    booted(report, dir).await?;
+    many(report, &engine, &spec).await?;
+    captured(report, &engine, &spec, &dir.join("store")).await?;
     for mib in MIB {
-        touched(&engine, &spec, mib).await?;
+        touched(report, &engine, &spec, mib).await?;
     }
     Ok(())
 }
 
 /// The first machine there ever was, which is packed, started, measured and saved; beside one that is
 /// started by hand and says a word.
-async fn booted(dir: &Path) -> Measured {
+async fn booted(report: &mut BenchReport, dir: &Path) -> Measured {
     let first = dir.join("first");
     fs::create_dir_all(first.join("bin"))?;
     fs::copy("/bin/busybox", first.join("bin/busybox"))?;
@@ -112,7 +116,7 @@ async fn booted(dir: &Path) -> Measured {
             return Err(reason.into());
         }
     }
-    print(&mut rows);
+    report.timings(&mut rows);
     Ok(())
 }
 
@@ -145,7 +149,12 @@ fn boot_by_hand(initramfs: &Path) -> Measured {
 }
 
 /// Capturing an idle machine and continuing it, taking turns with the same by hand.
-async fn captured(engine: &Engine, spec: &SandboxSpec, store: &Path) -> Measured {
+async fn captured(
+    report: &mut BenchReport,
+    engine: &Engine,
+    spec: &SandboxSpec,
+    store: &Path,
+) -> Measured {
     let id = engine.create(spec.clone()).await?;
     let names = ["QEMU, restored", "QEMU, saved", "restored", "saved", "fork x20"];
     let mut rows = names.map(Row::new);
@@ -174,13 +183,18 @@ async fn captured(engine: &Engine, spec: &SandboxSpec, store: &Path) -> Measured
             }
         }
     }
-    println!("an idle machine of 1 GiB, {ROUNDS} rounds, taking turns");
-    print(&mut rows);
+    report.title(format!("an idle machine of 1 GiB, {ROUNDS} rounds, taking turns"));
+    report.timings(&mut rows);
     Ok(engine.destroy(&id).await?)
 }
 
 /// Capturing a machine in which so much was written to memory.
-async fn touched(engine: &Engine, spec: &SandboxSpec, mib: u64) -> Measured {
+async fn touched(
+    report: &mut BenchReport,
+    engine: &Engine,
+    spec: &SandboxSpec,
+    mib: u64,
+) -> Measured {
     let limits = Limits { memory: Some(Bytes(768 << 20)), ..Limits::default() };
     let spec = SandboxSpec { limits, ..spec.clone() };
     let id = engine.create(spec).await?;
@@ -193,8 +207,8 @@ async fn touched(engine: &Engine, spec: &SandboxSpec, mib: u64) -> Measured {
         row[0].add(begun.elapsed());
         engine.snapshots().remove(&snapshot)?;
     }
-    println!("{mib} MiB touched ({:?})", filled.ending);
-    print(&mut row);
+    report.title(format!("{mib} MiB touched ({:?})", filled.ending));
+    report.timings(&mut row);
     Ok(engine.destroy(&id).await?)
 }
 
@@ -311,7 +325,7 @@ fn file_of(path: &Path) -> Result<PathBuf, Box<dyn Error>> {
 }
 
 /// Copies that live at once, and what each has of its own.
-async fn many(engine: &Engine, spec: &SandboxSpec) -> Measured {
+async fn many(report: &mut BenchReport, engine: &Engine, spec: &SandboxSpec) -> Measured {
     let begun = Instant::now();
     let mut ids = Vec::new();
     for _ in 0..COPIES {
@@ -319,7 +333,7 @@ async fn many(engine: &Engine, spec: &SandboxSpec) -> Measured {
     }
     let took = begun.elapsed();
     let own: u64 = own_memory().iter().sum::<u64>() / COPIES as u64;
-    println!("{COPIES} copies in {took:?}; each has {own} KiB of its own");
+    report.note(format!("{COPIES} copies in {took:?}; each has {own} KiB of its own"));
     for id in ids {
         engine.destroy(&id).await?;
     }

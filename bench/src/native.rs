@@ -16,10 +16,15 @@ use stockade_engine::{Engine, EngineConfig};
 use crate::Measured;
 use crate::floor;
 use crate::peers::{Peer, peers};
-use crate::table::{Row, print};
+use crate::report::BenchReport;
+use crate::resources::ResourceUsage;
+use crate::table::Row;
 
 const ROUNDS: usize = 200;
-const AT_ONCE: usize = 100;
+/// Sandboxes that are created at the same time.
+pub const AT_ONCE: usize = 100;
+/// Peers that pages compare the others with.
+const BASELINE_PEERS: [&str; 2] = ["stockade run", "bwrap"];
 
 /// Where everything is: a static program that does nothing, in a directory that is the workspace.
 pub struct Place {
@@ -54,7 +59,7 @@ impl Place {
 /// An engine with one backend, and a sandbox that stays.
 pub struct Stockade {
     pub engine: Engine,
-    spec: SandboxSpec,
+    pub spec: SandboxSpec,
     live: SandboxId,
     _state: tempfile::TempDir,
 }
@@ -86,19 +91,22 @@ pub fn expect_success(ending: Ending) -> Result<(), Box<dyn Error>> {
 }
 
 /// Prints medians, 99th percentiles and ratios, and what a hundred sandboxes at once take.
-pub fn measure() -> Measured {
+pub fn measure(report: &mut BenchReport) -> Measured {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let place = Place::new()?;
     let program = fs::File::open(&place.program)?;
     let stockade = runtime.block_on(Stockade::new(&place, Arc::new(Native::new())))?;
     let (present, absent): (Vec<Peer>, Vec<String>) = peers(&place);
     let mut rows = vec![
-        Row::new("floor"),
-        Row::new("plain spawn"),
-        Row::new("library cold"),
+        Row::new("floor").as_baseline(),
+        Row::new("plain spawn").as_baseline(),
+        Row::new("library cold").as_baseline(),
         Row::new("library exec"),
     ];
-    rows.extend(present.iter().map(|peer| Row::new(peer.name)));
+    rows.extend(present.iter().map(|peer| match BASELINE_PEERS.contains(&peer.name) {
+        true => Row::new(peer.name).as_baseline(),
+        false => Row::new(peer.name),
+    }));
     for _ in 0..ROUNDS {
         rows[0].add(timed(|| floor::once(&program).map_err(Into::into))?);
         rows[1].add(timed(|| spawn(&mut Process::new(&place.program)))?);
@@ -110,10 +118,12 @@ pub fn measure() -> Measured {
             }
         }
     }
-    println!("native: a static program that does nothing, {ROUNDS} rounds, taking turns");
-    print(&mut rows);
-    absent.iter().for_each(|reason| println!("not measured: {reason}"));
-    runtime.block_on(many_at_once(&stockade))?;
+    report.title(format!(
+        "native: a static program that does nothing, {ROUNDS} rounds, taking turns"
+    ));
+    report.timings(&mut rows);
+    absent.iter().for_each(|reason| report.note(format!("not measured: {reason}")));
+    runtime.block_on(many_at_once(report, &stockade))?;
     runtime.block_on(stockade.engine.close())?;
     Ok(())
 }
@@ -138,8 +148,8 @@ pub fn spawn(command: &mut Process) -> Result<(), Box<dyn Error>> {
     if status.success() { Ok(()) } else { Err(format!("{command:?}: {status}").into()) }
 }
 
-async fn many_at_once(stockade: &Stockade) -> Result<(), Box<dyn Error>> {
-    let before = resident();
+async fn many_at_once(report: &mut BenchReport, stockade: &Stockade) -> Result<(), Box<dyn Error>> {
+    let before = ResourceUsage::read();
     let start = Instant::now();
     let creating: Vec<_> = (0..AT_ONCE)
         .map(|_| {
@@ -152,35 +162,13 @@ async fn many_at_once(stockade: &Stockade) -> Result<(), Box<dyn Error>> {
         ids.push(created.await??);
     }
     let live = start.elapsed();
-    let each = resident().saturating_sub(before) / AT_ONCE as u64;
-    println!(
+    let each = ResourceUsage::read().each_since(&before, AT_ONCE).resident_kib;
+    report.note(format!(
         "{AT_ONCE} at once: all live in {:.0} ms, {each} KiB resident each",
         live.as_secs_f64() * 1e3
-    );
+    ));
     for id in ids {
         stockade.engine.destroy(&id).await?;
     }
     Ok(())
-}
-
-/// Resident memory of this process and everything below it, in KiB.
-fn resident() -> u64 {
-    let own = std::process::id().to_string();
-    let status = |pid: &str| fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let field = |text: &str, name: &str| {
-        text.lines().find_map(|line| {
-            line.strip_prefix(name)?.split_whitespace().next()?.parse::<u64>().ok()
-        })
-    };
-    let mut total = 0;
-    let mut todo = vec![own];
-    while let Some(pid) = todo.pop() {
-        let text = status(&pid);
-        // Files that are shared between them count once for everybody, so only what is private counts.
-        total += field(&text, "RssAnon:").unwrap_or(0) + field(&text, "RssShmem:").unwrap_or(0);
-        let children =
-            fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        todo.extend(children.split_whitespace().map(Into::into));
-    }
-    total
 }

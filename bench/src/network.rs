@@ -15,7 +15,8 @@ use stockade_core::{Command, EgressRule, Network, SandboxId, SandboxSpec};
 use stockade_engine::{EgressLimits, Engine, EngineConfig, OutputEvent, Subscription};
 
 use crate::Measured;
-use crate::table::{Row, print};
+use crate::report::BenchReport;
+use crate::table::Row;
 
 const DOWNLOAD_BYTES: usize = 512 << 20;
 const DOWNLOAD_ROUNDS: usize = 7;
@@ -44,15 +45,15 @@ print(s.getsockname()[1], flush=True)
 while True: held.append(s.accept())";
 
 /// Prints ratios and memory.
-pub fn measure() -> Measured {
+pub fn measure(report: &mut BenchReport) -> Measured {
     if let Some(missing) = [CURL, PYTHON].into_iter().find(|program| !Path::new(program).exists()) {
-        println!("network: not measured: {missing} is not installed");
+        report.note(format!("network: not measured: {missing} is not installed"));
         return Ok(());
     }
     raise_open_files()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(compare_curl())?;
-    runtime.block_on(hold_crowd())
+    runtime.block_on(compare_curl(report))?;
+    runtime.block_on(hold_crowd(report))
 }
 
 /// Each connection is an open file here.
@@ -155,7 +156,7 @@ fn direct(args: &[String]) -> Result<Duration, Box<dyn Error>> {
 }
 
 /// Times are those that curl takes by itself: starting it is not counted.
-async fn compare_curl() -> Measured {
+async fn compare_curl(report: &mut BenchReport) -> Measured {
     let port = start_server()?;
     let inside = NetworkedSandbox::new(port).await?;
     let tunnel = ["--noproxy", "", "-p", "-x", "http://127.63.0.53:3128"];
@@ -169,8 +170,8 @@ async fn compare_curl() -> Measured {
             let printed = inside.read_output(&curl_args(port, path, &tunnel)).await?;
             rows[1].add(parse_seconds(&printed)?);
         }
-        println!("network: {what} by curl, native, {rounds} rounds, taking turns");
-        print(&mut rows);
+        report.title(format!("network: {what} by curl, native, {rounds} rounds, taking turns"));
+        report.timings(&mut rows);
     }
     inside.engine.close().await?;
     Ok(())
@@ -202,7 +203,7 @@ impl Drop for CrowdServer {
     }
 }
 
-async fn hold_crowd() -> Measured {
+async fn hold_crowd(report: &mut BenchReport) -> Measured {
     let server = CrowdServer::start()?;
     let mut sandboxes = Vec::new();
     for _ in 0..CROWD_ENGINES {
@@ -220,10 +221,10 @@ async fn hold_crowd() -> Measured {
         followers.push((execution, follower));
     }
     let grown = own_resident_kib()?.saturating_sub(before);
-    println!(
+    report.note(format!(
         "network: {held} connections at once, two engines: {grown} KiB resident in all, {:.1} KiB each",
         grown as f64 / held.max(1) as f64
-    );
+    ));
     drop(followers);
     for sandbox in sandboxes {
         sandbox.engine.close().await?;

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::machine::first_line;
 use crate::native::Place;
 
 /// Another tool, as a command line.
@@ -25,7 +26,17 @@ impl Peer {
 
 /// The tools that are there, and why the others are not.
 pub fn peers(place: &Place) -> (Vec<Peer>, Vec<String>) {
-    let all = [stockade(place), bwrap(place), runc(place), docker(place)];
+    let all = [
+        stockade(place),
+        unshare(place),
+        bwrap(place),
+        nsjail(place),
+        firejail(place),
+        runc(place),
+        runsc(place),
+        podman(place),
+        docker(place),
+    ];
     let mut present = Vec::new();
     let mut absent = Vec::new();
     for peer in all {
@@ -99,27 +110,148 @@ fn bwrap(place: &Place) -> Result<Peer, String> {
     peer("bwrap", usize::MAX, place.workspace(), &words)
 }
 
+/// The namespaces alone, with a `/proc` of their own: no root, no filter, no limit.
+fn unshare(place: &Place) -> Result<Peer, String> {
+    let words = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "--pid",
+        "--net",
+        "--ipc",
+        "--uts",
+        "--cgroup",
+        "--time",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "./true",
+    ];
+    peer("unshare", usize::MAX, place.workspace(), &words).and_then(tried)
+}
+
+/// All of its namespaces are its default.
+fn nsjail(place: &Place) -> Result<Peer, String> {
+    let dir = place.workspace().to_str().ok_or("nsjail: the directory's name is not text")?;
+    let workspace = format!("{dir}:/workspace");
+    let words = [
+        "nsjail",
+        "--mode",
+        "o",
+        "--really_quiet",
+        "--bindmount_ro",
+        "/usr",
+        "--symlink",
+        "usr/lib:/lib",
+        "--symlink",
+        "usr/lib64:/lib64",
+        "--symlink",
+        "usr/bin:/bin",
+        "--bindmount",
+        "/dev/null",
+        "--tmpfsmount",
+        "/tmp",
+        "--bindmount",
+        &workspace,
+        "--cwd",
+        "/workspace",
+        "--",
+        "/workspace/true",
+    ];
+    peer("nsjail", usize::MAX, place.workspace(), &words).and_then(tried)
+}
+
+/// No profile, and what is nearest to the others' walls. It has no user namespace where its caller is root.
+fn firejail(place: &Place) -> Result<Peer, String> {
+    let words = [
+        "firejail",
+        "--quiet",
+        "--noprofile",
+        "--net=none",
+        "--ipc-namespace",
+        "--private-dev",
+        "--caps.drop=all",
+        "--nonewprivs",
+        "--seccomp",
+        "--",
+        "./true",
+    ];
+    peer("firejail", 50, place.workspace(), &words).and_then(tried)
+}
+
+/// A tool whose command line was seen to work here: it may lack rights that being installed does not tell.
+fn tried(peer: Peer) -> Result<Peer, String> {
+    let name = peer.name;
+    let done = peer.command().stdin(Stdio::null()).output();
+    let done = done.map_err(|error| format!("{name}: {error}"))?;
+    match done.status.success() {
+        true => Ok(peer),
+        false => {
+            let reason = first_line(&String::from_utf8_lossy(&done.stderr));
+            Err(format!("{name}: {}: {reason}", done.status))
+        }
+    }
+}
+
 fn runc(place: &Place) -> Result<Peer, String> {
-    let bundle = place.workspace().join("bundle");
-    let rootfs = bundle.join("rootfs");
-    let prepared = fs::create_dir_all(rootfs.join("proc"))
-        .and_then(|()| fs::copy(&place.program, rootfs.join("true")).map(drop));
-    prepared.map_err(|error| format!("runc: its bundle: {error}"))?;
-    let made = Command::new("runc").arg("spec").current_dir(&bundle).status();
-    made.map_err(|error| format!("runc: {error}"))?;
-    let config = bundle.join("config.json");
-    let text = fs::read_to_string(&config).map_err(|error| format!("runc: {error}"))?;
-    let text =
-        text.replace("\"terminal\": true", "\"terminal\": false").replace("\"sh\"", "\"/true\"");
-    fs::write(&config, text).map_err(|error| format!("runc: {error}"))?;
+    let bundle = lay_bundle(place, "runc")?;
     let name = format!("stockade-bench-{}", std::process::id());
     peer("runc run", 30, &bundle, &["runc", "run", &name])
 }
 
+/// On the platform that is its default, as root: without, it has neither this network nor these walls.
+fn runsc(place: &Place) -> Result<Peer, String> {
+    if !rustix::process::geteuid().is_root() {
+        return Err("runsc run: it is measured as root only".into());
+    }
+    let bundle = lay_bundle(place, "runsc")?;
+    let root = format!("--root={}", place.workspace().join("runsc-root").display());
+    let name = format!("stockade-bench-{}", std::process::id());
+    let words = ["runsc", &root, "--network=none", "run", &name];
+    peer("runsc run", 10, &bundle, &words).and_then(tried)
+}
+
+/// The bundle that a runtime describes by itself, with the program as all of its root.
+fn lay_bundle(place: &Place, runtime: &str) -> Result<PathBuf, String> {
+    let bundle = place.workspace().join(format!("{runtime}-bundle"));
+    let rootfs = bundle.join("rootfs");
+    let prepared = fs::create_dir_all(rootfs.join("proc"))
+        .and_then(|()| fs::copy(&place.program, rootfs.join("true")).map(drop));
+    prepared.map_err(|error| format!("{runtime}: its bundle: {error}"))?;
+    let failed = |error: std::io::Error| format!("{runtime}: {error}");
+    Command::new(runtime).arg("spec").current_dir(&bundle).status().map_err(failed)?;
+    let config = bundle.join("config.json");
+    let text = fs::read_to_string(&config).map_err(failed)?;
+    let text =
+        text.replace("\"terminal\": true", "\"terminal\": false").replace("\"sh\"", "\"/true\"");
+    fs::write(&config, text).map_err(failed)?;
+    Ok(bundle)
+}
+
+/// Podman has no engine that must run first.
+fn podman(place: &Place) -> Result<Peer, String> {
+    import_image("podman", place)
+        .map_err(|reason| format!("podman run: {reason} (remedy: install podman)"))?;
+    // Its own defaults are more than hosts allow that have lowered theirs.
+    let limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"];
+    let run = ["podman", "run", "--rm", "--network", "none"];
+    let program = ["localhost/stockade-bench:latest", "/true"];
+    let words = [run.as_slice(), &limits, &program].concat();
+    peer("podman run", 10, place.workspace(), &words).and_then(tried)
+}
+
 /// A running Docker engine, with an image made from the program alone.
 pub fn docker(place: &Place) -> Result<Peer, String> {
+    import_image("docker", place)
+        .map_err(|_| "docker run: no engine answers (remedy: start dockerd)")?;
+    let words = ["docker", "run", "--rm", "--network", "none", "stockade-bench:latest", "/true"];
+    peer("docker run", 10, place.workspace(), &words)
+}
+
+fn import_image(engine: &str, place: &Place) -> Result<(), String> {
     let script = format!(
-        "tar -C '{}' -c true | docker import - stockade-bench:latest",
+        "tar -C '{}' -c true | {engine} import - stockade-bench:latest",
         place.workspace().display()
     );
     let made = Command::new("sh")
@@ -128,11 +260,8 @@ pub fn docker(place: &Place) -> Result<Peer, String> {
         .stderr(Stdio::null())
         .status();
     match made {
-        Ok(status) if status.success() => {
-            let words =
-                ["docker", "run", "--rm", "--network", "none", "stockade-bench:latest", "/true"];
-            peer("docker run", 10, place.workspace(), &words)
-        }
-        Ok(_) | Err(_) => Err("docker run: no engine answers (remedy: start dockerd)".into()),
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("its image: {status}")),
+        Err(error) => Err(error.to_string()),
     }
 }

@@ -11,18 +11,19 @@ use stockade_engine::{Engine, EngineConfig, Pool, PoolSpec};
 
 use crate::Measured;
 use crate::native::{Place, expect_success};
-use crate::table::{Row, print};
+use crate::report::BenchReport;
+use crate::table::Row;
 
 const ROUNDS: usize = 200;
 const CROWD: u32 = 16;
 
 /// Prints what a claim takes, alone and one right after the other.
-pub fn measure() -> Measured {
+pub fn measure(report: &mut BenchReport) -> Measured {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(compare())
+    runtime.block_on(compare(report))
 }
 
-async fn compare() -> Measured {
+async fn compare(report: &mut BenchReport) -> Measured {
     let place = Place::new()?;
     let workspace = Workspace::Local(HostPath::try_from(place.workspace().to_owned())?);
     let spec = SandboxSpec { workspace, ..SandboxSpec::default() };
@@ -56,8 +57,8 @@ async fn compare() -> Measured {
             rows[4].add(taken);
         }
     }
-    println!("pool: a sandbox to work in, native, {ROUNDS} rounds, taking turns");
-    print(&mut rows);
+    report.title(format!("pool: a sandbox to work in, native, {ROUNDS} rounds, taking turns"));
+    report.timings(&mut rows);
     cold.close().await?;
     warm.close().await?;
     Ok(())

@@ -8,15 +8,23 @@ use stockade_core::{Bytes, Command, SandboxSpec, StreamId};
 use stockade_engine::{Engine, EngineConfig, OutputEvent};
 
 use crate::Measured;
+use crate::report::BenchReport;
+use crate::table::{Column, Figures};
 
 const TOTAL: u64 = 1 << 30;
 const ROUNDS: usize = 7;
 
+const COLUMNS: [Column; 3] = [
+    Column::new("engine GiB/s", 12, 2),
+    Column::new("copy GiB/s", 12, 2),
+    Column::new("ratio", 6, 2),
+];
+
 /// Prints the throughput for several sizes of piece, and the same copy done by hand as the peer.
-pub fn measure() -> Measured {
+pub fn measure(report: &mut BenchReport) -> Measured {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    println!("pump: 1 GiB from the mock to a follower, a second reader stalled, one thread");
-    println!("{:>12}  {:>12}  {:>12}  {:>6}", "piece", "engine GiB/s", "copy GiB/s", "ratio");
+    report.title("pump: 1 GiB from the mock to a follower, a second reader stalled, one thread");
+    let mut figures = Figures::new("piece", &COLUMNS);
     for piece in [16 << 10, 64 << 10, 256 << 10] {
         let mut through = Vec::new();
         let mut copied = Vec::new();
@@ -25,13 +33,10 @@ pub fn measure() -> Measured {
             copied.push(by_hand(piece));
         }
         let (engine, copy) = (median(through), median(copied));
-        println!(
-            "{:>12}  {engine:>12.2}  {copy:>12.2}  {:>6.2}",
-            Bytes(piece as u64).to_string(),
-            engine / copy
-        );
+        figures.add(Bytes(piece as u64).to_string(), vec![engine, copy, engine / copy]);
     }
-    println!("peak resident memory: {} KiB", peak_kib()?);
+    report.figures(figures);
+    report.note(format!("peak resident memory: {} KiB", peak_kib()?));
     Ok(())
 }
 

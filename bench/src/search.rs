@@ -14,7 +14,8 @@ use stockade_engine::{Engine, EngineConfig};
 use stockade_tools::{Call, Toolbox, ToolboxOptions};
 
 use crate::Measured;
-use crate::table::{Row, print};
+use crate::report::BenchReport;
+use crate::table::Row;
 
 const DIRECTORIES: usize = 1000;
 const FILES_EACH: usize = 100;
@@ -23,14 +24,16 @@ pub const FILES: usize = DIRECTORIES * FILES_EACH;
 const ROUNDS: usize = 15;
 
 /// Prints medians of both searches and their peers, taken in turns.
-pub fn measure() -> Measured {
+pub fn measure(report: &mut BenchReport) -> Measured {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let dir = tempfile::tempdir()?;
     let tree = dir.path().join("tree");
     plant(&tree)?;
-    println!("search: {FILES} files, the tools in a live native sandbox, rg on the host");
+    report.title(format!(
+        "search: {FILES} files, the tools in a live native sandbox, rg on the host"
+    ));
     let toolbox = runtime.block_on(toolbox(dir.path(), &tree))?;
-    let measured = runtime.block_on(compare(&toolbox, &tree));
+    let measured = runtime.block_on(compare(report, &toolbox, &tree));
     runtime.block_on(toolbox.close());
     measured
 }
@@ -60,7 +63,7 @@ async fn toolbox(dir: &Path, tree: &Path) -> Result<Toolbox, Box<dyn Error>> {
     Ok(Toolbox::new(Arc::new(engine), options))
 }
 
-async fn compare(toolbox: &Toolbox, tree: &Path) -> Measured {
+async fn compare(report: &mut BenchReport, toolbox: &Toolbox, tree: &Path) -> Measured {
     let grep = json!({ "pattern": "needle_x" });
     let glob = json!({ "pattern": "**/*.rs", "limit": 20_000 });
     let mut rows = ["grep", "rg", "glob", "rg --files"].map(Row::new);
@@ -73,8 +76,8 @@ async fn compare(toolbox: &Toolbox, tree: &Path) -> Measured {
         rows[3].add(rg(tree, &["--files", "-g", "*.rs", "."])?);
     }
     let (lines, names) = rows.split_at_mut(2);
-    print(lines);
-    print(names);
+    report.timings(lines);
+    report.timings(names);
     Ok(())
 }
 

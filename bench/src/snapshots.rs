@@ -1,7 +1,6 @@
 //! Snapshots of files on the native backend beside the same by hand: `tar` of the directory, its unpacking, and
 //! copies by `cp`. What is captured lies in memory or on disk as the workspace does; copies are in memory.
 
-use std::error::Error;
 use std::fs;
 use std::io::Read;
 use std::path::Path;
@@ -14,7 +13,9 @@ use stockade_engine::{Engine, EngineConfig};
 
 use crate::Measured;
 use crate::native::{spawn, timed, timed_async};
-use crate::table::{Row, print};
+use crate::report::BenchReport;
+use crate::resources::available_kib;
+use crate::table::Row;
 
 const ROUNDS: usize = 3;
 const MIB: [u64; 3] = [16, 128, 512];
@@ -22,12 +23,12 @@ const MIB: [u64; 3] = [16, 128, 512];
 const COPIES: usize = 20;
 
 /// Prints medians, 99th percentiles and ratios for each size.
-pub fn measure() -> Measured {
+pub fn measure(report: &mut BenchReport) -> Measured {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    MIB.into_iter().try_for_each(|mib| of_size(&runtime, mib))
+    MIB.into_iter().try_for_each(|mib| of_size(report, &runtime, mib))
 }
 
-fn of_size(runtime: &tokio::runtime::Runtime, mib: u64) -> Measured {
+fn of_size(report: &mut BenchReport, runtime: &tokio::runtime::Runtime, mib: u64) -> Measured {
     let dir = tempfile::tempdir()?;
     let work = dir.path().join("work");
     fill(&work, mib)?;
@@ -41,7 +42,7 @@ fn of_size(runtime: &tokio::runtime::Runtime, mib: u64) -> Measured {
     spec.without.insert(Feature::DiskLimit);
     let live = runtime.block_on(engine.create(spec))?;
     // All copies hold all of it in memory, as many again may be on their way there.
-    let forks = available()? > mib * (COPIES as u64 + 4);
+    let forks = available_kib() >> 10 > mib * (COPIES as u64 + 4);
     let names = ["tar", "untar", "cp x20", "snapshot", "restore", "fork x20"];
     let mut rows = names.map(Row::new);
     for _ in 0..ROUNDS {
@@ -65,12 +66,12 @@ fn of_size(runtime: &tokio::runtime::Runtime, mib: u64) -> Measured {
             }
         }
     }
-    println!("snapshots: {mib} MiB in files of 1 MiB, {ROUNDS} rounds, taking turns");
+    report.title(format!("snapshots: {mib} MiB in files of 1 MiB, {ROUNDS} rounds, taking turns"));
     match forks {
-        true => print(&mut rows),
+        true => report.timings(&mut rows),
         false => {
-            print(&mut rows[..5]);
-            println!("no copies: {COPIES} of {mib} MiB do not fit into memory here");
+            report.timings(&mut rows[..5]);
+            report.note(format!("no copies: {COPIES} of {mib} MiB do not fit into memory here"));
         }
     }
     runtime.block_on(engine.close())?;
@@ -111,12 +112,4 @@ fn fill(work: &Path, mib: u64) -> Measured {
         fs::write(work.join(format!("file-{number}")), &content)?;
     }
     Ok(())
-}
-
-/// Memory that is to be had, in MiB.
-fn available() -> Result<u64, Box<dyn Error>> {
-    let told = fs::read_to_string("/proc/meminfo")?;
-    let line = told.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()).ok_or("no MemAvailable")?;
-    Ok(kib.parse::<u64>()? / 1024)
 }

@@ -12,8 +12,9 @@ use stockade_engine::{Engine, EngineConfig};
 
 use crate::Measured;
 use crate::native::{Place, expect_success, spawn, timed, timed_async};
+use crate::report::BenchReport;
 use crate::sshd::Sshd;
-use crate::table::{Row, print};
+use crate::table::Row;
 
 const ROUNDS: usize = 50;
 
@@ -36,7 +37,7 @@ fn stockade(place: &Place, home: &std::path::Path) -> Result<Process, Box<dyn Er
 }
 
 /// Prints medians, 99th percentiles and ratios.
-pub fn measure() -> Measured {
+pub fn measure(report: &mut BenchReport) -> Measured {
     let (sshd, home) = (Sshd::start(), tempfile::tempdir()?);
     let (outer, place) = (tempfile::tempdir()?, Place::new()?);
     let work = outer.path().join("workspace");
@@ -68,10 +69,10 @@ pub fn measure() -> Measured {
             expect_success(engine.exec(&live, program()).await?.outcome().await.ending)
         })?);
     }
-    println!(
+    report.title(format!(
         "ssh: a static program that does nothing, {ROUNDS} rounds, taking turns, connections shared"
-    );
-    print(&mut rows);
+    ));
+    report.timings(&mut rows);
     runtime.block_on(engine.close())?;
     Ok(())
 }

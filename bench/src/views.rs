@@ -9,21 +9,22 @@ use stockade_engine::{Journal, JournalOptions};
 use stockade_workspaces::{Hint, Request, Workspaces};
 
 use crate::Measured;
+use crate::report::BenchReport;
 use crate::search::{FILES, plant};
-use crate::table::{Row, print};
+use crate::table::Row;
 
 const ROUNDS: usize = 15;
 
-pub fn measure() -> Measured {
+pub fn measure(report: &mut BenchReport) -> Measured {
     let dir = tempfile::tempdir()?;
     let tree = dir.path().join("tree");
     plant(&tree)?;
-    println!("views: of {FILES} files, by the kernel's layers");
+    report.title(format!("views: of {FILES} files, by the kernel's layers"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(compare(&dir.path().join("state"), &tree))
+    runtime.block_on(compare(report, &dir.path().join("state"), &tree))
 }
 
-async fn compare(state: &Path, tree: &Path) -> Measured {
+async fn compare(report: &mut BenchReport, state: &Path, tree: &Path) -> Measured {
     let workspaces = Workspaces::open(state, Journal::open_in(state, JournalOptions::default())?)?;
     let mut rows = ["acquire", "diff of 1", "diff of 100", "diff of 10000"].map(Row::new);
     for _ in 0..ROUNDS {
@@ -41,7 +42,7 @@ async fn compare(state: &Path, tree: &Path) -> Measured {
             workspaces.discard(&view.id)?;
         }
     }
-    print(&mut rows);
+    report.timings(&mut rows);
     Ok(())
 }
 

@@ -20,7 +20,8 @@ use wasmtime_wasi::p1::{WasiP1Ctx, add_to_linker_async};
 use wasmtime_wasi::p2::pipe::MemoryOutputPipe;
 
 use crate::Measured;
-use crate::table::{Row, print};
+use crate::report::BenchReport;
+use crate::table::Row;
 
 const PROGRAM: &str = r#"(module
     (import "wasi_snapshot_preview1" "fd_prestat_get" (func $given (param i32 i32) (result i32)))
@@ -119,14 +120,14 @@ async fn run(sandbox: &dyn Sandbox) -> Result<(), Box<dyn Error>> {
 }
 
 /// Prints medians, 99th percentiles and ratios.
-pub fn measure() -> Measured {
+pub fn measure(report: &mut BenchReport) -> Measured {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    println!("wasm: one small module, in this process");
-    runtime.block_on(compare())
+    report.title("wasm: one small module, in this process");
+    runtime.block_on(compare(report))
 }
 
-async fn compare() -> Measured {
+async fn compare(report: &mut BenchReport) -> Measured {
     let place = tempfile::tempdir()?;
     let (mut cold, mut cached) = (Row::new("cold compile"), Row::new("cached start"));
     for _ in 0..COLD {
@@ -147,8 +148,8 @@ async fn compare() -> Measured {
             native.add(timed(plain()).await?);
         }
     }
-    print(&mut [warm, alone, native, cold, cached]);
-    in_numbers(&sandbox).await?;
+    report.timings(&mut [warm, alone, native, cold, cached]);
+    in_numbers(report, &sandbox).await?;
     wasm.destroy(&"warm".parse()?).await?;
     Ok(())
 }
@@ -175,12 +176,13 @@ async fn plain() -> Measured {
     if status.success() { Ok(()) } else { Err("`true` failed".into()) }
 }
 
-async fn in_numbers(sandbox: &Arc<dyn Sandbox>) -> Measured {
+async fn in_numbers(report: &mut BenchReport, sandbox: &Arc<dyn Sandbox>) -> Measured {
     let begun = Instant::now();
     for _ in 0..SEQUENCE {
         run(sandbox.as_ref()).await?;
     }
-    println!("{SEQUENCE} instances in sequence: {:.2} s", begun.elapsed().as_secs_f64());
+    report
+        .note(format!("{SEQUENCE} instances in sequence: {:.2} s", begun.elapsed().as_secs_f64()));
     let begun = Instant::now();
     let mut all = tokio::task::JoinSet::new();
     for _ in 0..AT_ONCE {
@@ -190,6 +192,6 @@ async fn in_numbers(sandbox: &Arc<dyn Sandbox>) -> Measured {
     while let Some(done) = all.join_next().await {
         done??;
     }
-    println!("{AT_ONCE} instances at once: {:.2} s", begun.elapsed().as_secs_f64());
+    report.note(format!("{AT_ONCE} instances at once: {:.2} s", begun.elapsed().as_secs_f64()));
     Ok(())
 }
