@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use stockade_core::{
-    Boundary, Capabilities, Command, ExitStatus, Feature, ProcessEvent, SandboxId, SandboxSpec,
-    Support,
+    Boundary, Capabilities, Command, Error, ErrorCode, ExitStatus, Feature, ProcessEvent,
+    SandboxId, SandboxSpec, Support,
 };
 
 use super::runsc::{Runsc, RunscPlatform};
@@ -15,6 +15,9 @@ use crate::linux::{self, limits};
 use crate::managed::{Cancellation, WallBuilder, try_out};
 
 const GVISOR_BOUNDARY: Boundary = Boundary::UserspaceKernel;
+/// Forty programs, one after another.
+const EVERYDAY_PROGRAMS: &str =
+    "i=0; while [ $i -lt 40 ]; do ls -l / >/dev/null || exit 1; i=$((i+1)); done";
 const INSTALL_REMEDY: &str =
     "install `runsc` (a package of that name on Debian) and put it into PATH";
 const NATIVE_BACKEND_REMEDY: &str = "use the native backend";
@@ -83,12 +86,8 @@ pub(super) async fn measure_capabilities(gvisor: &Arc<GvisorWalls>) -> Capabilit
             INSTALL_REMEDY,
         );
     };
-    match find_working_platform(gvisor, &runsc).await {
-        Ok(platform) => {
-            let mut measured = describe_features(gvisor, &runsc, platform);
-            measured.only_by_name = check_everyday_program(gvisor).await;
-            measured
-        }
+    match measure_working(gvisor, &runsc).await {
+        Ok(measured) => measured,
         Err(error) => {
             let remedy = error.hint().unwrap_or("see docs/backends/gvisor.md").to_owned();
             Capabilities::unavailable(NAME, GVISOR_BOUNDARY, linux::describe_error(&error), remedy)
@@ -96,24 +95,41 @@ pub(super) async fn measure_capabilities(gvisor: &Arc<GvisorWalls>) -> Capabilit
     }
 }
 
-/// Why an everyday program does not work in it, if so: older ones refuse system calls that today's C
-/// library makes. A host without that program says nothing about it.
-async fn check_everyday_program(gvisor: &Arc<GvisorWalls>) -> Option<String> {
-    let works = try_out(gvisor, |gvisor, id| async move {
-        let status = tokio::time::timeout(TEARDOWN_TIMEOUT, list_root(gvisor, &id)).await;
-        Ok(matches!(status, Ok(Ok(ExitStatus::Exited(0) | ExitStatus::StartFailed(_)))))
-    });
-    match works.await {
-        Ok(true) => None,
-        Ok(false) | Err(_) => Some("`ls` fails in it; a newer runsc may do better".into()),
-    }
+async fn measure_working(
+    gvisor: &Arc<GvisorWalls>,
+    runsc: &Runsc,
+) -> stockade_core::Result<Capabilities> {
+    let platform = find_working_platform(gvisor, runsc).await?;
+    let mut measured = describe_features(gvisor, runsc, platform);
+    measured.only_by_name = match try_everyday_programs(gvisor).await {
+        // A host without them says nothing about the runtime.
+        Ok(ExitStatus::Exited(0) | ExitStatus::StartFailed(_)) => None,
+        Ok(ExitStatus::Lost(_)) => return Err(runtime_breaks_down(platform)),
+        Ok(ExitStatus::Exited(_) | ExitStatus::Signalled(_) | ExitStatus::LimitExceeded(_))
+        | Err(_) => Some("`ls` fails in it; a newer runsc may do better".into()),
+    };
+    Ok(measured)
 }
 
-async fn list_root(gvisor: Arc<GvisorWalls>, id: &SandboxId) -> stockade_core::Result<ExitStatus> {
+/// Runs everyday programs in a throw-away sandbox, one after another: older runtimes refuse system calls that
+/// today's C library makes, and one that was built with a newer Go than it was written for breaks down once in
+/// a dozen programs.
+async fn try_everyday_programs(gvisor: &Arc<GvisorWalls>) -> stockade_core::Result<ExitStatus> {
+    try_out(gvisor, |gvisor, id| async move {
+        let status = tokio::time::timeout(TEARDOWN_TIMEOUT, run_everyday_programs(gvisor, &id));
+        status.await.unwrap_or_else(|_| Ok(ExitStatus::Exited(1)))
+    })
+    .await
+}
+
+async fn run_everyday_programs(
+    gvisor: Arc<GvisorWalls>,
+    id: &SandboxId,
+) -> stockade_core::Result<ExitStatus> {
     let admitted = linux::admit_provisionally(NAME, &SandboxSpec::default())?;
     let sandbox = gvisor.build(id, &admitted, &Cancellation::default()).await?;
-    let mut process =
-        sandbox.spawn(&Command::program(["ls", "-l", "/"]), admitted.limits()).await?;
+    let programs = Command::program(["sh", "-c", EVERYDAY_PROGRAMS]);
+    let mut process = sandbox.spawn(&programs, admitted.limits()).await?;
     loop {
         match process.events.next().await {
             Some(ProcessEvent::Exit(exit)) => return Ok(exit.status),
@@ -121,6 +137,16 @@ async fn list_root(gvisor: Arc<GvisorWalls>, id: &SandboxId) -> stockade_core::R
             None => return Ok(ExitStatus::Lost("it ended without an exit status".into())),
         }
     }
+}
+
+fn runtime_breaks_down(platform: RunscPlatform) -> Error {
+    let message = format!(
+        "runsc breaks down while programs run in it, on the {} platform, which is the first that starts here",
+        platform.name()
+    );
+    Error::new(ErrorCode::Unavailable, "detect", message)
+        .backend(NAME)
+        .remedy("install another version of runsc, such as the project's own release")
 }
 
 /// The platform that was found before, if it still works, or the first that does.
