@@ -16,6 +16,7 @@ mod manifest;
 mod options;
 mod progress;
 mod pull;
+mod push;
 mod reference;
 mod registry;
 mod settings;

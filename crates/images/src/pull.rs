@@ -280,7 +280,9 @@ fn is_fault_of_image(error: &ImageError) -> bool {
         | ImageError::NotFound(_)
         | ImageError::NotStored(_)
         | ImageError::Ambiguous(_)
+        | ImageError::NoTarget(_)
         | ImageError::Unauthorized { .. }
+        | ImageError::PushDenied { .. }
         | ImageError::Status { .. }
         | ImageError::Unreachable { .. }
         | ImageError::Stalled { .. }

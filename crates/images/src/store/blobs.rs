@@ -76,6 +76,27 @@ impl ImageStore {
         self.blobs.exists(&digest.hex()).map_err(ImageError::io("found", self.blobs.path()))
     }
 
+    /// A stored blob to be read, and its length.
+    pub(crate) fn open_blob(&self, digest: &Digest) -> Result<(File, u64), ImageError> {
+        let failed = || ImageError::io("opened", self.blobs.path_of(&digest.hex()));
+        let file = self.blobs.open(&digest.hex(), OFlags::RDONLY).map_err(failed())?;
+        let size = file.metadata().map_err(failed())?.len();
+        Ok((file, size))
+    }
+
+    /// A small stored blob in memory.
+    pub(crate) fn read_blob(&self, digest: &Digest, limit: u64) -> Result<Vec<u8>, ImageError> {
+        let (file, size) = self.open_blob(digest)?;
+        if size > limit {
+            return Err(ImageError::TooLarge { what: digest.to_string(), limit });
+        }
+        let mut bytes = Vec::new();
+        file.take(limit)
+            .read_to_end(&mut bytes)
+            .map_err(ImageError::io("read", self.blobs.path_of(&digest.hex())))?;
+        Ok(bytes)
+    }
+
     /// Stores a small blob that is in memory.
     pub(crate) fn write_blob(&self, digest: &Digest, bytes: &[u8]) -> Result<(), ImageError> {
         if self.has_blob(digest)? {

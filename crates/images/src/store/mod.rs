@@ -121,6 +121,36 @@ impl ImageStore {
         self.write_archive(&found, archive)
     }
 
+    /// Gives a stored image one more name, which no other image has from then on.
+    pub fn tag(&self, image: &str, name: &ImageReference) -> Result<StoredImage, ImageError> {
+        name.check_assignable()?;
+        let found = self.find_record(image)?;
+        let found = found.ok_or_else(|| ImageError::NotStored(image.to_owned()))?;
+        self.set_name(name, &found.record.manifest)?;
+        Ok(self.complete(found.record, Some(name.clone())))
+    }
+
+    /// Pushes a stored image to the registry of its name, or of another.
+    ///
+    /// - The registry gets the very bytes that are stored, so the digest stays the same.
+    /// - Blobs that it has are not sent. The manifest goes last: dropped or killed before, it has no new image.
+    pub async fn push(
+        &self,
+        image: &str,
+        to: Option<&ImageReference>,
+        options: &PullOptions,
+        progress: &dyn PullProgress,
+    ) -> Result<StoredImage, ImageError> {
+        // Blobs stay until they are sent.
+        let _lock = self.lock_shared().await?;
+        let found = self.find_record(image)?;
+        let found = found.ok_or_else(|| ImageError::NotStored(image.to_owned()))?;
+        let target = to.or(found.reference.as_ref()).cloned();
+        let target = target.ok_or_else(|| ImageError::NoTarget(image.to_owned()))?;
+        crate::push::push(self, &found.record, &target, options, progress).await?;
+        Ok(self.complete(found.record, Some(target)))
+    }
+
     /// Every stored image, one entry for each name and one for each image without a name.
     pub fn list(&self) -> Result<Vec<StoredImage>, ImageError> {
         let names: Vec<NameRecord> = read_records(&self.names)?;

@@ -78,6 +78,16 @@ impl Images {
         Ok(self.store()?.pull(reference, &options, &self.inner.unpack, progress).await?)
     }
 
+    /// Pushes a stored image to the registry of its name, or of another.
+    pub async fn push(
+        &self,
+        image: &str,
+        to: Option<&ImageReference>,
+        progress: &dyn PullProgress,
+    ) -> Result<StoredImage> {
+        Ok(self.store()?.push(image, to, &self.inner.options, progress).await?)
+    }
+
     /// Stores the image of an OCI layout, a directory or an archive, under this name or the layout's own.
     pub async fn import(
         &self,

@@ -8,7 +8,9 @@ mod inspect;
 mod ls;
 mod prune;
 mod pull;
+mod push;
 mod rm;
+mod tag;
 mod view;
 
 use clap::{Args, Subcommand};
@@ -32,6 +34,10 @@ pub struct ImageArgs {
 enum ImageVerb {
     /// Pull images from their registries, and print their digests.
     Pull(pull::PullArgs),
+    /// Push an image to its registry, or to another, and print its digest.
+    Push(push::PushArgs),
+    /// Give an image one more name.
+    Tag(tag::TagArgs),
     /// List stored images.
     Ls(ls::ImageLsArgs),
     /// Remove images. What a sandbox uses is refused.
@@ -52,6 +58,8 @@ pub async fn image(args: ImageArgs, printer: &Printer) -> Result<i32> {
     let images = Images::new(&settings)?;
     match args.verb {
         ImageVerb::Pull(args) => pull::pull(args, images, printer).await,
+        ImageVerb::Push(args) => push::push(args, images, printer).await,
+        ImageVerb::Tag(args) => tag::tag(&args, &images, printer),
         ImageVerb::Ls(args) => ls::ls(&args, &images, printer),
         ImageVerb::Rm(args) => rm::rm(&args, &images, printer),
         ImageVerb::Inspect(args) => inspect::inspect(&args, &images, printer),

@@ -255,3 +255,35 @@ fn explain_and_detect_say_where_images_come_from() {
     let detected = place.stockade(&["detect", "native"]).stdout;
     assert!(detected.contains(by), "{detected}");
 }
+
+#[test]
+fn what_is_pushed_is_what_others_find_and_what_is_pulled_back() {
+    let registry = TestRegistry::start();
+    let place = CliPlace::new();
+    let digest = pull(&place, &registry.name("1"));
+    let (local, pushed) = ("localhost/again:1", registry.name_of("other/place", "new"));
+    place.stockade(&["image", "tag", &registry.name("1"), local]).is(0, "", "");
+    let push = ["image", "push", local, "--to", &pushed];
+    place.stockade(&push).is(0, &format!("{digest}\n"), "");
+    place.stockade(&push).is(0, &format!("{digest}\n"), "");
+    assert_eq!(registry.inspect(&pushed)["Digest"], digest.as_str());
+    registry.copy_out(&pushed);
+    let other = CliPlace::new();
+    let by_digest = format!("{}@{digest}", pushed.rsplit_once(':').unwrap().0);
+    assert_eq!(pull(&other, &by_digest), digest);
+    cat_release(&other, &["--image", &by_digest]).is(0, "one\n", "");
+}
+
+#[test]
+fn an_image_is_pushed_only_where_its_name_says() {
+    let registry = TestRegistry::start();
+    let place = CliPlace::new();
+    let digest = pull(&place, &registry.name("1"));
+    place.stockade(&["image", "push", &digest[7..19]]).is_refused(&["names no registry", "--to"]);
+    place.stockade(&["image", "push", "localhost/none:1"]).is_refused(&["no image"]);
+    let other = format!("localhost/x@sha256:{}", "0".repeat(64));
+    place.stockade(&["image", "tag", &digest[7..19], &other]).is_refused(&["a digest"]);
+    let name = registry.name_of("a/b", "1");
+    let elsewhere = format!("{name}@sha256:{}", "0".repeat(64));
+    place.stockade(&["image", "push", &digest[7..19], "--to", &elsewhere]).is_refused(&["digest"]);
+}
