@@ -7,6 +7,7 @@
 //! The client is written on `hyper` rather than on `oci-client`: there, neither redirects, addresses and bounds of
 //! answers nor the reading deadline can be governed, and all of them are decided here.
 
+mod commit;
 mod config;
 mod digest;
 mod error;
@@ -24,6 +25,7 @@ mod source;
 mod store;
 mod unpack;
 
+pub use commit::{LayerDraft, SandboxRoot};
 pub use digest::{Digest, DigestError};
 pub use error::ImageError;
 pub use image::{ImageConfig, ImageLease, PruneOptions, Removed, StoredImage, StoredLayer};

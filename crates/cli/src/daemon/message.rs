@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 use stockade_core::{
-    BackendName, Boundary, Command, EgressRule, Enforcement, Entry, JobId, Network, Outcome,
-    SandboxId, SandboxPath, SandboxSpec, SnapshotId, SnapshotKind, Span, StreamId, TerminalSize,
-    Workspace, WorkspaceId,
+    BackendName, Boundary, Command, EgressRule, Enforcement, Entry, HostPath, JobId, Network,
+    Outcome, SandboxId, SandboxPath, SandboxSpec, SnapshotId, SnapshotKind, Span, StreamId,
+    TerminalSize, Workspace, WorkspaceId,
 };
 use stockade_engine::{Snapshot, Timestamp, VerifiedParts};
 
@@ -76,6 +76,8 @@ pub enum SandboxStateRequest {
     Resume,
     /// What it was made of, for one who makes copies.
     Describe,
+    /// Writes the tree at a path as a tar archive into a new file of this user.
+    Archive { path: SandboxPath, into: HostPath, most: u64 },
 }
 
 /// What is asked about the network of a sandbox. One answer each.

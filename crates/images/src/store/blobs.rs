@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::Path;
 
 use bytes::Bytes;
 use rustix::fs::OFlags;
@@ -95,6 +96,13 @@ impl ImageStore {
             .read_to_end(&mut bytes)
             .map_err(ImageError::io("read", self.blobs.path_of(&digest.hex())))?;
         Ok(bytes)
+    }
+
+    /// Makes a file of this file system, which is on disk and has this digest, a blob.
+    pub(crate) fn adopt_blob(&self, digest: &Digest, file: &Path) -> Result<(), ImageError> {
+        let path = self.blobs.path_of(&digest.hex());
+        std::fs::rename(file, &path).map_err(ImageError::io("published", &path))?;
+        self.blobs.sync().map_err(ImageError::io("synced", self.blobs.path()))
     }
 
     /// Stores a small blob that is in memory.

@@ -31,9 +31,10 @@ use self::records::{
     NameRecord, image_file, last_use, name_file, note_use, read_record, read_records, write_record,
 };
 pub(crate) use self::trees::{TreeContents, TreeLayer, blocking, chain_id};
+use crate::commit::Commit;
 use crate::{
-    Digest, ImageError, ImageLease, ImageLimits, ImageReference, Platform, PruneOptions,
-    PullOptions, PullProgress, Removed, StoredImage, Unpack,
+    Digest, ImageError, ImageLease, ImageLimits, ImageReference, LayerDraft, Platform,
+    PruneOptions, PullOptions, PullProgress, Removed, SandboxRoot, StoredImage, Unpack,
 };
 
 /// The fewest digits of an id by which an image is found.
@@ -149,6 +150,35 @@ impl ImageStore {
         let target = target.ok_or_else(|| ImageError::NoTarget(image.to_owned()))?;
         crate::push::push(self, &found.record, &target, options, progress).await?;
         Ok(self.complete(found.record, Some(target)))
+    }
+
+    /// A private directory in which archives for [`Self::commit`] are gathered.
+    pub fn draft_layer(&self) -> Result<LayerDraft, ImageError> {
+        self.make_layer_draft()
+    }
+
+    /// Stores what the root of a sandbox has changed as one more layer on its image.
+    ///
+    /// - Archives are guest input: compared without following a link, packed without set-id bits, refused by name.
+    /// - Dropped or killed at any instant, nothing half-made is published.
+    /// - A root without changes is the same image, under one more name.
+    pub async fn commit(
+        &self,
+        base: &StoredImage,
+        root: SandboxRoot,
+        draft: &LayerDraft,
+        name: Option<&ImageReference>,
+        limits: &ImageLimits,
+        (unpack, progress): (&dyn Unpack, &dyn PullProgress),
+    ) -> Result<StoredImage, ImageError> {
+        name.map_or(Ok(()), ImageReference::check_assignable)?;
+        let _lock = self.lock_shared().await?;
+        // The tree stays while it is compared with.
+        let _lease = self.lease(base)?;
+        let missing = || ImageError::NotStored(base.manifest.to_string());
+        let record: Option<ImageRecord> = read_record(&self.images, &image_file(&base.manifest))?;
+        let commit = Commit { store: self, limits, unpack, progress };
+        commit.commit(&record.ok_or_else(missing)?, root, draft, name).await
     }
 
     /// Every stored image, one entry for each name and one for each image without a name.

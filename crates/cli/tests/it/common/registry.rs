@@ -9,8 +9,8 @@ use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
 /// Programs of the images, all of them links to busybox.
-const BUSYBOX_APPLETS: [&str; 9] =
-    ["sh", "cat", "echo", "sleep", "id", "env", "pwd", "touch", "ls"];
+const BUSYBOX_APPLETS: [&str; 12] =
+    ["sh", "cat", "echo", "sleep", "id", "env", "pwd", "touch", "ls", "ln", "mkdir", "rm"];
 /// How the server says where it listens.
 const LISTENING: &str = "msg=\"listening on ";
 
