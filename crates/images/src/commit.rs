@@ -3,6 +3,7 @@
 //! Archives of the root are a guest's. They lie in a private draft, are compared with the image's tree and packed; the
 //! new layer is unpacked behind walls like any other before there is an image of it.
 
+use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -16,8 +17,8 @@ use crate::config::parse_config;
 use crate::manifest::{OCI_CONFIG, OCI_MANIFEST, compression_of, own_layer_type};
 use crate::store::{ImageRecord, ImageStore, TreeLayer, blocking, chain_id};
 use crate::{
-    Compression, Digest, ImageError, ImageLimits, ImageReference, PullProgress, StoredImage,
-    StoredLayer, Unpack, UnpackLimits,
+    Compression, Digest, ImageConfig, ImageError, ImageLimits, ImageReference, Platform,
+    PullProgress, StoredImage, StoredLayer, Unpack, UnpackLimits,
 };
 
 const LAYER_FILE: &str = "layer";
@@ -53,7 +54,8 @@ impl LayerDraft {
         &self.path
     }
 
-    fn layer_path(&self) -> PathBuf {
+    /// Where the layer is written.
+    pub fn layer_path(&self) -> PathBuf {
         self.path.join(LAYER_FILE)
     }
 }
@@ -65,8 +67,19 @@ impl Drop for LayerDraft {
     }
 }
 
+/// What an image that is built says about itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AssembledConfig {
+    /// What it says about processes in it.
+    pub config: ImageConfig,
+    /// The machine it is for.
+    pub platform: Platform,
+    /// When it was built.
+    pub created: Option<String>,
+}
+
 /// What is the same for all steps of a commit.
-pub(crate) struct Commit<'a> {
+pub(crate) struct RootCommit<'a> {
     pub store: &'a ImageStore,
     pub limits: &'a ImageLimits,
     pub unpack: &'a dyn Unpack,
@@ -80,7 +93,7 @@ struct NewImage {
     layers: Vec<TreeLayer>,
 }
 
-impl Commit<'_> {
+impl RootCommit<'_> {
     /// Stores an image with what a root has changed. Without changes it is the same image.
     pub async fn commit(
         &self,
@@ -100,7 +113,7 @@ impl Commit<'_> {
         self.store.image(&manifest, name.cloned())
     }
 
-    async fn pack(
+    pub async fn pack(
         &self,
         base: &ImageRecord,
         root: SandboxRoot,
@@ -133,16 +146,10 @@ impl Commit<'_> {
         packed: PackedLayer,
         draft: &LayerDraft,
     ) -> Result<Digest, ImageError> {
-        let wrong = |error: crate::DigestError| ImageError::Unpack(error.to_string());
-        let layer = StoredLayer {
-            digest: Digest::from_hex(&packed.sha256).map_err(wrong)?,
-            diff_id: Digest::from_hex(&packed.diff_sha256).map_err(wrong)?,
-            media_type: own_layer_type(Compression::Gzip).to_owned(),
-            size: packed.size,
-        };
+        let layer = describe_layer(&packed)?;
         let image = self.compose(base, layer.clone())?;
         self.store.adopt_blob(&layer.digest, &draft.layer_path())?;
-        self.publish(base, &image).await
+        self.publish(&base.platform, &image, false).await
     }
 
     fn compose(&self, base: &ImageRecord, layer: StoredLayer) -> Result<NewImage, ImageError> {
@@ -153,14 +160,48 @@ impl Commit<'_> {
             return Err(ImageError::refused(format!("it would have more than {limit} layers")));
         }
         let config = self.store.read_blob(&base.config_digest, self.limits.config_bytes)?;
-        let config = build_config(&config, &layers)?;
+        let config = build_config(&config, &layers, &Timestamp::now().to_string())?;
         let manifest = build_manifest(&config, &layers);
         Ok(NewImage { config, manifest, layers })
     }
 
-    async fn publish(&self, base: &ImageRecord, image: &NewImage) -> Result<Digest, ImageError> {
+    /// An image of a base and further layers, with a config of its own. The same input makes the same image.
+    pub async fn assemble(
+        &self,
+        base: Option<&ImageRecord>,
+        new: &[StoredLayer],
+        config: &AssembledConfig,
+        is_intermediate: bool,
+    ) -> Result<Digest, ImageError> {
+        let mut layers = base.map_or(Ok(Vec::new()), tree_layers)?;
+        let compression = Compression::Gzip;
+        layers.extend(new.iter().map(|layer| TreeLayer { layer: layer.clone(), compression }));
+        if layers.len() > self.limits.layers {
+            let limit = self.limits.layers;
+            return Err(ImageError::refused(format!("it would have more than {limit} layers")));
+        }
+        let below = match base {
+            Some(base) => self.store.read_blob(&base.config_digest, self.limits.config_bytes)?,
+            None => b"{}".to_vec(),
+        };
+        let config_bytes = build_own_config(&below, &layers, config)?;
+        let manifest = build_manifest(&config_bytes, &layers);
+        let digest = Digest::of(&manifest);
+        if self.store.has_image(&digest)? {
+            return Ok(digest);
+        }
+        let image = NewImage { config: config_bytes, manifest, layers };
+        self.publish(&config.platform, &image, is_intermediate).await
+    }
+
+    async fn publish(
+        &self,
+        platform: &Platform,
+        image: &NewImage,
+        is_intermediate: bool,
+    ) -> Result<Digest, ImageError> {
         let NewImage { config, manifest, layers } = image;
-        let parsed = parse_config(config, layers.len(), &base.platform)?;
+        let parsed = parse_config(config, layers.len(), platform)?;
         let (config_digest, manifest_digest) = (Digest::of(config), Digest::of(manifest));
         self.store.write_blob(&config_digest, config)?;
         self.store.write_blob(&manifest_digest, manifest)?;
@@ -184,9 +225,61 @@ impl Commit<'_> {
             created: parsed.created,
             stored: Timestamp::now(),
             tree,
+            is_intermediate,
         })?;
         Ok(manifest_digest)
     }
+}
+
+/// A layer that was packed, as images have it.
+pub(crate) fn describe_layer(packed: &PackedLayer) -> Result<StoredLayer, ImageError> {
+    let wrong = |error: crate::DigestError| ImageError::Unpack(error.to_string());
+    Ok(StoredLayer {
+        digest: Digest::from_hex(&packed.sha256).map_err(wrong)?,
+        diff_id: Digest::from_hex(&packed.diff_sha256).map_err(wrong)?,
+        media_type: own_layer_type(Compression::Gzip).to_owned(),
+        size: packed.size,
+    })
+}
+
+/// The config of an image that was built: that of the image below, with what the build says instead.
+fn build_own_config(
+    base: &[u8],
+    layers: &[TreeLayer],
+    own: &AssembledConfig,
+) -> Result<Vec<u8>, ImageError> {
+    let unreadable = || ImageError::refused("the config of its image cannot be read");
+    let mut config: Value = serde_json::from_slice(base).map_err(|_| unreadable())?;
+    let fields = config.as_object_mut().ok_or_else(unreadable)?;
+    // It is about the layers below, and optional.
+    fields.remove("history");
+    let diff_ids: Vec<_> = layers.iter().map(|layer| &layer.layer.diff_id).collect();
+    fields.insert("rootfs".to_owned(), json!({ "type": "layers", "diff_ids": diff_ids }));
+    fields.insert("os".to_owned(), json!(own.platform.os));
+    fields.insert("architecture".to_owned(), json!(own.platform.architecture));
+    if let Some(created) = &own.created {
+        fields.insert("created".to_owned(), json!(created));
+    }
+    let process = fields.entry("config").or_insert_with(|| json!({}));
+    if process.is_null() {
+        *process = json!({});
+    }
+    let process = process.as_object_mut().ok_or_else(unreadable)?;
+    let ImageConfig { env, user, working_dir, entrypoint, cmd, labels, exposed_ports } =
+        &own.config;
+    let ports: BTreeMap<_, _> = exposed_ports.iter().map(|port| (port, json!({}))).collect();
+    for (name, value) in [
+        ("Env", json!(env)),
+        ("User", json!(user)),
+        ("WorkingDir", json!(working_dir)),
+        ("Entrypoint", json!(entrypoint)),
+        ("Cmd", json!(cmd)),
+        ("Labels", json!(labels)),
+        ("ExposedPorts", json!(ports)),
+    ] {
+        process.insert(name.to_owned(), value);
+    }
+    Ok(config.to_string().into_bytes())
 }
 
 fn tree_layers(base: &ImageRecord) -> Result<Vec<TreeLayer>, ImageError> {
@@ -199,11 +292,10 @@ fn tree_layers(base: &ImageRecord) -> Result<Vec<TreeLayer>, ImageError> {
 }
 
 /// The config of the image below, with one more layer. What it says otherwise stays, known or not.
-fn build_config(base: &[u8], layers: &[TreeLayer]) -> Result<Vec<u8>, ImageError> {
+fn build_config(base: &[u8], layers: &[TreeLayer], now: &str) -> Result<Vec<u8>, ImageError> {
     let unreadable = || ImageError::refused("the config of its image cannot be read");
     let mut config: Value = serde_json::from_slice(base).map_err(|_| unreadable())?;
     let fields = config.as_object_mut().ok_or_else(unreadable)?;
-    let now = Timestamp::now().to_string();
     let diff_ids: Vec<_> = layers.iter().map(|layer| &layer.layer.diff_id).collect();
     fields.insert("created".to_owned(), json!(now));
     fields.insert("rootfs".to_owned(), json!({ "type": "layers", "diff_ids": diff_ids }));

@@ -125,6 +125,9 @@ pub enum ImageError {
     /// The image is not one that is taken.
     #[error("the image is refused: {0}")]
     Refused(String),
+    /// A file of a build cannot be copied.
+    #[error("{0}")]
+    Copy(String),
     /// A sandbox, of whichever process, uses the image.
     #[error("`{0}` is in use by a sandbox")]
     InUse(String),
@@ -198,7 +201,7 @@ impl ImageError {
             }
             Self::TooLarge { .. } => ErrorCode::TooLarge,
             Self::NoPlatform { .. } => ErrorCode::Unsupported,
-            Self::Refused(_) => ErrorCode::Invalid,
+            Self::Refused(_) | Self::Copy(_) => ErrorCode::Invalid,
             Self::Unpack(_) | Self::Io { .. } => ErrorCode::System,
             Self::Sandbox(error) | Self::Store(error) => error.code(),
         }
@@ -230,6 +233,7 @@ impl ImageError {
             Self::TooLarge { .. } => "raise the limit in the configuration if the image is trusted",
             Self::NoPlatform { .. } => "name a platform that it has",
             Self::Refused(_) => "use another image, or build this one anew",
+            Self::Copy(_) => "correct the Dockerfile or the files",
             Self::InUse(_) => "end its sandboxes first",
             Self::Unpack(_) => "try again",
             Self::Sandbox(error) => error.hint().unwrap_or("see `stockade detect native`"),
@@ -264,6 +268,7 @@ impl From<ImageError> for Error {
             | ImageError::DigestMismatch { .. }
             | ImageError::NoPlatform { .. }
             | ImageError::Refused(_)
+            | ImageError::Copy(_)
             | ImageError::InUse(_)
             | ImageError::Unpack(_)
             | ImageError::Sandbox(_) => told,

@@ -209,6 +209,7 @@ impl Job<'_> {
             created: config.created,
             stored: Timestamp::now(),
             tree,
+            is_intermediate: false,
         })
     }
 
@@ -288,6 +289,7 @@ fn is_fault_of_image(error: &ImageError) -> bool {
         | ImageError::Stalled { .. }
         | ImageError::Protocol { .. }
         | ImageError::Redirect { .. }
+        | ImageError::Copy(_)
         | ImageError::InUse(_)
         | ImageError::Unpack(_)
         | ImageError::Sandbox(_)

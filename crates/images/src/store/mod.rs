@@ -15,6 +15,7 @@
 //! between any two of these, a process leaves nothing that looks like more than it is.
 
 mod blobs;
+mod builds;
 mod collect;
 mod export;
 mod locks;
@@ -26,12 +27,14 @@ use std::sync::Arc;
 
 use stockade_fs::{Directory, Locked, Sharing, StateDir};
 
+pub use self::builds::StoreHold;
+pub use self::records::BuildRecord;
 pub(crate) use self::records::ImageRecord;
 use self::records::{
     NameRecord, image_file, last_use, name_file, note_use, read_record, read_records, write_record,
 };
 pub(crate) use self::trees::{TreeContents, TreeLayer, blocking, chain_id};
-use crate::commit::Commit;
+use crate::commit::RootCommit;
 use crate::{
     Digest, ImageError, ImageLease, ImageLimits, ImageReference, LayerDraft, Platform,
     PruneOptions, PullOptions, PullProgress, Removed, SandboxRoot, StoredImage, Unpack,
@@ -51,6 +54,7 @@ pub struct ImageStore {
     images: Arc<Directory>,
     names: Arc<Directory>,
     used: Arc<Directory>,
+    builds: Arc<Directory>,
     locks: Arc<Directory>,
 }
 
@@ -74,6 +78,7 @@ impl ImageStore {
             images: open("images")?,
             names: open("names")?,
             used: open("used")?,
+            builds: open("builds")?,
             locks: open("locks")?,
             directory: state.path().to_owned(),
         })
@@ -175,10 +180,9 @@ impl ImageStore {
         let _lock = self.lock_shared().await?;
         // The tree stays while it is compared with.
         let _lease = self.lease(base)?;
-        let missing = || ImageError::NotStored(base.manifest.to_string());
-        let record: Option<ImageRecord> = read_record(&self.images, &image_file(&base.manifest))?;
-        let commit = Commit { store: self, limits, unpack, progress };
-        commit.commit(&record.ok_or_else(missing)?, root, draft, name).await
+        let record = self.record_of(base)?;
+        let commit = RootCommit { store: self, limits, unpack, progress };
+        commit.commit(&record, root, draft, name).await
     }
 
     /// Every stored image, one entry for each name and one for each image without a name.
@@ -188,6 +192,9 @@ impl ImageStore {
         for record in read_records::<ImageRecord>(&self.images)? {
             let own = names.iter().filter(|name| name.manifest == record.manifest);
             let mut references: Vec<_> = own.map(|name| Some(name.reference.clone())).collect();
+            if references.is_empty() && record.is_intermediate {
+                continue;
+            }
             if references.is_empty() {
                 references.push(None);
             }

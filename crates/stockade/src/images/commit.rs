@@ -86,7 +86,7 @@ fn base_name(spec: &SandboxSpec) -> Result<String> {
 }
 
 /// The directories of an image that may be mounted each for itself: the root, those in it, and those in `/var`.
-fn list_places(tree: &Path) -> Result<Vec<String>> {
+pub(super) fn list_places(tree: &Path) -> Result<Vec<String>> {
     let mut places = vec![String::new()];
     places.extend(list_directories(tree, "")?);
     if places.iter().any(|place| place == SPLIT_DIR) {
@@ -115,7 +115,7 @@ fn list_directories(tree: &Path, inside: &str) -> Result<BTreeSet<String>> {
 }
 
 /// What belongs to the sandbox and not to its root: its own directories, its workspace and its mounts.
-fn list_ignored(spec: &SandboxSpec) -> Vec<String> {
+pub(super) fn list_ignored(spec: &SandboxSpec) -> Vec<String> {
     let mounts = spec.all_mounts().map(|mount| mount.target.as_str());
     let workspace = [WORKSPACE_ROOT, spec.workspace_dir()];
     let paths = workspace.into_iter().chain(mounts).map(|path| path.trim_matches('/'));
@@ -123,7 +123,7 @@ fn list_ignored(spec: &SandboxSpec) -> Vec<String> {
     paths.map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-async fn gather(
+pub(super) async fn gather(
     archiver: &mut dyn RootArchiver,
     draft: &LayerDraft,
     places: Vec<String>,

@@ -4,6 +4,7 @@
 //! The store belongs to one user and is shared by all processes of that user. Nothing is opened or fetched before an
 //! image is asked for.
 
+mod build;
 mod commit;
 mod provider;
 mod settings;
@@ -18,6 +19,7 @@ use crate::Settings;
 use provider::StoredImageProvider;
 use unpack::ConfinedUnpack;
 
+pub use build::{BuildReport, BuildRequest};
 pub use commit::RootArchiver;
 pub use settings::ImageSettings;
 pub use stockade_images::{

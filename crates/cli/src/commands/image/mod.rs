@@ -2,6 +2,7 @@
 //!
 //! Decides nothing about images: what is fetched, refused and kept is for the library of images to say.
 
+mod build;
 mod commit;
 mod export;
 mod import;
@@ -47,6 +48,8 @@ enum ImageVerb {
     Inspect(inspect::InspectArgs),
     /// Import an image from an OCI layout, and print its digest.
     Import(import::ImportArgs),
+    /// Build an image from a Dockerfile, each RUN in a sandbox, and print its digest.
+    Build(build::BuildArgs),
     /// Commit what a sandbox has changed in its root as a new image, and print its digest.
     Commit(commit::CommitArgs),
     /// Export an image as one file that `import`, Docker and Podman read.
@@ -63,6 +66,7 @@ pub async fn image(args: ImageArgs, printer: &Printer) -> Result<i32> {
         ImageVerb::Pull(args) => pull::pull(args, images, printer).await,
         ImageVerb::Push(args) => push::push(args, images, printer).await,
         ImageVerb::Tag(args) => tag::tag(&args, &images, printer),
+        ImageVerb::Build(args) => build::build(args, images, &settings, printer).await,
         ImageVerb::Commit(args) => commit::commit(args, images, &settings, printer).await,
         ImageVerb::Ls(args) => ls::ls(&args, &images, printer),
         ImageVerb::Rm(args) => rm::rm(&args, &images, printer),

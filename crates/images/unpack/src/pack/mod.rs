@@ -13,8 +13,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use self::base::BaseTree;
-use self::writer::EntryState;
-pub use self::writer::{LayerWriter, PackedLayer};
+pub use self::writer::{EntryState, LayerWriter, PackedLayer};
 use crate::archive::{Archive, ArchiveEntry, ArchiveEntryKind};
 use crate::decompress::Decompressed;
 use crate::name::{EntryName, show};
@@ -45,12 +44,12 @@ pub struct PackRequest {
 }
 
 /// One entry of the new layer.
-struct Change {
-    kind: ChangeKind,
+struct LayerChange {
+    kind: LayerChangeKind,
     state: EntryState,
 }
 
-enum ChangeKind {
+enum LayerChangeKind {
     Directory,
     Symlink(Vec<u8>),
     File { archive: usize, offset: u64, size: u64 },
@@ -63,7 +62,7 @@ pub fn pack_changes(
     base: impl AsFd,
     layer: File,
 ) -> Result<PackedLayer, UnpackError> {
-    let mut changes = Changes::new(base.as_fd(), &request.ignored);
+    let mut changes = RootChanges::new(base.as_fd(), &request.ignored);
     let mut left = request.limits;
     for (index, archive) in request.archives.iter().enumerate() {
         changes.read_archive(index, archive, &mut left)?;
@@ -73,16 +72,16 @@ pub fn pack_changes(
     write_changes(&found, &mut request.archives, layer)
 }
 
-struct Changes<'a> {
+struct RootChanges<'a> {
     base: BaseTree<'a>,
     ignored: &'a [String],
     /// Every path of the archives, and whether it is a directory.
     seen: HashMap<Vec<u8>, bool>,
     /// What is packed, in the order of names.
-    found: BTreeMap<Vec<u8>, Change>,
+    found: BTreeMap<Vec<u8>, LayerChange>,
 }
 
-impl<'a> Changes<'a> {
+impl<'a> RootChanges<'a> {
     fn new(base: BorrowedFd<'a>, ignored: &'a [String]) -> Self {
         let base = BaseTree::new(base);
         Self { base, ignored, seen: HashMap::new(), found: BTreeMap::new() }
@@ -125,29 +124,29 @@ impl<'a> Changes<'a> {
         name: &EntryName,
         entry: &ArchiveEntry,
         entries: &mut Archive<'_>,
-    ) -> Result<Option<Change>, UnpackError> {
+    ) -> Result<Option<LayerChange>, UnpackError> {
         let state = EntryState { mode: entry.mode & 0o777, mtime: entry.mtime.0 };
         let (kind, same, state) = match &entry.kind {
             ArchiveEntryKind::File => {
                 let (offset, size) = (entries.position(), entries.unread_bytes());
                 let same = self.base.has_file(name, state, entries)?;
-                (ChangeKind::File { archive, offset, size }, same, state)
+                (LayerChangeKind::File { archive, offset, size }, same, state)
             }
             ArchiveEntryKind::Directory => {
                 let (same, state) = self.base.compare_directory(name, state)?;
                 // Made for what is mounted there.
                 let is_place = self.leads_to_ignored(name.bytes()) && !self.base.has(name)?;
-                (ChangeKind::Directory, same || is_place, state)
+                (LayerChangeKind::Directory, same || is_place, state)
             }
             ArchiveEntryKind::Symlink(target) => {
                 let same = self.base.has_symlink(name, target)?;
-                (ChangeKind::Symlink(target.clone()), same, state)
+                (LayerChangeKind::Symlink(target.clone()), same, state)
             }
             ArchiveEntryKind::HardLink(_) | ArchiveEntryKind::Device => {
                 return Err(refused(name, "is of a kind that archives of a sandbox do not have"));
             }
         };
-        Ok((!same).then_some(Change { kind, state }))
+        Ok((!same).then_some(LayerChange { kind, state }))
     }
 
     /// Adds whiteouts for what the image has and the archives have not.
@@ -167,7 +166,8 @@ impl<'a> Changes<'a> {
                     None => {
                         let hidden = join(&directory, &[WHITEOUT_PREFIX, &base].concat());
                         let state = EntryState { mode: 0, mtime: 0 };
-                        self.found.insert(hidden, Change { kind: ChangeKind::Whiteout, state });
+                        self.found
+                            .insert(hidden, LayerChange { kind: LayerChangeKind::Whiteout, state });
                     }
                 }
             }
@@ -210,18 +210,18 @@ fn refused(name: &EntryName, reason: &str) -> UnpackError {
 }
 
 fn write_changes(
-    found: &BTreeMap<Vec<u8>, Change>,
+    found: &BTreeMap<Vec<u8>, LayerChange>,
     archives: &mut [RootArchive],
     layer: File,
 ) -> Result<PackedLayer, UnpackError> {
     let failed = |error| UnpackError::io("written", "the layer", error);
     let mut writer = LayerWriter::new(layer);
-    for (name, Change { kind, state }) in found {
+    for (name, LayerChange { kind, state }) in found {
         let written = match kind {
-            ChangeKind::Directory => writer.add_directory(name, *state),
-            ChangeKind::Symlink(target) => writer.add_symlink(name, target, *state),
-            ChangeKind::Whiteout => writer.add_whiteout(name),
-            ChangeKind::File { archive, offset, size } => {
+            LayerChangeKind::Directory => writer.add_directory(name, *state),
+            LayerChangeKind::Symlink(target) => writer.add_symlink(name, target, *state),
+            LayerChangeKind::Whiteout => writer.add_whiteout(name),
+            LayerChangeKind::File { archive, offset, size } => {
                 let file = &mut archives[*archive].file;
                 file.seek(SeekFrom::Start(*offset))
                     .and_then(|_| writer.add_file(name, *state, *size, file.take(*size)))

@@ -32,7 +32,8 @@ pub struct PackedLayer {
 
 /// Mode and time of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct EntryState {
+pub struct EntryState {
+    /// Permission bits.
     pub mode: u32,
     /// Seconds since 1970.
     pub mtime: i64,
@@ -82,11 +83,13 @@ impl LayerWriter {
         self.entries
     }
 
-    pub(crate) fn add_directory(&mut self, name: &[u8], state: EntryState) -> io::Result<()> {
+    /// Adds a directory.
+    pub fn add_directory(&mut self, name: &[u8], state: EntryState) -> io::Result<()> {
         self.add(name, build_header(EntryType::Directory, state, 0), io::empty())
     }
 
-    pub(crate) fn add_file(
+    /// Adds a file of this size.
+    pub fn add_file(
         &mut self,
         name: &[u8],
         state: EntryState,
@@ -97,16 +100,12 @@ impl LayerWriter {
     }
 
     /// An empty file, by whose name something of a lower layer is hidden.
-    pub(crate) fn add_whiteout(&mut self, name: &[u8]) -> io::Result<()> {
+    pub(super) fn add_whiteout(&mut self, name: &[u8]) -> io::Result<()> {
         self.add_file(name, EntryState { mode: 0o644, mtime: 0 }, 0, io::empty())
     }
 
-    pub(crate) fn add_symlink(
-        &mut self,
-        name: &[u8],
-        target: &[u8],
-        state: EntryState,
-    ) -> io::Result<()> {
+    /// Adds a symbolic link.
+    pub fn add_symlink(&mut self, name: &[u8], target: &[u8], state: EntryState) -> io::Result<()> {
         let mut header = build_header(EntryType::Symlink, state, 0);
         if target.len() <= MAX_PLAIN_LINK_BYTES {
             header.set_link_name_literal(target)?;
