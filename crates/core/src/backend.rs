@@ -111,6 +111,15 @@ pub trait Sandbox: Send + Sync {
         Err(Error::unsupported("snapshot", kind.feature()))
     }
 
+    /// Writes the tree at a path as a tar archive into a new file, refused where it has more than `most` bytes:
+    /// files, directories and symbolic links, and nothing that is mounted in the tree. Requires `files-snapshot`.
+    ///
+    /// - Not of an instant: what is written meanwhile may be caught half-way.
+    /// - What it says is guest input.
+    async fn archive_tree(&self, _path: &SandboxPath, _into: &Path, _most: u64) -> Result<()> {
+        Err(Error::unsupported("archive", Feature::FilesSnapshot))
+    }
+
     /// Brings a captured state back, in place. Requires what `snapshot` requires.
     ///
     /// - What cannot be brought back whole changes nothing.

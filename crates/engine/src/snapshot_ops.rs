@@ -1,11 +1,12 @@
 //! Captured states: taken of a live sandbox, brought back in place, and made into further sandboxes.
 //! Each runs to its end in a task of its own, whether or not its caller waits.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use stockade_core::{
-    BackendChoice, Command, Error, ErrorCode, Feature, Parts, Result, SandboxId, SandboxSpec,
-    SnapshotId, SnapshotKind, Workspace,
+    BackendChoice, Command, Error, ErrorCode, Feature, Parts, Result, SandboxId, SandboxPath,
+    SandboxSpec, SnapshotId, SnapshotKind, Workspace,
 };
 
 use crate::engine::{Engine, EngineInner};
@@ -36,6 +37,21 @@ impl Engine {
         let live = self.inner.live(id)?;
         let inner = Arc::clone(&self.inner);
         in_a_task(async move { inner.capture_sandbox(&live, kind).await }).await
+    }
+
+    /// Writes the tree at a path of a live sandbox, which goes on meanwhile, as a tar archive into a new file, refused
+    /// where it has more than `most` bytes. What the archive says is guest input.
+    pub async fn archive_tree(
+        &self,
+        id: &SandboxId,
+        path: &SandboxPath,
+        into: &Path,
+        most: u64,
+    ) -> Result<()> {
+        let live = self.inner.live(id)?;
+        let archived =
+            tokio::time::timeout(CAPTURE_TIMEOUT, live.sandbox.archive_tree(path, into, most));
+        archived.await.unwrap_or_else(|_| Err(too_slow("archive", live.order.backend.as_ref())))
     }
 
     /// Brings a captured state back into a live sandbox of the same kind.

@@ -32,6 +32,9 @@ pub enum ImageError {
     /// The store has no such image.
     #[error("no image `{0}` is stored")]
     NotStored(String),
+    /// An image is to be pushed by its digits, which name no registry.
+    #[error("`{0}` names no registry to push to")]
+    NoTarget(String),
     /// Several stored images fit.
     #[error("several stored images begin with `{0}`")]
     Ambiguous(String),
@@ -41,6 +44,14 @@ pub enum ImageError {
         /// The registry.
         registry: String,
         /// What was to be read.
+        repository: String,
+    },
+    /// The registry wants other credentials for writing, or any.
+    #[error("`{registry}` does not let this user write `{repository}`")]
+    PushDenied {
+        /// The registry.
+        registry: String,
+        /// What was to be written.
         repository: String,
     },
     /// The registry answered with a status that is no answer.
@@ -114,6 +125,9 @@ pub enum ImageError {
     /// The image is not one that is taken.
     #[error("the image is refused: {0}")]
     Refused(String),
+    /// A file of a build cannot be copied.
+    #[error("{0}")]
+    Copy(String),
     /// A sandbox, of whichever process, uses the image.
     #[error("`{0}` is in use by a sandbox")]
     InUse(String),
@@ -172,10 +186,13 @@ impl ImageError {
     /// Its stable code.
     pub fn code(&self) -> ErrorCode {
         match self {
-            Self::Name(_) | Self::Settings(_) | Self::Ambiguous(_) => ErrorCode::Invalid,
-            Self::Credentials { .. } | Self::Unauthorized { .. } | Self::InUse(_) => {
-                ErrorCode::Denied
+            Self::Name(_) | Self::Settings(_) | Self::Ambiguous(_) | Self::NoTarget(_) => {
+                ErrorCode::Invalid
             }
+            Self::Credentials { .. }
+            | Self::Unauthorized { .. }
+            | Self::PushDenied { .. }
+            | Self::InUse(_) => ErrorCode::Denied,
             Self::NotFound(_) | Self::NotStored(_) => ErrorCode::NotFound,
             Self::Status { .. } | Self::Unreachable { .. } => ErrorCode::Unavailable,
             Self::Stalled { .. } => ErrorCode::TooSlow,
@@ -184,7 +201,7 @@ impl ImageError {
             }
             Self::TooLarge { .. } => ErrorCode::TooLarge,
             Self::NoPlatform { .. } => ErrorCode::Unsupported,
-            Self::Refused(_) => ErrorCode::Invalid,
+            Self::Refused(_) | Self::Copy(_) => ErrorCode::Invalid,
             Self::Unpack(_) | Self::Io { .. } => ErrorCode::System,
             Self::Sandbox(error) | Self::Store(error) => error.code(),
         }
@@ -198,7 +215,12 @@ impl ImageError {
             Self::Credentials { .. } => "correct the credentials file, or log in again",
             Self::NotFound(_) => "check its name and tag; a private image needs credentials",
             Self::NotStored(_) => "see `stockade image ls`, or pull it",
+            Self::NoTarget(_) => "name the repository with --to",
             Self::Ambiguous(_) => "give more digits of its digest, or its name",
+            Self::PushDenied { .. } => {
+                "name a repository of yours with --to, and log in, so that `~/.docker/config.json` \
+                 or `auth.json` has credentials for it"
+            }
             Self::Unauthorized { .. } => {
                 "log in, so that `~/.docker/config.json` or `auth.json` has credentials for it"
             }
@@ -211,6 +233,7 @@ impl ImageError {
             Self::TooLarge { .. } => "raise the limit in the configuration if the image is trusted",
             Self::NoPlatform { .. } => "name a platform that it has",
             Self::Refused(_) => "use another image, or build this one anew",
+            Self::Copy(_) => "correct the Dockerfile or the files",
             Self::InUse(_) => "end its sandboxes first",
             Self::Unpack(_) => "try again",
             Self::Sandbox(error) => error.hint().unwrap_or("see `stockade detect native`"),
@@ -234,7 +257,9 @@ impl From<ImageError> for Error {
             | ImageError::NotFound(_)
             | ImageError::NotStored(_)
             | ImageError::Ambiguous(_)
+            | ImageError::NoTarget(_)
             | ImageError::Unauthorized { .. }
+            | ImageError::PushDenied { .. }
             | ImageError::Status { .. }
             | ImageError::Stalled { .. }
             | ImageError::Protocol { .. }
@@ -243,6 +268,7 @@ impl From<ImageError> for Error {
             | ImageError::DigestMismatch { .. }
             | ImageError::NoPlatform { .. }
             | ImageError::Refused(_)
+            | ImageError::Copy(_)
             | ImageError::InUse(_)
             | ImageError::Unpack(_)
             | ImageError::Sandbox(_) => told,

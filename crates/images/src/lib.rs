@@ -7,6 +7,8 @@
 //! The client is written on `hyper` rather than on `oci-client`: there, neither redirects, addresses and bounds of
 //! answers nor the reading deadline can be governed, and all of them are decided here.
 
+mod build;
+mod commit;
 mod config;
 mod digest;
 mod error;
@@ -16,6 +18,7 @@ mod manifest;
 mod options;
 mod progress;
 mod pull;
+mod push;
 mod reference;
 mod registry;
 mod settings;
@@ -23,6 +26,11 @@ mod source;
 mod store;
 mod unpack;
 
+pub use build::{
+    BuildStage, BuildStep, CommandForm, CopyRequest, CopySource, CopyStep, Dockerfile,
+    DockerfileError, IgnoreRules, Instruction, PackedCopy, expand_word, in_tree, pack_copy,
+};
+pub use commit::{AssembledConfig, LayerDraft, SandboxRoot};
 pub use digest::{Digest, DigestError};
 pub use error::ImageError;
 pub use image::{ImageConfig, ImageLease, PruneOptions, Removed, StoredImage, StoredLayer};
@@ -31,7 +39,8 @@ pub use progress::{PullEvent, PullProgress};
 pub use reference::{ImageReference, ReferenceError};
 pub use registry::CredentialFiles;
 pub use settings::{Registries, RegistrySettings};
-pub use store::ImageStore;
+pub use stockade_unpack::{EntryState, LayerWriter, PackedLayer};
+pub use store::{BuildRecord, ImageStore, StoreHold};
 pub use unpack::{
     Compression, InProcess, LayerFile, Unpack, UnpackLimits, UnpackReply, UnpackRequest, Unpacked,
     unpack_program,

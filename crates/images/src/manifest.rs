@@ -10,9 +10,12 @@ use stockade_core::clean_foreign;
 
 use crate::{Compression, Digest, ImageError, ImageLimits, Platform};
 
-const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
-const OCI_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+pub(crate) const OCI_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+const OCI_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+const OCI_GZIP_LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+const OCI_ZSTD_LAYER: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
 const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
 const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
@@ -161,18 +164,35 @@ pub(crate) fn layer_compression(layer: &Descriptor) -> Result<Compression, Image
             "its layer {digest} is foreign: it lies elsewhere"
         )));
     }
-    match media_type {
-        "application/vnd.oci.image.layer.v1.tar"
-        | "application/vnd.docker.image.rootfs.diff.tar" => Ok(Compression::None),
-        "application/vnd.oci.image.layer.v1.tar+gzip"
-        | "application/vnd.docker.image.rootfs.diff.tar.gzip" => Ok(Compression::Gzip),
-        "application/vnd.oci.image.layer.v1.tar+zstd"
-        | "application/vnd.docker.image.rootfs.diff.tar.zstd" => Ok(Compression::Zstd),
-        other => Err(ImageError::refused(format!(
+    compression_of(media_type).ok_or_else(|| {
+        ImageError::refused(format!(
             "its layer {} is of the unknown type `{}`",
             layer.digest,
-            clean_foreign(other)
-        ))),
+            clean_foreign(media_type)
+        ))
+    })
+}
+
+/// How layers of a media type are compressed. Nothing for types that are none of a layer.
+pub(crate) fn compression_of(media_type: &str) -> Option<Compression> {
+    match media_type {
+        OCI_LAYER | "application/vnd.docker.image.rootfs.diff.tar" => Some(Compression::None),
+        OCI_GZIP_LAYER | "application/vnd.docker.image.rootfs.diff.tar.gzip" => {
+            Some(Compression::Gzip)
+        }
+        OCI_ZSTD_LAYER | "application/vnd.docker.image.rootfs.diff.tar.zstd" => {
+            Some(Compression::Zstd)
+        }
+        _ => None,
+    }
+}
+
+/// The media type of a layer in a manifest of our own.
+pub(crate) fn own_layer_type(compression: Compression) -> &'static str {
+    match compression {
+        Compression::None => OCI_LAYER,
+        Compression::Gzip => OCI_GZIP_LAYER,
+        Compression::Zstd => OCI_ZSTD_LAYER,
     }
 }
 

@@ -1,8 +1,8 @@
-//! What a pull tells while it works, for bars and logs.
+//! What a pull or a push tells while it works, for bars and logs.
 
 use crate::{Digest, ImageReference};
 
-/// One step of a pull.
+/// One step of a pull, or of a push, whose layers arrive at the registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PullEvent<'a> {
     /// A tag was resolved: this is the manifest that is pulled.
@@ -53,6 +53,11 @@ pub enum PullEvent<'a> {
         manifest: &'a Digest,
         /// Whether it was stored before this pull.
         already: bool,
+    },
+    /// The image is in its registry.
+    Pushed {
+        /// The manifest's digest.
+        manifest: &'a Digest,
     },
 }
 

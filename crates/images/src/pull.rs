@@ -209,6 +209,7 @@ impl Job<'_> {
             created: config.created,
             stored: Timestamp::now(),
             tree,
+            is_intermediate: false,
         })
     }
 
@@ -280,12 +281,15 @@ fn is_fault_of_image(error: &ImageError) -> bool {
         | ImageError::NotFound(_)
         | ImageError::NotStored(_)
         | ImageError::Ambiguous(_)
+        | ImageError::NoTarget(_)
         | ImageError::Unauthorized { .. }
+        | ImageError::PushDenied { .. }
         | ImageError::Status { .. }
         | ImageError::Unreachable { .. }
         | ImageError::Stalled { .. }
         | ImageError::Protocol { .. }
         | ImageError::Redirect { .. }
+        | ImageError::Copy(_)
         | ImageError::InUse(_)
         | ImageError::Unpack(_)
         | ImageError::Sandbox(_)

@@ -68,6 +68,15 @@ impl ImageReference {
         Self { digest: Some(digest), ..self.clone() }
     }
 
+    /// Refuses a name for something new that has a digest: only contents decide that.
+    pub fn check_assignable(&self) -> Result<(), ReferenceError> {
+        let reason = "a digest cannot be given to an image";
+        match self.digest {
+            Some(_) => Err(ReferenceError { given: self.to_string(), reason }),
+            None => Ok(()),
+        }
+    }
+
     /// What a registry is asked for: the digest, or else the tag.
     pub(crate) fn version(&self) -> String {
         match (&self.digest, &self.tag) {

@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use stockade_agent::client::{AgentClient, Limit, ProgramPid};
 use stockade_core::{
     CarriedProgram, Command, EffectiveLimits, Error, ExitStatus, Feature, Files, Parts, Process,
-    ProcessControl, Result, Sandbox, SandboxId, SnapshotKind, User,
+    ProcessControl, Result, Sandbox, SandboxId, SandboxPath, SnapshotKind, User,
 };
 
 use crate::linux::archives::Archives;
@@ -197,6 +197,11 @@ impl Sandbox for AgentSandbox {
 
     async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
         self.archives("snapshot", kind).await?.write_snapshot(&self.client, kind, into).await
+    }
+
+    async fn archive_tree(&self, path: &SandboxPath, into: &Path, most: u64) -> Result<()> {
+        let archives = self.archives("archive", SnapshotKind::Files).await?;
+        archives.write_tree(&self.client, path, into, most).await
     }
 
     async fn restore(&self, from: &Parts) -> Result<()> {

@@ -82,6 +82,18 @@ impl Archives {
         Ok(())
     }
 
+    /// Writes the tree at any path.
+    pub(crate) async fn write_tree(
+        &self,
+        client: &AgentClient,
+        path: &SandboxPath,
+        into: &Path,
+        mut most: u64,
+    ) -> Result<()> {
+        let _alone = self.busy.lock().await;
+        self.fetch_archive(client, path.as_str(), into, &mut most).await
+    }
+
     fn require_complete(&self, operation: &'static str) -> Result<()> {
         let Some((reason, remedy)) = &self.incomplete else { return Ok(()) };
         Err(Error::new(ErrorCode::Unsupported, operation, reason)

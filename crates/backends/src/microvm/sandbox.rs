@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use async_trait::async_trait;
 use stockade_core::{
     Admitted, CarriedProgram, Command, EffectiveLimits, Files, Parts, Process, ProcessControl,
-    Result, Sandbox, SandboxId, SnapshotKind,
+    Result, Sandbox, SandboxId, SandboxPath, SnapshotKind,
 };
 
 use super::create::{Incarnation, LiveSandbox, connection_from_stream};
@@ -122,6 +122,10 @@ impl Sandbox for MicrovmSandbox {
                 process: self.0.with_brake(process),
             })
             .collect()
+    }
+
+    async fn archive_tree(&self, path: &SandboxPath, into: &Path, most: u64) -> Result<()> {
+        self.0.inside.sandbox.archive_tree(path, into, most).await
     }
 
     fn files(&self) -> Result<&dyn Files> {

@@ -501,6 +501,11 @@ impl FromStr for MountArg {
 }
 
 impl NetArg {
+    /// The policy.
+    pub fn into_policy(self) -> Network {
+        self.0
+    }
+
     /// Whether it lets every public host through.
     pub fn observes(&self) -> bool {
         self.0.observes()

@@ -79,6 +79,8 @@ pub enum SandboxStateRequest {
     Resume,
     /// What it was made of, for one who makes copies.
     Describe,
+    /// Writes the tree at a path as a tar archive into a new file of this user.
+    Archive { path: SandboxPath, into: HostPath, most: u64 },
 }
 
 /// What is asked about the network of a sandbox. One answer each.

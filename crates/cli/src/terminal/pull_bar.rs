@@ -1,4 +1,4 @@
-//! How far a pull is, for a person at a terminal: one bar over all layers. Elsewhere it shows nothing.
+//! How far a pull or a push is, for a person at a terminal: one bar over all layers. Elsewhere it shows nothing.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -13,10 +13,11 @@ use super::status_line;
 const DRAW_INTERVAL: Duration = Duration::from_millis(100);
 const BAR_WIDTH: u64 = 24;
 
-/// Shows how far a pull is.
+/// Shows how far a pull or a push is.
 #[derive(Debug)]
 pub struct PullBar {
     is_shown: bool,
+    verb: &'static str,
     state: Mutex<PullState>,
 }
 
@@ -30,7 +31,18 @@ struct PullState {
 
 impl Default for PullBar {
     fn default() -> Self {
-        Self { is_shown: status_line::is_possible(), state: Mutex::default() }
+        Self::with_verb("pulling")
+    }
+}
+
+impl PullBar {
+    /// The bar of a push.
+    pub fn of_push() -> Self {
+        Self::with_verb("pushing")
+    }
+
+    fn with_verb(verb: &'static str) -> Self {
+        Self { is_shown: status_line::is_possible(), verb, state: Mutex::default() }
     }
 }
 
@@ -40,10 +52,10 @@ impl PullProgress for PullBar {
             return;
         }
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(line) = state.next_line(&event) {
+        if let Some(line) = state.next_line(&event, self.verb) {
             status_line::draw(&line);
         }
-        if let PullEvent::Stored { .. } = event {
+        if let PullEvent::Stored { .. } | PullEvent::Pushed { .. } = event {
             status_line::clear();
             *state = PullState::default();
         }
@@ -52,42 +64,42 @@ impl PullProgress for PullBar {
 
 impl PullState {
     /// What is to be shown from now on; nothing if that has not changed enough.
-    fn next_line(&mut self, event: &PullEvent<'_>) -> Option<String> {
+    fn next_line(&mut self, event: &PullEvent<'_>, verb: &str) -> Option<String> {
         match event {
             PullEvent::Resolved { reference, layers, .. } => {
                 self.name = reference.familiar();
                 let layers = layers.iter();
                 self.layers = layers.map(|(digest, size)| (digest.clone(), (0, *size))).collect();
-                Some(self.bar())
+                Some(self.bar(verb))
             }
             PullEvent::Waiting { .. } => {
                 Some(format!("stockade: waiting for another pull of {}", self.name))
             }
             PullEvent::LayerPresent { digest } | PullEvent::LayerFetched { digest } => {
                 self.layers.entry((*digest).clone()).and_modify(|(got, all)| *got = *all);
-                self.seldom()
+                self.seldom(verb)
             }
             PullEvent::LayerProgress { digest, received, total } => {
                 self.layers.insert((*digest).clone(), (*received, *total));
-                self.seldom()
+                self.seldom(verb)
             }
             PullEvent::Unpacking { number, count, .. } => {
                 Some(format!("stockade: unpacking layer {number} of {count} of {}", self.name))
             }
-            PullEvent::Stored { .. } => None,
+            PullEvent::Stored { .. } | PullEvent::Pushed { .. } => None,
         }
     }
 
-    fn seldom(&mut self) -> Option<String> {
+    fn seldom(&mut self, verb: &str) -> Option<String> {
         let now = Instant::now();
         if self.drawn.is_some_and(|drawn| now - drawn < DRAW_INTERVAL) {
             return None;
         }
         self.drawn = Some(now);
-        Some(self.bar())
+        Some(self.bar(verb))
     }
 
-    fn bar(&self) -> String {
+    fn bar(&self, verb: &str) -> String {
         let (got, all) = self.layers.values().fold((0, 0), |(got, all): (u64, u64), layer| {
             (got.saturating_add(layer.0), all.saturating_add(layer.1))
         });
@@ -95,7 +107,7 @@ impl PullState {
         let filled = usize::try_from(filled).unwrap_or_default();
         let rest = usize::try_from(BAR_WIDTH).unwrap_or_default().saturating_sub(filled);
         format!(
-            "stockade: pulling {} [{}{}] {} of {}",
+            "stockade: {verb} {} [{}{}] {} of {}",
             self.name,
             "#".repeat(filled),
             "-".repeat(rest),
@@ -117,13 +129,14 @@ mod tests {
         let mut state = PullState::default();
         let resolved =
             PullEvent::Resolved { reference: &reference, manifest: &one, layers: &layers };
-        let line = state.next_line(&resolved).unwrap();
+        let line = state.next_line(&resolved, "pulling").unwrap();
         assert!(line.contains("pulling python:3.12 [------------------------]"), "{line}");
-        state.next_line(&PullEvent::LayerPresent { digest: &one });
-        assert!(state.bar().contains("[######------------------]"), "{}", state.bar());
+        state.next_line(&PullEvent::LayerPresent { digest: &one }, "pulling");
+        assert!(state.bar("").contains("[######------------------]"), "{}", state.bar(""));
         // More than was promised is no longer bar.
-        state.next_line(&PullEvent::LayerProgress { digest: &two, received: 900, total: 300 });
-        assert!(state.bar().contains("[########################]"), "{}", state.bar());
-        assert!(PullState::default().bar().contains('#'), "nothing to fetch is all of it");
+        let more = PullEvent::LayerProgress { digest: &two, received: 900, total: 300 };
+        state.next_line(&more, "pulling");
+        assert!(state.bar("").contains("[########################]"), "{}", state.bar(""));
+        assert!(PullState::default().bar("").contains('#'), "nothing to fetch is all of it");
     }
 }

@@ -63,6 +63,7 @@ mod needs_git {
     mod worktrees;
 }
 mod needs_registry {
+    mod builds;
     mod images;
 }
 mod needs_registry_gvisor {

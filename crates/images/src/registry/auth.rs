@@ -82,6 +82,25 @@ fn secret_header(text: &str) -> Option<HeaderValue> {
     Some(header)
 }
 
+/// What a session does with its repository.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RepositoryAccess {
+    /// Reads it.
+    Pull,
+    /// Reads and writes it.
+    Push,
+}
+
+impl RepositoryAccess {
+    /// The actions that a token's scope names.
+    fn actions(self) -> &'static str {
+        match self {
+            Self::Pull => "pull",
+            Self::Push => "pull,push",
+        }
+    }
+}
+
 /// How a token is asked for.
 #[derive(Debug)]
 pub(super) struct TokenRequest {
@@ -92,13 +111,14 @@ pub(super) struct TokenRequest {
     pub authorization: Option<HeaderValue>,
 }
 
-/// The request for a token that lets one repository be read, and nothing else, whatever the challenge names.
+/// The request for a token that lets one repository be read, or written by a push, and nothing else, whatever
+/// the challenge names.
 pub(super) fn token_request(
     service: Option<&str>,
-    repository: &str,
+    (repository, access): (&str, RepositoryAccess),
     credentials: Option<&Credentials>,
 ) -> TokenRequest {
-    let scope = format!("repository:{repository}:pull");
+    let scope = format!("repository:{repository}:{}", access.actions());
     let mut query = format!("scope={}", encode_query(&scope));
     if let Some(service) = service {
         query = format!("service={}&{query}", encode_query(service));
@@ -172,11 +192,13 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_asked_for_reading_one_repository_only() {
-        let request = token_request(Some("a b&c"), "team/x", None);
+    fn a_token_is_asked_for_one_repository_and_for_writing_only_by_a_push() {
+        let request = token_request(Some("a b&c"), ("team/x", RepositoryAccess::Pull), None);
         assert_eq!(request.query, "service=a%20b%26c&scope=repository:team/x:pull");
+        let request = token_request(None, ("team/x", RepositoryAccess::Push), None);
+        assert_eq!(request.query, "scope=repository:team/x:pull%2Cpush");
         let identity = Credentials::IdentityToken("s=1".to_owned());
-        let request = token_request(None, "x", Some(&identity));
+        let request = token_request(None, ("x", RepositoryAccess::Pull), Some(&identity));
         assert!(request.is_form && request.query.contains("refresh_token=s%3D1&"));
     }
 

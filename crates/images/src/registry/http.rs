@@ -1,16 +1,17 @@
 //! One request on one connection, and the reading of its answer.
 //!
 //! Connections are not kept: an image is a handful of requests, and TLS sessions are resumed. The deadline covers
-//! connecting, the answer's head, and each [`MIN_PROGRESS_BYTES`] of its body, so that one who sends a byte now
-//! and then is cut off as one who sends nothing.
+//! connecting, the answer's head, and each [`MIN_PROGRESS_BYTES`] of a body in either direction, so that a peer
+//! that sends or takes a byte now and then is cut off as one that does nothing.
 
 use std::io;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, StatusCode};
-use http_body_util::{BodyExt, Full};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -19,6 +20,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 
+use super::body::RequestBody;
 use super::connect::{Reach, connect, server_name};
 use super::endpoint::Endpoint;
 use crate::ImageError;
@@ -67,11 +69,12 @@ impl HttpClient {
         &self,
         endpoint: &Endpoint,
         reach: Reach,
-        request: Request<Full<Bytes>>,
+        request: Request<RequestBody>,
     ) -> Result<Exchange, ImageError> {
         let host = endpoint.authority();
         let (stream, peer) = connect(endpoint, reach, self.stall).await?;
         let stalled = || ImageError::Stalled { host: host.clone(), after: self.stall };
+        let sent = request.body().sent_bytes();
         let answered = async {
             match endpoint.tls {
                 true => {
@@ -84,7 +87,7 @@ impl HttpClient {
             }
         };
         let (response, connection) =
-            timeout(self.stall, answered).await.map_err(|_| stalled())??;
+            unless_stalled(self.stall, &sent, answered).await.ok_or_else(stalled)??;
         let (head, incoming) = response.into_parts();
         let body = BodyReader {
             incoming,
@@ -98,10 +101,30 @@ impl HttpClient {
     }
 }
 
+/// Waits for an answer as long as the request's body moves on. Nothing where it stands still.
+async fn unless_stalled<T>(
+    stall: Duration,
+    sent: &AtomicU64,
+    answered: impl Future<Output = T>,
+) -> Option<T> {
+    tokio::pin!(answered);
+    let mut before = 0;
+    loop {
+        if let Ok(answer) = timeout(stall, &mut answered).await {
+            return Some(answer);
+        }
+        let now = sent.load(Ordering::Relaxed);
+        if now < before + MIN_PROGRESS_BYTES {
+            return None;
+        }
+        before = now;
+    }
+}
+
 async fn exchange(
     host: &str,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    request: Request<Full<Bytes>>,
+    request: Request<RequestBody>,
 ) -> Result<(http::Response<Incoming>, AbortOnDrop), ImageError> {
     let handshake =
         http1::Builder::new().max_buf_size(MAX_HEAD_BYTES).handshake(TokioIo::new(stream));

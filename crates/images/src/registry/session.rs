@@ -6,11 +6,11 @@ use bytes::Bytes;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, LOCATION, RANGE, USER_AGENT};
 use http::header::{CONTENT_RANGE, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
-use http_body_util::Full;
 use stockade_core::{classify_special, clean_foreign};
 use tokio::sync::Mutex;
 
-use super::auth::{self, Challenge};
+use super::auth::{self, Challenge, RepositoryAccess};
+use super::body::RequestBody;
 use super::connect::{Reach, tls_connector};
 use super::credentials::CredentialFiles;
 use super::endpoint::{Endpoint, Target};
@@ -22,18 +22,19 @@ use crate::{Digest, ImageError, ImageReference, PullOptions, RegistrySettings};
 const MAX_REDIRECTS: usize = 5;
 const CLIENT_NAME: &str = concat!("stockade/", env!("CARGO_PKG_VERSION"));
 
-/// Reads one repository.
+/// Reads one repository, and writes it for a push.
 pub(crate) struct Session {
     http: HttpClient,
     /// The registry or mirror, as the operator names it.
     source: String,
-    base: Endpoint,
+    pub(super) base: Endpoint,
     /// `/v2/REPOSITORY`.
     prefix: String,
     repository: String,
+    access: RepositoryAccess,
     settings: RegistrySettings,
     credentials: CredentialFiles,
-    authorization: Mutex<Option<HeaderValue>>,
+    pub(super) authorization: Mutex<Option<HeaderValue>>,
     /// Whether the registry itself has an address that is not public.
     is_private: AtomicBool,
 }
@@ -60,15 +61,37 @@ pub(crate) fn open_sessions(
         let (host, path) = mirror.split_once('/').unwrap_or((mirror, ""));
         let path = path.trim_matches('/');
         let below = if path.is_empty() { "" } else { "/" };
-        Session::open(host, format!("{path}{below}{}", reference.repository()), options)
+        let repository = format!("{path}{below}{}", reference.repository());
+        Session::open(host, repository, RepositoryAccess::Pull, options)
     });
-    let registry =
-        || Session::open(reference.registry(), reference.repository().to_owned(), options);
+    let registry = || open_own_session(reference, RepositoryAccess::Pull, options);
     mirrors.chain(std::iter::once_with(registry)).collect()
 }
 
+/// The registry of a reference, to be written. Never a mirror: what it has is not its own.
+pub(crate) fn open_push_session(
+    reference: &ImageReference,
+    options: &PullOptions,
+) -> Result<Session, ImageError> {
+    options.registries.check()?;
+    open_own_session(reference, RepositoryAccess::Push, options)
+}
+
+fn open_own_session(
+    reference: &ImageReference,
+    access: RepositoryAccess,
+    options: &PullOptions,
+) -> Result<Session, ImageError> {
+    Session::open(reference.registry(), reference.repository().to_owned(), access, options)
+}
+
 impl Session {
-    fn open(source: &str, repository: String, options: &PullOptions) -> Result<Self, ImageError> {
+    fn open(
+        source: &str,
+        repository: String,
+        access: RepositoryAccess,
+        options: &PullOptions,
+    ) -> Result<Self, ImageError> {
         let settings = options.registries.of(source);
         let base = Endpoint::of_registry(source, settings.insecure, settings.ca_file.is_some());
         let base =
@@ -80,6 +103,7 @@ impl Session {
             base,
             prefix: format!("/v2/{repository}"),
             repository,
+            access,
             settings,
             credentials: options.credentials.clone(),
             authorization: Mutex::new(None),
@@ -147,11 +171,11 @@ impl Session {
         }
     }
 
-    fn protocol_error(&self, what: &str) -> ImageError {
+    pub(super) fn protocol_error(&self, what: &str) -> ImageError {
         ImageError::Protocol { host: self.source.clone(), what: what.to_owned() }
     }
 
-    fn status_error(&self, status: StatusCode) -> ImageError {
+    pub(super) fn status_error(&self, status: StatusCode) -> ImageError {
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => self.unauthorized(),
             other => ImageError::Status { host: self.source.clone(), status: other.as_u16() },
@@ -160,7 +184,10 @@ impl Session {
 
     fn unauthorized(&self) -> ImageError {
         let (registry, repository) = (self.source.clone(), self.repository.clone());
-        ImageError::Unauthorized { registry, repository }
+        match self.access {
+            RepositoryAccess::Pull => ImageError::Unauthorized { registry, repository },
+            RepositoryAccess::Push => ImageError::PushDenied { registry, repository },
+        }
     }
 
     /// A successful answer, with authorization where the registry asks for it.
@@ -170,15 +197,7 @@ impl Session {
         name: HeaderName,
         value: HeaderValue,
     ) -> Result<Exchange, ImageError> {
-        let target =
-            Target { endpoint: self.base.clone(), path: format!("{}{resource}", self.prefix) };
-        let header = (name, value);
-        let used = self.authorization.lock().await.clone();
-        let (mut exchange, mut at) = self.follow(&target, &header, used.as_ref()).await?;
-        if exchange.status == StatusCode::UNAUTHORIZED && at == self.base {
-            let fresh = self.authorize(used.as_ref(), &exchange.headers).await?;
-            (exchange, at) = self.follow(&target, &header, Some(&fresh)).await?;
-        }
+        let (exchange, at) = self.ask(Method::GET, resource, (name, value)).await?;
         match exchange.status {
             status if status.is_success() => Ok(exchange),
             status if at == self.base => Err(self.status_error(status)),
@@ -186,41 +205,68 @@ impl Session {
         }
     }
 
-    /// Follows redirects, and answers with where they ended.
+    /// A resource of the repository.
+    pub(super) fn resource(&self, resource: &str) -> Target {
+        Target { endpoint: self.base.clone(), path: format!("{}{resource}", self.prefix) }
+    }
+
+    /// Sends a request without a body, with authorization where the registry asks for it; answers with the host
+    /// that answered too.
+    pub(super) async fn ask(
+        &self,
+        method: Method,
+        resource: &str,
+        header: (HeaderName, HeaderValue),
+    ) -> Result<(Exchange, Endpoint), ImageError> {
+        let target = self.resource(resource);
+        let used = self.authorization.lock().await.clone();
+        let (exchange, at) = self.follow(&target, &method, &header, used.as_ref()).await?;
+        if exchange.status != StatusCode::UNAUTHORIZED || at != self.base {
+            return Ok((exchange, at));
+        }
+        let fresh = self.authorize(used.as_ref(), &exchange.headers).await?;
+        self.follow(&target, &method, &header, Some(&fresh)).await
+    }
+
+    /// Follows redirects of what reads, and answers with where they ended.
     async fn follow(
         &self,
         first: &Target,
+        method: &Method,
         header: &(HeaderName, HeaderValue),
         authorization: Option<&HeaderValue>,
     ) -> Result<(Exchange, Endpoint), ImageError> {
         let mut target = first.clone();
         for _ in 0..=MAX_REDIRECTS {
             let own = target.endpoint == self.base;
-            let request = Request::builder().method(Method::GET).header(&header.0, &header.1);
+            let request = Request::builder().method(method).header(&header.0, &header.1);
             let request = match authorization.filter(|_| own) {
                 Some(authorization) => request.header(AUTHORIZATION, authorization),
                 None => request,
             };
-            let exchange = self.send(&target, request, Bytes::new()).await?;
+            let exchange = self.send(&target, request, RequestBody::Whole(None)).await?;
             if !is_redirect(exchange.status) {
                 return Ok((exchange, target.endpoint));
+            }
+            if !matches!(*method, Method::GET | Method::HEAD) {
+                return Err(self.protocol_error("it redirects what is to be written"));
             }
             target = self.redirect_target(&target, &exchange.headers)?;
         }
         Err(self.protocol_error("it redirects without end"))
     }
 
-    async fn send(
+    pub(super) async fn send(
         &self,
         target: &Target,
         request: http::request::Builder,
-        body: Bytes,
+        body: RequestBody,
     ) -> Result<Exchange, ImageError> {
         let request = request
             .uri(&target.path)
             .header(HOST, target.endpoint.authority())
             .header(USER_AGENT, CLIENT_NAME)
-            .body(Full::new(body))
+            .body(body)
             .map_err(|error| self.protocol_error(&error.to_string()))?;
         let own = target.endpoint == self.base;
         let reach = match (own, self.is_private.load(Ordering::Relaxed)) {
@@ -236,7 +282,12 @@ impl Session {
         Ok(exchange)
     }
 
-    fn redirect_target(&self, from: &Target, headers: &HeaderMap) -> Result<Target, ImageError> {
+    /// Where a `Location` leads, of a redirect or of an upload.
+    pub(super) fn redirect_target(
+        &self,
+        from: &Target,
+        headers: &HeaderMap,
+    ) -> Result<Target, ImageError> {
         let location = headers.get(LOCATION).and_then(|value| value.to_str().ok());
         let target = location.and_then(|location| from.resolve_location(location));
         let target = target.ok_or_else(|| ImageError::Redirect {
@@ -256,7 +307,7 @@ impl Session {
 
     /// The authorization that the registry asks for. Layers are fetched side by side: the first that is asked
     /// gets it, the others take that.
-    async fn authorize(
+    pub(super) async fn authorize(
         &self,
         used: Option<&HeaderValue>,
         headers: &HeaderMap,
@@ -279,8 +330,8 @@ impl Session {
                 return Err(self.unauthorized());
             }
             (Challenge::Bearer { realm, service }, credentials) => {
-                let request =
-                    auth::token_request(service.as_deref(), &self.repository, credentials.as_ref());
+                let scope = (self.repository.as_str(), self.access);
+                let request = auth::token_request(service.as_deref(), scope, credentials.as_ref());
                 self.fetch_token(&realm, request).await?
             }
         };
@@ -310,7 +361,7 @@ impl Session {
             Some(authorization) => builder.header(AUTHORIZATION, authorization),
             None => builder,
         };
-        let exchange = self.send(&target, builder, body).await?;
+        let exchange = self.send(&target, builder, RequestBody::whole(body)).await?;
         match exchange.status {
             StatusCode::OK => {
                 let answer = exchange.body.read_all("a token", auth::MAX_TOKEN_BYTES).await?;

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::Path;
 
 use bytes::Bytes;
 use rustix::fs::OFlags;
@@ -74,6 +75,34 @@ impl ImageStore {
     /// Whether a blob is stored.
     pub(crate) fn has_blob(&self, digest: &Digest) -> Result<bool, ImageError> {
         self.blobs.exists(&digest.hex()).map_err(ImageError::io("found", self.blobs.path()))
+    }
+
+    /// A stored blob to be read, and its length.
+    pub(crate) fn open_blob(&self, digest: &Digest) -> Result<(File, u64), ImageError> {
+        let failed = || ImageError::io("opened", self.blobs.path_of(&digest.hex()));
+        let file = self.blobs.open(&digest.hex(), OFlags::RDONLY).map_err(failed())?;
+        let size = file.metadata().map_err(failed())?.len();
+        Ok((file, size))
+    }
+
+    /// A small stored blob in memory.
+    pub(crate) fn read_blob(&self, digest: &Digest, limit: u64) -> Result<Vec<u8>, ImageError> {
+        let (file, size) = self.open_blob(digest)?;
+        if size > limit {
+            return Err(ImageError::TooLarge { what: digest.to_string(), limit });
+        }
+        let mut bytes = Vec::new();
+        file.take(limit)
+            .read_to_end(&mut bytes)
+            .map_err(ImageError::io("read", self.blobs.path_of(&digest.hex())))?;
+        Ok(bytes)
+    }
+
+    /// Makes a file of this file system, which is on disk and has this digest, a blob.
+    pub(crate) fn adopt_blob(&self, digest: &Digest, file: &Path) -> Result<(), ImageError> {
+        let path = self.blobs.path_of(&digest.hex());
+        std::fs::rename(file, &path).map_err(ImageError::io("published", &path))?;
+        self.blobs.sync().map_err(ImageError::io("synced", self.blobs.path()))
     }
 
     /// Stores a small blob that is in memory.

@@ -86,8 +86,12 @@ impl ImageStore {
             return Ok(0);
         };
         let records: Vec<ImageRecord> = read_records(&self.images)?;
-        let blobs: HashSet<String> =
+        let mut blobs: HashSet<String> =
             records.iter().flat_map(ImageRecord::blobs).map(Digest::hex).collect();
+        match partial {
+            true => self.forget_builds()?,
+            false => blobs.extend(self.build_blobs()?),
+        }
         let trees: HashSet<String> = records.iter().map(|record| record.tree.hex()).collect();
         let mut bytes = self.remove_unlisted(&self.blobs, &blobs)?;
         if partial {

@@ -15,6 +15,7 @@
 //! between any two of these, a process leaves nothing that looks like more than it is.
 
 mod blobs;
+mod builds;
 mod collect;
 mod export;
 mod locks;
@@ -26,14 +27,17 @@ use std::sync::Arc;
 
 use stockade_fs::{Directory, Locked, Sharing, StateDir};
 
+pub use self::builds::StoreHold;
+pub use self::records::BuildRecord;
 pub(crate) use self::records::ImageRecord;
 use self::records::{
     NameRecord, image_file, last_use, name_file, note_use, read_record, read_records, write_record,
 };
 pub(crate) use self::trees::{TreeContents, TreeLayer, blocking, chain_id};
+use crate::commit::RootCommit;
 use crate::{
-    Digest, ImageError, ImageLease, ImageLimits, ImageReference, Platform, PruneOptions,
-    PullOptions, PullProgress, Removed, StoredImage, Unpack,
+    Digest, ImageError, ImageLease, ImageLimits, ImageReference, LayerDraft, Platform,
+    PruneOptions, PullOptions, PullProgress, Removed, SandboxRoot, StoredImage, Unpack,
 };
 
 /// The fewest digits of an id by which an image is found.
@@ -50,6 +54,7 @@ pub struct ImageStore {
     images: Arc<Directory>,
     names: Arc<Directory>,
     used: Arc<Directory>,
+    builds: Arc<Directory>,
     locks: Arc<Directory>,
 }
 
@@ -73,6 +78,7 @@ impl ImageStore {
             images: open("images")?,
             names: open("names")?,
             used: open("used")?,
+            builds: open("builds")?,
             locks: open("locks")?,
             directory: state.path().to_owned(),
         })
@@ -121,6 +127,64 @@ impl ImageStore {
         self.write_archive(&found, archive)
     }
 
+    /// Gives a stored image one more name, which no other image has from then on.
+    pub fn tag(&self, image: &str, name: &ImageReference) -> Result<StoredImage, ImageError> {
+        name.check_assignable()?;
+        let found = self.find_record(image)?;
+        let found = found.ok_or_else(|| ImageError::NotStored(image.to_owned()))?;
+        self.set_name(name, &found.record.manifest)?;
+        Ok(self.complete(found.record, Some(name.clone())))
+    }
+
+    /// Pushes a stored image to the registry of its name, or of another.
+    ///
+    /// - The registry gets the very bytes that are stored, so the digest stays the same.
+    /// - Blobs that it has are not sent. The manifest goes last: dropped or killed before, it has no new image.
+    pub async fn push(
+        &self,
+        image: &str,
+        to: Option<&ImageReference>,
+        options: &PullOptions,
+        progress: &dyn PullProgress,
+    ) -> Result<StoredImage, ImageError> {
+        // Blobs stay until they are sent.
+        let _lock = self.lock_shared().await?;
+        let found = self.find_record(image)?;
+        let found = found.ok_or_else(|| ImageError::NotStored(image.to_owned()))?;
+        let target = to.or(found.reference.as_ref()).cloned();
+        let target = target.ok_or_else(|| ImageError::NoTarget(image.to_owned()))?;
+        crate::push::push(self, &found.record, &target, options, progress).await?;
+        Ok(self.complete(found.record, Some(target)))
+    }
+
+    /// A private directory in which archives for [`Self::commit`] are gathered.
+    pub fn draft_layer(&self) -> Result<LayerDraft, ImageError> {
+        self.make_layer_draft()
+    }
+
+    /// Stores what the root of a sandbox has changed as one more layer on its image.
+    ///
+    /// - Archives are guest input: compared without following a link, packed without set-id bits, refused by name.
+    /// - Dropped or killed at any instant, nothing half-made is published.
+    /// - A root without changes is the same image, under one more name.
+    pub async fn commit(
+        &self,
+        base: &StoredImage,
+        root: SandboxRoot,
+        draft: &LayerDraft,
+        name: Option<&ImageReference>,
+        limits: &ImageLimits,
+        (unpack, progress): (&dyn Unpack, &dyn PullProgress),
+    ) -> Result<StoredImage, ImageError> {
+        name.map_or(Ok(()), ImageReference::check_assignable)?;
+        let _lock = self.lock_shared().await?;
+        // The tree stays while it is compared with.
+        let _lease = self.lease(base)?;
+        let record = self.record_of(base)?;
+        let commit = RootCommit { store: self, limits, unpack, progress };
+        commit.commit(&record, root, draft, name).await
+    }
+
     /// Every stored image, one entry for each name and one for each image without a name.
     pub fn list(&self) -> Result<Vec<StoredImage>, ImageError> {
         let names: Vec<NameRecord> = read_records(&self.names)?;
@@ -128,6 +192,9 @@ impl ImageStore {
         for record in read_records::<ImageRecord>(&self.images)? {
             let own = names.iter().filter(|name| name.manifest == record.manifest);
             let mut references: Vec<_> = own.map(|name| Some(name.reference.clone())).collect();
+            if references.is_empty() && record.is_intermediate {
+                continue;
+            }
             if references.is_empty() {
                 references.push(None);
             }

@@ -31,6 +31,18 @@ pub(crate) struct ImageRecord {
     pub stored: Timestamp,
     /// The tree with all its layers.
     pub tree: Digest,
+    /// Whether it is an intermediate state of a build, listed nowhere while it has no name.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_intermediate: bool,
+}
+
+/// A step of a build that was done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BuildRecord {
+    /// The layer that it made; nothing where it changed nothing.
+    pub layer: Option<StoredLayer>,
+    /// When.
+    pub created: Timestamp,
 }
 
 /// A name.

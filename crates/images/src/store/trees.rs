@@ -11,6 +11,7 @@ use stockade_fs::{Sharing, draft_name, remove_tree};
 
 use super::ImageStore;
 use super::locks::{lock, try_lock};
+use crate::commit::LayerDraft;
 use crate::unpack::LayerFile;
 use crate::{
     Compression, Digest, ImageError, ImageLimits, PullEvent, PullProgress, StoredLayer, Unpack,
@@ -103,6 +104,16 @@ impl ImageStore {
                 // What is left of it is removed by the next pull otherwise.
                 let _ = blocking(move || remove_tree(&draft)).await;
                 Err(error)
+            }
+        }
+    }
+
+    /// A directory for a layer in the making, which nobody removes while its lock is held.
+    pub(crate) fn make_layer_draft(&self) -> Result<LayerDraft, ImageError> {
+        loop {
+            let id = Digest::of(draft_name("layer").as_bytes());
+            if let Some(lock) = try_lock(&self.locks, &make_lock(&id), Sharing::Exclusive)? {
+                return LayerDraft::new(self.drafts.path_of(&id.hex()), lock);
             }
         }
     }

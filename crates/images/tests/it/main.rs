@@ -8,6 +8,7 @@
 
 mod hostile_layers;
 mod hostile_registry;
+mod hostile_uploads;
 mod killed;
 mod layers;
 mod needs_registry;

@@ -277,3 +277,33 @@ async fn an_exported_image_is_read_by_skopeo_and_is_the_same() {
     let again = store.pull(&reference, &registry.options(), &InProcess, &()).await.unwrap();
     assert_eq!(again.manifest, pulled.manifest);
 }
+
+#[tokio::test]
+async fn what_is_pushed_is_pulled_back_with_the_same_digest_and_read_by_skopeo() {
+    let dir = tempfile::tempdir().unwrap();
+    let layout = make_layout(dir.path());
+    for access in [Access::Plain, Access::Password, Access::Tls] {
+        let registry = Registry::start(access).await;
+        registry.fill(&layout, "oci");
+        let place = tempfile::tempdir_in(dir.path()).unwrap();
+        let pulled = pull(&registry, &place.path().join("store")).await.unwrap();
+        let store = ImageStore::open(place.path().join("store")).unwrap();
+        let (name, options) = (registry.reference(), registry.options());
+        let target = format!("{}/other/place:2", registry.name()).parse().unwrap();
+        store.push(&name, Some(&target), &options, &()).await.unwrap();
+        let other = ImageStore::open(place.path().join("other")).unwrap();
+        let by_digest = target.with_digest(pulled.manifest.clone());
+        let again = other.pull(&by_digest, &options, &InProcess, &()).await.unwrap();
+        assert_eq!(describe_tree(&again.root), describe_tree(&pulled.root));
+        let out = format!("oci:{}:out", place.path().join("out").display());
+        let mut copy = vec!["--insecure-policy", "copy", "--quiet", "--src-tls-verify=false"];
+        if access == Access::Password {
+            copy.push("--src-creds=alice:secret");
+            let denied = store.push(&name, Some(&target), &pull_options(), &()).await;
+            assert!(matches!(denied, Err(ImageError::PushDenied { .. })), "{denied:?}");
+        }
+        let source = format!("docker://{target}");
+        copy.extend([source.as_str(), out.as_str()]);
+        run("skopeo", &copy);
+    }
+}

@@ -1,6 +1,5 @@
 //! Layers as they are compressed, to the archive in them: counted, bounded and digested on the way.
 
-use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Read};
 
 use flate2::bufread::MultiGzDecoder;
@@ -76,13 +75,18 @@ impl<'a> Decompressed<'a> {
     pub fn finish(mut self) -> Result<(String, u64), UnpackError> {
         let mut rest = vec![0; BUFFER_BYTES];
         while self.read(&mut rest)? > 0 {}
-        let mut hex = String::with_capacity(64);
-        for byte in self.hasher.finalize() {
-            // Writing to a string does not fail.
-            let _ = write!(hex, "{byte:02x}");
-        }
-        Ok((hex, self.bytes))
+        Ok((to_hex(self.hasher), self.bytes))
     }
+
+    /// Bytes that were read so far.
+    pub fn position(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// The digest that a hasher has come to, in hexadecimal.
+pub(crate) fn to_hex(hasher: Sha256) -> String {
+    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Any number of frames, those to be skipped among them.

@@ -1,4 +1,4 @@
-//! Applies one layer of an image beneath a directory.
+//! Applies one layer of an image beneath a directory, and packs the changes of a root as a layer.
 //!
 //! A layer is hostile input. It is read once, front to back, without network and without privileges; nothing is
 //! resolved but by the kernel beneath the destination, and whatever does not fit is refused by the name of its
@@ -11,6 +11,7 @@ mod archive;
 mod decompress;
 mod error;
 mod name;
+mod pack;
 mod pax;
 mod tree;
 
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 pub use apply::apply_layer;
 pub use error::UnpackError;
+pub use pack::{EntryState, LayerWriter, PackRequest, PackedLayer, RootArchive, pack_changes};
 
 /// How a layer is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

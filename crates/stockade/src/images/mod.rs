@@ -4,6 +4,8 @@
 //! The store belongs to one user and is shared by all processes of that user. Nothing is opened or fetched before an
 //! image is asked for.
 
+mod build;
+mod commit;
 mod provider;
 mod settings;
 mod unpack;
@@ -17,6 +19,8 @@ use crate::Settings;
 use provider::StoredImageProvider;
 use unpack::ConfinedUnpack;
 
+pub use build::{BuildReport, BuildRequest};
+pub use commit::RootArchiver;
 pub use settings::ImageSettings;
 pub use stockade_images::{
     Digest, ImageConfig, ImageReference, ImageStore, Platform, PruneOptions, PullEvent,
@@ -76,6 +80,16 @@ impl Images {
         let platform = platform.unwrap_or(&self.inner.options.platform).clone();
         let options = PullOptions { policy, platform, ..self.inner.options.clone() };
         Ok(self.store()?.pull(reference, &options, &self.inner.unpack, progress).await?)
+    }
+
+    /// Pushes a stored image to the registry of its name, or of another.
+    pub async fn push(
+        &self,
+        image: &str,
+        to: Option<&ImageReference>,
+        progress: &dyn PullProgress,
+    ) -> Result<StoredImage> {
+        Ok(self.store()?.push(image, to, &self.inner.options, progress).await?)
     }
 
     /// Stores the image of an OCI layout, a directory or an archive, under this name or the layout's own.

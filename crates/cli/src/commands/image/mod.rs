@@ -2,13 +2,17 @@
 //!
 //! Decides nothing about images: what is fetched, refused and kept is for the library of images to say.
 
+mod build;
+mod commit;
 mod export;
 mod import;
 mod inspect;
 mod ls;
 mod prune;
 mod pull;
+mod push;
 mod rm;
+mod tag;
 mod view;
 
 use clap::{Args, Subcommand};
@@ -32,6 +36,10 @@ pub struct ImageArgs {
 enum ImageVerb {
     /// Pull images from their registries, and print their digests.
     Pull(pull::PullArgs),
+    /// Push an image to its registry, or to another, and print its digest.
+    Push(push::PushArgs),
+    /// Give an image one more name.
+    Tag(tag::TagArgs),
     /// List stored images.
     Ls(ls::ImageLsArgs),
     /// Remove images. What a sandbox uses is refused.
@@ -40,6 +48,10 @@ enum ImageVerb {
     Inspect(inspect::InspectArgs),
     /// Import an image from an OCI layout, and print its digest.
     Import(import::ImportArgs),
+    /// Build an image from a Dockerfile, each RUN in a sandbox, and print its digest.
+    Build(build::BuildArgs),
+    /// Commit what a sandbox has changed in its root as a new image, and print its digest.
+    Commit(commit::CommitArgs),
     /// Export an image as one file that `import`, Docker and Podman read.
     Export(export::ExportArgs),
     /// Remove images without a name, with --all every image that is not in use, and what pulls have left.
@@ -52,6 +64,10 @@ pub async fn image(args: ImageArgs, printer: &Printer) -> Result<i32> {
     let images = Images::new(&settings)?;
     match args.verb {
         ImageVerb::Pull(args) => pull::pull(args, images, printer).await,
+        ImageVerb::Push(args) => push::push(args, images, printer).await,
+        ImageVerb::Tag(args) => tag::tag(&args, &images, printer),
+        ImageVerb::Build(args) => build::build(args, images, &settings, printer).await,
+        ImageVerb::Commit(args) => commit::commit(args, images, &settings, printer).await,
         ImageVerb::Ls(args) => ls::ls(&args, &images, printer),
         ImageVerb::Rm(args) => rm::rm(&args, &images, printer),
         ImageVerb::Inspect(args) => inspect::inspect(&args, &images, printer),

@@ -26,6 +26,10 @@ pub async fn answer_state_request(
             host.resume().await?;
             SupervisorReply::Done
         }
+        SandboxStateRequest::Archive { path, into, most } => {
+            host.engine.archive_tree(&host.id, &path, into.as_path(), most).await?;
+            SupervisorReply::Done
+        }
         SandboxStateRequest::Describe => {
             SupervisorReply::Described(Box::new(describe_sandbox(host).await?))
         }

@@ -9,8 +9,8 @@ use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
 /// Programs of the images, all of them links to busybox.
-const BUSYBOX_APPLETS: [&str; 9] =
-    ["sh", "cat", "echo", "sleep", "id", "env", "pwd", "touch", "ls"];
+const BUSYBOX_APPLETS: [&str; 12] =
+    ["sh", "cat", "echo", "sleep", "id", "env", "pwd", "touch", "ls", "ln", "mkdir", "rm"];
 /// How the server says where it listens.
 const LISTENING: &str = "msg=\"listening on ";
 
@@ -48,6 +48,29 @@ impl TestRegistry {
     /// The name of the image with a tag.
     pub fn name(&self, tag: &str) -> String {
         format!("{}/team/busy:{tag}", self.address)
+    }
+
+    /// The name of an image of another repository.
+    pub fn name_of(&self, repository: &str, tag: &str) -> String {
+        format!("{}/{repository}:{tag}", self.address)
+    }
+
+    /// What `skopeo` finds under a name.
+    pub fn inspect(&self, name: &str) -> serde_json::Value {
+        let image = format!("docker://{name}");
+        let args = ["inspect", "--tls-verify=false", &image];
+        let done = Command::new("skopeo").args(args).stdin(Stdio::null()).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        serde_json::from_slice(&done.stdout).unwrap()
+    }
+
+    /// Has `skopeo` fetch and check every blob of an image.
+    pub fn copy_out(&self, name: &str) -> PathBuf {
+        let place = tempfile::tempdir_in(self.dir.path()).unwrap().keep();
+        let (image, layout) = (format!("docker://{name}"), format!("oci:{}:out", place.display()));
+        let insecure = ["--insecure-policy", "copy", "--quiet", "--src-tls-verify=false"];
+        run("skopeo", &[&insecure[..], &[&image, &layout]].concat());
+        place
     }
 
     /// Puts an image there under a tag; its `/etc/release` says this.

@@ -255,3 +255,81 @@ fn explain_and_detect_say_where_images_come_from() {
     let detected = place.stockade(&["detect", "native"]).stdout;
     assert!(detected.contains(by), "{detected}");
 }
+
+#[test]
+fn what_is_pushed_is_what_others_find_and_what_is_pulled_back() {
+    let registry = TestRegistry::start();
+    let place = CliPlace::new();
+    let digest = pull(&place, &registry.name("1"));
+    let (local, pushed) = ("localhost/again:1", registry.name_of("other/place", "new"));
+    place.stockade(&["image", "tag", &registry.name("1"), local]).is(0, "", "");
+    let push = ["image", "push", local, "--to", &pushed];
+    place.stockade(&push).is(0, &format!("{digest}\n"), "");
+    place.stockade(&push).is(0, &format!("{digest}\n"), "");
+    assert_eq!(registry.inspect(&pushed)["Digest"], digest.as_str());
+    registry.copy_out(&pushed);
+    let other = CliPlace::new();
+    let by_digest = format!("{}@{digest}", pushed.rsplit_once(':').unwrap().0);
+    assert_eq!(pull(&other, &by_digest), digest);
+    cat_release(&other, &["--image", &by_digest]).is(0, "one\n", "");
+}
+
+#[test]
+fn an_image_is_pushed_only_where_its_name_says() {
+    let registry = TestRegistry::start();
+    let place = CliPlace::new();
+    let digest = pull(&place, &registry.name("1"));
+    place.stockade(&["image", "push", &digest[7..19]]).is_refused(&["names no registry", "--to"]);
+    place.stockade(&["image", "push", "localhost/none:1"]).is_refused(&["no image"]);
+    let other = format!("localhost/x@sha256:{}", "0".repeat(64));
+    place.stockade(&["image", "tag", &digest[7..19], &other]).is_refused(&["a digest"]);
+    let name = registry.name_of("a/b", "1");
+    let elsewhere = format!("{name}@sha256:{}", "0".repeat(64));
+    place.stockade(&["image", "push", &digest[7..19], "--to", &elsewhere]).is_refused(&["digest"]);
+}
+
+#[test]
+fn a_committed_sandbox_runs_again_with_its_changes_and_is_pushed() {
+    let registry = TestRegistry::start();
+    for place in [Lasting::new(), Lasting(CliPlace::of_an_ordinary_user())] {
+        let name = registry.name("1");
+        let id = place.create(&["--no-workspace", "--image", &name, "--writable-root"]);
+        let changes = "echo two > /etc/release && echo new > /srv/new && ln -s new /srv/link && \
+                       mkdir /made && echo in > /made/file && rm /bin/touch && echo x > /tmp/x";
+        assert_eq!(place.shell(&id, changes).code, 0);
+        let committed = place.stockade(&["image", "commit", &id, "localhost/mine:1"]);
+        let digest = committed.stdout.trim_end().to_owned();
+        committed.is(0, &format!("{digest}\n"), "");
+        let look = "cat /etc/release /srv/link /made/file; ls /bin/touch /tmp/x /workspace/x";
+        let run = ["run", "--no-workspace", "--image", "localhost/mine:1", "--shell", look];
+        let done = place.stockade(&run);
+        assert_eq!(done.stdout, "two\nnew\nin\n", "{done:?}");
+        cat_release(&place, &["--image", &name]).is(0, "one\n", "");
+
+        let details = json(&place, &["image", "inspect", "localhost/mine:1"]);
+        let image = &details["images"][0];
+        assert_eq!((&image["layers"], &image["config"]["workingDir"]), (&2.into(), &"/srv".into()));
+        let pushed = registry.name_of("mine", "1");
+        place.stockade(&["image", "push", "localhost/mine:1", "--to", &pushed]).code_is(0);
+        assert_eq!(registry.inspect(&pushed)["Digest"], digest.as_str());
+        registry.copy_out(&pushed);
+        place.stockade(&["kill", &id]).code_is(0);
+    }
+}
+
+#[test]
+fn a_sandbox_without_a_writable_root_of_an_image_is_not_committed() {
+    let registry = TestRegistry::start();
+    let place = Lasting::new();
+    let host = place.create(&["--no-workspace"]);
+    let commit = |id: &str| place.stockade(&["image", "commit", id, "localhost/mine:1"]);
+    commit(&host).is_refused(&["start from an image"]);
+    let closed = place.create(&["--no-workspace", "--image", &registry.name("1")]);
+    commit(&closed).is_refused(&["--writable-root"]);
+    let open = place.create(&["--no-workspace", "--image", &registry.name("1"), "--writable-root"]);
+    assert_eq!(place.shell(&open, "echo x > /srv/.wh.x").code, 0);
+    commit(&open).is_refused(&["whiteout"]);
+    assert!(!place.stockade(&["image", "ls"]).stdout.contains("localhost/mine"));
+    let drafts = place.state().join("images/drafts");
+    assert_eq!(fs::read_dir(drafts).unwrap().count(), 0, "something is left");
+}

@@ -17,6 +17,10 @@ pub struct SeenRequest {
 }
 
 impl SeenRequest {
+    pub fn method(&self) -> &str {
+        self.head.split(' ').next().unwrap_or_default()
+    }
+
     pub fn header(&self, name: &str) -> Option<&str> {
         let named = |line: &str| {
             line.split_once(':').is_some_and(|(found, _)| found.eq_ignore_ascii_case(name))
@@ -149,9 +153,13 @@ async fn read_request(mut stream: TcpStream) -> Option<(TcpStream, SeenRequest)>
         assert!(head.len() < 64 << 10, "a client does not send that much");
     }
     let head = String::from_utf8(head).unwrap();
-    let mut words = head.split(' ');
-    let path = words.nth(1)?.to_owned();
-    Some((stream, SeenRequest { path, head }))
+    let path = head.split(' ').nth(1)?.to_owned();
+    let request = SeenRequest { path, head };
+    // Read to its end: closing a connection with unread bytes would take the reply back.
+    let length = request.header("content-length").and_then(|length| length.parse().ok());
+    let mut body = vec![0; length.unwrap_or(0)];
+    stream.read_exact(&mut body).await.ok()?;
+    Some((stream, request))
 }
 
 async fn write_reply(mut stream: TcpStream, reply: Reply) -> std::io::Result<()> {

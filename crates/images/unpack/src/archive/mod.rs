@@ -144,6 +144,16 @@ impl<'a> Archive<'a> {
         Ok(ArchiveEntry { name, kind, mode, mtime, user_xattrs: pax.user_xattrs })
     }
 
+    /// How many bytes of the current entry's contents have not been read.
+    pub fn unread_bytes(&self) -> u64 {
+        self.unread
+    }
+
+    /// Where in the archive the next byte comes from.
+    pub fn position(&self) -> u64 {
+        self.source.position()
+    }
+
     /// Reads contents of the current entry. Nothing is read at their end only.
     pub fn read_contents(&mut self, into: &mut [u8]) -> Result<usize, UnpackError> {
         let most = usize::try_from(self.unread).unwrap_or(usize::MAX).min(into.len());
