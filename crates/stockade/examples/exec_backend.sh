@@ -53,7 +53,7 @@ destroy)
     # It ends by itself with its pipe; one whose engine has died may still be at it.
     if [ -f "$kept/$2" ]; then
         pid=$(cat "$kept/$2")
-        if tr '\0' ' ' < "/proc/$pid/cmdline" 2>/dev/null | grep -q " $2 "; then kill -KILL "$pid"; fi
+        if { tr '\0' ' ' < "/proc/$pid/cmdline"; } 2>/dev/null | grep -q " $2 "; then kill -KILL "$pid"; fi
         rm -f "$kept/$2"
     fi
     ;;
