@@ -123,7 +123,7 @@ fn plot_steps(steps: &[DensityStep]) -> LinePlot {
 /// Why so many do not fit here, if they don't.
 fn find_shortage(alive: u64, each: &ResourceUsage, descriptors: u64) -> Option<String> {
     let kib = each.unavailable_kib.max(each.resident_kib).max(LEAST_EACH.resident_kib);
-    let needed_mib = (kib * alive >> 10) * 100 / MAX_MEMORY_PERCENT;
+    let needed_mib = ((kib * alive) >> 10) * 100 / MAX_MEMORY_PERCENT;
     let processes = each.processes.max(LEAST_EACH.processes);
     let mut needs = vec![
         ("available memory in MiB".to_owned(), Some(available_kib() >> 10), needed_mib),

@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn rows_are_compared_with_baselines_only() {
-        let mut rows = [timed_row("floor", 2).as_baseline(), timed_row("bwrap", 5)];
+        let mut rows = [timed_row("floor", 2).into_baseline(), timed_row("bwrap", 5)];
         let lines = table(&mut rows);
         assert_eq!(lines[0], "| | rounds | least ms | p50 ms | p99 ms | ÷ floor |");
         assert_eq!(lines[3], "| bwrap | 1 | 5.000 | 5.000 | 5.000 | 2.50 |");

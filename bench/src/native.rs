@@ -98,13 +98,13 @@ pub fn measure(report: &mut BenchReport) -> Measured {
     let stockade = runtime.block_on(Stockade::new(&place, Arc::new(Native::new())))?;
     let (present, absent): (Vec<Peer>, Vec<String>) = peers(&place);
     let mut rows = vec![
-        Row::new("floor").as_baseline(),
-        Row::new("plain spawn").as_baseline(),
-        Row::new("library cold").as_baseline(),
+        Row::new("floor").into_baseline(),
+        Row::new("plain spawn").into_baseline(),
+        Row::new("library cold").into_baseline(),
         Row::new("library exec"),
     ];
     rows.extend(present.iter().map(|peer| match BASELINE_PEERS.contains(&peer.name) {
-        true => Row::new(peer.name).as_baseline(),
+        true => Row::new(peer.name).into_baseline(),
         false => Row::new(peer.name),
     }));
     for _ in 0..ROUNDS {

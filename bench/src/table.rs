@@ -16,7 +16,7 @@ impl Row {
     }
 
     /// Has the pages compare the other rows with this one. Without a baseline they compare with every row.
-    pub fn as_baseline(mut self) -> Self {
+    pub fn into_baseline(mut self) -> Self {
         self.baseline = true;
         self
     }

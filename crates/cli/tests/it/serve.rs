@@ -59,7 +59,7 @@ fn sandboxes_are_listed_by_label_state_and_page_and_deleted() {
     assert_eq!(ids("?label=kind&state=running").0.len(), 2);
     assert_eq!(ids("?label=none").0.len(), 0);
     let (first, next) = ids("?limit=1");
-    assert_eq!(first, [next.clone()]);
+    assert_eq!(first, std::slice::from_ref(&next));
     let (second, end) = ids(&format!("?limit=1&after={}", next.as_str().unwrap()));
     assert!(end.is_null() && second != first, "{second:?}");
     assert_eq!(daemon.ask("DELETE", &format!("/v1/sandboxes/{one}"), b"").status, 204);

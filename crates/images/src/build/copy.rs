@@ -336,7 +336,7 @@ pub fn in_tree(tree: impl AsFd, workdir: &str, path: &str) -> Result<(Vec<u8>, b
         let kind = match opened.as_ref().map(fstat) {
             Ok(Ok(stat)) => Some(FileType::from_raw_mode(stat.st_mode)),
             Ok(Err(errno)) => return Err(unusable(&next, errno)),
-            Err(Errno::NOENT | Errno::NOTDIR) => None,
+            Err(&Errno::NOENT | &Errno::NOTDIR) => None,
             Err(errno) => return Err(unusable(&next, *errno)),
         };
         let (Some(FileType::Symlink), Ok(link)) = (kind, &opened) else {
