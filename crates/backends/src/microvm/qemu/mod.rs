@@ -224,12 +224,13 @@ impl Driver for Qemu {
 /// The fd set, none of a disk's, in which QEMU finds the state of its devices.
 const STATE_FDSET_ID: usize = 100;
 
-/// The ways in which QEMU may read the state of its devices: from a file that it is handed, which newer ones
-/// (11) refuse, or from one that it opens by name, which older ones (before 8.2) do not know.
+/// The ways in which QEMU may read the state of its devices: from a file that it opens by name, which older ones
+/// (before 8.2) do not know, or from one that it is handed, which newer ones (11) refuse. In this order: the newer
+/// ones take no second way after one that they have refused.
 fn add_incoming_state(order: &mut QemuArguments, state: &File) -> io::Result<Vec<String>> {
     let handed = order.add_file(state.try_clone()?.into());
     let opened = order.add_fdset(state.try_clone()?.into(), STATE_FDSET_ID);
-    Ok(vec![format!("fd:{handed}"), format!("file:{opened}")])
+    Ok(vec![format!("file:{opened}"), format!("fd:{handed}")])
 }
 
 /// A kernel to start, in memory, so that nothing of the host has to be shown.
