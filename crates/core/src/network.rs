@@ -532,7 +532,6 @@ mod tests {
             "a.org//x",
             "a.org/v1?x=1",
             "a.org/*/x",
-            "a.org/v1:80",
             "GET@",
             "/v1",
             &long,

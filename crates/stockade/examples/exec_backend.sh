@@ -3,6 +3,8 @@
 # `stockade tck --exec crates/stockade/examples/exec_backend.sh --only C-10` judges a part of it.
 # An example of the protocol, and not of strong walls: no system call filter, and no limits but the engine's.
 set -eu
+# Where pivot_root is.
+PATH=$PATH:/usr/sbin:/sbin
 kept=${TMPDIR:-/tmp}/exec-backend-$(id -u)
 
 case $1 in
@@ -26,6 +28,8 @@ create)
     workspace=$(printf '%s' "$order" | sed -n 's/.*"workspace":{"local":"\([^"\\]*\)"}.*/\1/p')
     mkdir -p -m 700 "$kept"
     echo $$ > "$kept/$id"
+    # Opened here: the walls have no way to the processes of the host.
+    exec 3< "$STOCKADE_AGENT"
     exec unshare --user --map-root-user --mount --pid --net --ipc --uts --fork --kill-child \
         sh -eu -c '
             id=$1 workspace=$2 root=/mnt
@@ -40,13 +44,13 @@ create)
                 : > $root/dev/$device; mount --bind /dev/$device $root/dev/$device
             done
             if [ -n "$workspace" ]; then mount --bind "$workspace" $root/workspace; fi
-            cp "$STOCKADE_AGENT" $root/agent
+            cat <&3 > $root/agent
             chmod 755 $root/agent
             mount -t proc proc $root/proc
             cd $root
             pivot_root . old
             umount -l /old
-            exec env -i PATH=/usr/bin:/bin /agent 0 /workspace "$id"
+            exec env -i PATH=/usr/bin:/bin /agent 0 /workspace "$id" 3<&-
         ' enter "$id" "$workspace"
     ;;
 destroy)

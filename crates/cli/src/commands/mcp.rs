@@ -17,7 +17,7 @@ use stockade_core::{
 };
 use stockade_engine::Engine;
 use stockade_server::mcp::http::{self, HttpOptions, Token};
-use stockade_server::mcp::{Desk, DeskOptions, serve_stdio};
+use stockade_server::mcp::{Desk, DeskOptions, serve_stdio, stdio_pipes};
 use stockade_tools::{AllowedDirectories, HostAsks, LocalOptions, Quota, Toolbox, ToolboxOptions};
 use stockade_workspaces::SandboxWorkspaces;
 use tokio::net::TcpListener;
@@ -187,7 +187,9 @@ async fn serve_sandbox(id: &SandboxId, request: ToolsRequest, printer: &Printer)
     let asked = connection.ask(&SupervisorRequest::Tools(request)).await?;
     let (SupervisorReply::Done, _) = asked else { return Err(out_of_turn(MCP_OPERATION)) };
     let SupervisorConnection { mut reader, mut writer, .. } = connection;
-    let streams = tokio::io::join(tokio::io::stdin(), tokio::io::stdout());
+    // Standard input as tokio reads it would hold the end of this process up until there is more of it.
+    let (input, output) = stdio_pipes();
+    let streams = tokio::io::join(input, output);
     let mut interrupts = Interrupts::listen()?;
     match interrupts.unless(carry_stream(&mut reader, &mut writer, streams)).await {
         Ok(true) => Ok(0),

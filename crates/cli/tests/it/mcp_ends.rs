@@ -321,7 +321,7 @@ fn a_persistent_sandbox_is_served_and_goes_on() {
         assert_ne!(conversation.bash("cat /tmp/made")["exitCode"], 0);
         call(&mut conversation, "sandbox_use", json!({ "sandbox_id": id }));
         assert_eq!(conversation.bash("cat /tmp/made")["stdout"], "x\n");
-        let line = json!({ "command": "touch began; sleep 98765", "background": true });
+        let line = json!({ "action": "start", "command": "touch began; sleep 98765" });
         call(&mut conversation, "bash", line);
         eventually("the command runs", || place.workspace().join("began").exists());
         conversation.end().is(0, "", "");

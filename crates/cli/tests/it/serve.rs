@@ -176,7 +176,7 @@ fn when_it_ends_readers_learn_the_end_and_nothing_is_left() {
     assert!(seen.file_type().is_socket() && seen.mode() & 0o777 == 0o600);
     daemon.ask_to_end();
     assert_eq!(events.last().unwrap().data["ending"], "cancelled");
-    let (place, done) = daemon.end();
+    let (place, done) = daemon.wait_for_end();
     done.code_is(0);
     assert!(!socket.exists());
     place.assert_nothing_is_left();
@@ -210,7 +210,7 @@ fn bad_requests_are_refused_in_one_shape() {
         ("/v1/sandboxes", r#"{"spec": {"backend": "brick"}}"#, 404, "not-found"),
         ("/v1/sandboxes", r#"{"from": "none"}"#, 404, "not-found"),
         (&executions, "", 400, "invalid"),
-        (&executions, r#"{"run": {"program": []}}"#, 400, "invalid"),
+        (&executions, r#"{"run": {"program": []}}"#, 422, "refused"),
         (&executions, r#"{"run": {"shell": "true"}, "timeout": "1s"}"#, 400, "invalid"),
         ("/v1/nothing", "", 404, "not-found"),
         ("/v1/health", "", 405, "method-not-allowed"),

@@ -6,6 +6,7 @@ use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 use stockade_core::ErrorCode;
 
 use super::failure::ApiFailure;
@@ -61,7 +62,10 @@ pub(crate) fn check_length(length: u64, most: u64) -> Result<(), ApiFailure> {
 /// A JSON body; an empty one is `{}`.
 pub(crate) fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiFailure> {
     let body = if body.is_empty() { b"{}" } else { body };
-    serde_json::from_slice(body).map_err(|error| {
+    // An array would be taken for the fields in their order.
+    let object = serde_json::from_slice::<Map<String, Value>>(body);
+    let parsed = object.and_then(|object| serde_json::from_value(Value::Object(object)));
+    parsed.map_err(|error| {
         ApiFailure::new(ErrorCode::Invalid, format!("the body is not what it must be: {error}"))
             .remedy("/v1/openapi.json describes the bodies of requests")
     })

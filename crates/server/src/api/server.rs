@@ -22,6 +22,8 @@ const MAX_SOCKET_CONNECTIONS: usize = 256;
 const MAX_TCP_CONNECTIONS: usize = 256;
 /// Grace period of connections after every sandbox has ended.
 const CONNECTIONS_GRACE_PERIOD: Duration = Duration::from_secs(2);
+/// How often sandboxes are looked for that have ended.
+const RELEASE_INTERVAL: Duration = Duration::from_millis(500);
 /// What a process in a container is told, which is a stranger under any user id.
 const STRANGER_REPLY: &[u8] = b"HTTP/1.1 403 Forbidden\r\nContent-Type: application/json\r\n\
     Connection: close\r\n\r\n{\"error\":{\"code\":\"denied\",\"message\":\"the request comes from a user \
@@ -59,6 +61,8 @@ impl ApiServer {
         };
         let connections = TaskTracker::new();
         let socket = accept_on_socket(doors.socket, service.clone(), connections.clone());
+        let releasing = release_ended_sandboxes(service.api.clone(), service.closing.clone());
+        connections.spawn(releasing);
         let mut accepting = vec![tokio::spawn(socket).abort_handle()];
         if let Some(tcp) = doors.tcp {
             let tcp = accept_on_tcp(tcp, service.clone(), connections.clone());
@@ -78,6 +82,14 @@ impl ApiServer {
         self.connections.wait().await;
         // What a request was still making when it was cut off.
         closed.and(self.service.api.close().await)
+    }
+}
+
+/// Looks after sandboxes that end otherwise than by a request, until the daemon ends.
+async fn release_ended_sandboxes(api: Api, closing: CancellationToken) {
+    let mut ticks = tokio::time::interval(RELEASE_INTERVAL);
+    while closing.run_until_cancelled(ticks.tick()).await.is_some() {
+        api.release_ended().await;
     }
 }
 

@@ -135,9 +135,9 @@ impl ApiShared {
         if let Some(slot) = take_slot(&self.sandbox_slots) {
             return Ok(slot);
         }
+        self.release_ended().await;
         for held in self.sandboxes(&ApiCaller::OwnUser) {
-            if held.state(&self.engine) == SandboxState::Ended {
-                self.engine.destroy(&held.id).await?;
+            if self.engine.sandbox(&held.id).is_err() {
                 self.forget_sandbox(&held.id);
             }
         }
@@ -145,6 +145,18 @@ impl ApiShared {
             ApiFailure::new(ErrorCode::QuotaExceeded, "the daemon has as many sandboxes as it may")
                 .remedy("delete one, or start the daemon with a higher --max-sandboxes")
         })
+    }
+
+    /// Gives back what is left of sandboxes that have ended by themselves or by another process, which waits for
+    /// that. They are listed as ended until their room is needed.
+    pub(crate) async fn release_ended(&self) {
+        for held in self.sandboxes(&ApiCaller::OwnUser) {
+            let ended = held.state(&self.engine) == SandboxState::Ended;
+            if ended && self.engine.sandbox(&held.id).is_ok() {
+                // One that cannot be destroyed now is tried again.
+                let _ = self.engine.destroy(&held.id).await;
+            }
+        }
     }
 
     /// Room for one more execution in a sandbox.

@@ -15,4 +15,5 @@ mod stdio;
 
 pub use desk::{Desk, DeskOptions};
 pub use handler::Handler;
+pub use rmcp::transport::io::stdio_pipes;
 pub use stdio::{ServeError, serve_client, serve_stdio};

@@ -100,7 +100,9 @@ fn every_example_has_a_test() {
     let sources = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("examples");
     let names: BTreeSet<_> = std::fs::read_dir(sources)
         .unwrap()
-        .map(|entry| entry.unwrap().path().file_stem().unwrap().to_string_lossy().into_owned())
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
+        .map(|path| path.file_stem().unwrap().to_string_lossy().into_owned())
         .collect();
     let tested =
         ["quickstart", "stream_output", "fork_ten_ways", "own_backend", "embed_in_a_server"];

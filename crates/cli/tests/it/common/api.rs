@@ -124,10 +124,14 @@ impl ApiDaemon {
     }
 
     /// Asks the daemon to end, and waits for that.
-    pub fn end(mut self) -> (CliPlace, CliDone) {
-        let child = self.child.take().unwrap();
-        signal(&child, Signal::TERM);
-        let done = wait(child);
+    pub fn end(self) -> (CliPlace, CliDone) {
+        self.ask_to_end();
+        self.wait_for_end()
+    }
+
+    /// Waits for the end of a daemon that was asked to end.
+    pub fn wait_for_end(mut self) -> (CliPlace, CliDone) {
+        let done = wait(self.child.take().unwrap());
         (std::mem::replace(&mut self.place, CliPlace::new()), done)
     }
 

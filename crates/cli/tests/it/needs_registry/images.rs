@@ -291,30 +291,29 @@ fn an_image_is_pushed_only_where_its_name_says() {
 #[test]
 fn a_committed_sandbox_runs_again_with_its_changes_and_is_pushed() {
     let registry = TestRegistry::start();
-    for place in [Lasting::new(), Lasting(CliPlace::of_an_ordinary_user())] {
-        let name = registry.name("1");
-        let id = place.create(&["--no-workspace", "--image", &name, "--writable-root"]);
-        let changes = "echo two > /etc/release && echo new > /srv/new && ln -s new /srv/link && \
-                       mkdir /made && echo in > /made/file && rm /bin/touch && echo x > /tmp/x";
-        assert_eq!(place.shell(&id, changes).code, 0);
-        let committed = place.stockade(&["image", "commit", &id, "localhost/mine:1"]);
-        let digest = committed.stdout.trim_end().to_owned();
-        committed.is(0, &format!("{digest}\n"), "");
-        let look = "cat /etc/release /srv/link /made/file; ls /bin/touch /tmp/x /workspace/x";
-        let run = ["run", "--no-workspace", "--image", "localhost/mine:1", "--shell", look];
-        let done = place.stockade(&run);
-        assert_eq!(done.stdout, "two\nnew\nin\n", "{done:?}");
-        cat_release(&place, &["--image", &name]).is(0, "one\n", "");
+    let place = Lasting::new();
+    let name = registry.name("1");
+    let id = place.create(&["--no-workspace", "--image", &name, "--writable-root"]);
+    let changes = "echo two > /etc/release && echo new > /srv/new && ln -s new /srv/link && \
+                   mkdir /made && echo in > /made/file && rm /bin/touch && echo x > /tmp/x";
+    assert_eq!(place.shell(&id, changes).code, 0);
+    let committed = place.stockade(&["image", "commit", &id, "localhost/mine:1"]);
+    let digest = committed.stdout.trim_end().to_owned();
+    committed.is(0, &format!("{digest}\n"), "");
+    let look = "cat /etc/release /srv/link /made/file; ls /bin/touch /tmp/x /workspace/x";
+    let run = ["run", "--no-workspace", "--image", "localhost/mine:1", "--shell", look];
+    let done = place.stockade(&run);
+    assert_eq!(done.stdout, "two\nnew\nin\n", "{done:?}");
+    cat_release(&place, &["--image", &name]).is(0, "one\n", "");
 
-        let details = json(&place, &["image", "inspect", "localhost/mine:1"]);
-        let image = &details["images"][0];
-        assert_eq!((&image["layers"], &image["config"]["workingDir"]), (&2.into(), &"/srv".into()));
-        let pushed = registry.name_of("mine", "1");
-        place.stockade(&["image", "push", "localhost/mine:1", "--to", &pushed]).code_is(0);
-        assert_eq!(registry.inspect(&pushed)["Digest"], digest.as_str());
-        registry.copy_out(&pushed);
-        place.stockade(&["kill", &id]).code_is(0);
-    }
+    let details = json(&place, &["image", "inspect", "localhost/mine:1"]);
+    let image = &details["images"][0];
+    assert_eq!((&image["layers"], &image["config"]["workingDir"]), (&2.into(), &"/srv".into()));
+    let pushed = registry.name_of("mine", "1");
+    place.stockade(&["image", "push", "localhost/mine:1", "--to", &pushed]).code_is(0);
+    assert_eq!(registry.inspect(&pushed)["Digest"], digest.as_str());
+    registry.copy_out(&pushed);
+    place.stockade(&["kill", &id]).code_is(0);
 }
 
 #[test]
