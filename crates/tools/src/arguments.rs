@@ -272,8 +272,8 @@ pub(crate) struct SandboxCreate {
     /// A directory of the user's machine to work in instead of the usual one: its whole path, or from the usual one
     /// on. Only what the user has allowed.
     pub workspace: Option<String>,
-    /// A git repository to work on a checkout of, instead of the usual workspace: a directory that the user has allowed,
-    /// or an `https://` address, which needs a person's consent. Changes are kept apart from the repository.
+    /// A git repository to work on a checkout of, instead of the usual workspace: an `https://` address, which needs a
+    /// person's consent. Changes are kept apart from the repository.
     pub git: Option<String>,
     /// A branch, tag or commit of that repository; its default branch if left out.
     pub rev: Option<String>,

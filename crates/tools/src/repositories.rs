@@ -1,6 +1,6 @@
-//! Git repositories that an agent names for a sandbox: directories that the user allowed, and web addresses with a
-//! person's consent. The checkout is made outside the sandbox, so no other address is taken: some name programs, and
-//! `file:` any directory.
+//! Git repositories that an agent names for a sandbox: web addresses, with a person's consent. The checkout is made
+//! outside the sandbox, so nothing else is taken: some addresses name programs, and a directory that a guest may have
+//! written to leads git to any other, by a link, a `gitdir:` file or a list of alternates.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,6 @@ use stockade_workspaces::{
 
 use crate::ToolError;
 use crate::arguments::SandboxCreate;
-use crate::directories::UsedDirectory;
 use crate::toolbox::ToolSession;
 
 const GIT_FIELD: &str = "git";
@@ -21,22 +20,13 @@ const WEB_SCHEME: &str = "https://";
 
 /// A repository, and what of it.
 pub(crate) struct Repository {
-    place: RepositoryPlace,
+    address: String,
     rev: Option<String>,
-}
-
-enum RepositoryPlace {
-    /// Held while its sandbox lives, as the workspace of one is.
-    Directory(UsedDirectory),
-    Address(String),
 }
 
 impl Repository {
     /// The repository that these arguments name, if it may be had.
-    pub(crate) fn named_by(
-        args: &SandboxCreate,
-        session: &ToolSession,
-    ) -> Result<Option<Self>, ToolError> {
+    pub(crate) fn named_by(args: &SandboxCreate) -> Result<Option<Self>, ToolError> {
         let Some(given) = &args.git else {
             return match &args.rev {
                 None => Ok(None),
@@ -47,29 +37,14 @@ impl Repository {
         if args.rev.as_ref().is_some_and(|rev| rev.is_empty() || rev.starts_with('-')) {
             return Err(ToolError::field("rev", "is no branch, tag or commit"));
         }
-        let options = &session.options;
-        let place = match given.strip_prefix(WEB_SCHEME) {
-            Some(rest) => RepositoryPlace::Address(check_address(given, rest)?),
-            None => RepositoryPlace::Directory(options.directories.take(
-                GIT_FIELD,
-                given,
-                &options.template,
-            )?),
+        let address = match given.strip_prefix(WEB_SCHEME) {
+            Some(rest) => check_address(given, rest)?,
+            None => {
+                return Err(ToolError::field(GIT_FIELD, "is no `https://` address")
+                    .remedy("name one, or a directory as `workspace`"));
+            }
         };
-        Ok(Some(Self { place, rev: args.rev.clone() }))
-    }
-
-    /// Whether it is on another host.
-    pub(crate) fn is_elsewhere(&self) -> bool {
-        matches!(self.place, RepositoryPlace::Address(_))
-    }
-
-    /// The directory that it is, to be held.
-    pub(crate) fn into_directory(self) -> Option<UsedDirectory> {
-        match self.place {
-            RepositoryPlace::Directory(directory) => Some(directory),
-            RepositoryPlace::Address(_) => None,
-        }
+        Ok(Some(Self { address, rev: args.rev.clone() }))
     }
 
     /// Puts a view of a checkout into a spec, as it is planned: its kind decides who can build the walls.
@@ -111,12 +86,8 @@ impl Repository {
             }
             Mechanism::Kernel | Mechanism::Copy => Mechanism::Copy,
         };
-        let source = match &self.place {
-            RepositoryPlace::Directory(directory) => directory.path().to_string(),
-            RepositoryPlace::Address(address) => address.clone(),
-        };
         let request = Request {
-            hint: Hint::Git { source, rev: self.rev.clone() },
+            hint: Hint::Git { source: self.address.clone(), rev: self.rev.clone() },
             tenant: spec.tenant.clone(),
             writable: !spec.read_only,
             mechanism,

@@ -23,7 +23,7 @@ pub(crate) async fn create_sandbox(
     let template = &session.options.template;
     let take = |given: &String| session.options.directories.take("workspace", given, template);
     let directory = args.workspace.as_ref().map(take).transpose()?;
-    let repository = Repository::named_by(&args, session)?;
+    let repository = Repository::named_by(&args)?;
     let mut spec = requested_spec(template, &args, directory.as_ref().map(UsedDirectory::path))?;
     if let Some(repository) = &repository {
         repository.plan_workspace(&mut spec, &session.options.state_dir)?;
@@ -37,8 +37,7 @@ pub(crate) async fn create_sandbox(
         backend: None,
         // Walls are about to stand; which ones is the user's choice, not the agent's.
         boundary: Boundary::SharedKernel,
-        widens: is_wider_than_template(template, &spec)
-            || repository.as_ref().is_some_and(Repository::is_elsewhere),
+        widens: is_wider_than_template(template, &spec) || repository.is_some(),
         person_only: false,
         details: requested_details(&args, &spec),
     };
@@ -54,7 +53,6 @@ pub(crate) async fn create_sandbox(
         Some(repository) => Some(repository.open_source(session, &spec).await?),
         None => None,
     };
-    let directory = directory.or(repository.and_then(Repository::into_directory));
     let place = session.places.create(spec, directory, source).await?;
     ToolAnswer::data(&Binding::of(&place))
 }

@@ -37,34 +37,18 @@ async fn bench_with_repository() -> (ToolBench, tempfile::TempDir) {
 }
 
 #[test]
-fn an_agent_works_on_a_checkout_and_its_changes_are_kept_apart() {
-    test(async {
-        let (bench, projects) = bench_with_repository().await;
-        let repository = projects.path().join("repository");
-        // Whatever a person would say: none is asked.
-        *bench.whose.answer.lock().unwrap() = Some(Decision::No { because: "no".into() });
-        let asked = json!({ "git": repository, "rev": "first" });
-        let id = bench.ok("sandbox_create", asked).await["sandboxId"].clone();
-        let line = json!({ "command": "cat a; echo changed > a", "sandbox_id": id });
-        assert_eq!(bench.ok("bash", line).await["stdout"], "first");
-        assert_eq!(std::fs::read_to_string(repository.join("a")).unwrap(), "second");
-        let diff = bench.ok("workspace_diff", json!({ "sandbox_id": id })).await;
-        assert!(diff.to_string().contains("\"a\""), "{diff}");
-        bench.close().await;
-    });
-}
-
-#[test]
 fn other_repositories_are_refused_and_addresses_need_consent() {
     test(async {
         let (bench, projects) = bench_with_repository().await;
+        // A directory may lead anywhere: its `.git` is what a guest has made of it.
+        let own = projects.path().join("repository").display().to_string();
         for wrong in
-            ["/etc", "ext::sh -c id", "file:///etc", "git@example.org:a", "--upload-pack=x"]
+            [&own, "/etc", "ext::sh -c id", "file:///etc", "git@example.org:a", "--upload-pack=x"]
         {
             let error = bench.refused("sandbox_create", json!({ "git": wrong })).await;
             assert!(error.message.contains("`git`"), "{wrong}: {error}");
         }
-        let both = json!({ "git": projects.path().join("repository"), "empty_workspace": true });
+        let both = json!({ "git": "https://example.invalid/a", "empty_workspace": true });
         bench.refuses("sandbox_create", both, ErrorCode::Invalid, "git").await;
         bench.refuses("sandbox_create", json!({ "rev": "x" }), ErrorCode::Invalid, "rev").await;
         *bench.whose.answer.lock().unwrap() = Some(Decision::No { because: "no".into() });
