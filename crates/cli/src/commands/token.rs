@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
-use stockade_core::{Result, TenantName, TokenName};
+use stockade_core::{Error, ErrorCode, NameError, Result, TenantName, TokenName};
 use stockade_engine::StateDir;
 use stockade_server::api::{TokenRecord, TokenRight, TokenStore};
 
@@ -26,7 +26,7 @@ enum TokenVerb {
         /// What the token is called by.
         #[arg(value_name = "NAME")]
         name: TokenName,
-        /// Whose sandboxes its holder works with. [default: that of the configuration]
+        /// Whose sandboxes its holder works with. [default: one with the name of the token]
         #[arg(long, value_name = "TENANT")]
         tenant: Option<TenantName>,
         /// What its holder may do: `run`, `read`, or `admin` for both and the daemon's metrics.
@@ -49,7 +49,14 @@ pub fn token(args: TokenArgs, printer: &Printer) -> Result<i32> {
     let store = TokenStore::open(&StateDir::open(settings.state_dir()?)?)?;
     match args.verb {
         TokenVerb::New { name, tenant, rights } => {
-            let tenant = tenant.or_else(|| settings.tenant.clone()).unwrap_or_default();
+            let tenant = match tenant {
+                Some(tenant) => tenant,
+                // Not that of the configuration, which the daemon's own user works as.
+                None => name.as_str().parse().map_err(|error: NameError| {
+                    Error::new(ErrorCode::Invalid, "token", error.to_string())
+                        .remedy("name a tenant with --tenant")
+                })?,
+            };
             let rights: BTreeSet<_> = rights.into_iter().collect();
             let (record, secret) = store.issue(name, tenant, rights)?;
             print_token(&record, &secret, printer);

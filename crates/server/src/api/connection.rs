@@ -44,7 +44,7 @@ pub(crate) enum ApiDoor {
 pub(crate) struct TcpDoor {
     pub visit: Visit,
     /// Held from the first request with a token on.
-    pub slot: OnceCell<Result<OwnedSemaphorePermit, tokio::sync::AcquireError>>,
+    pub slot: OnceCell<OwnedSemaphorePermit>,
 }
 
 /// What every connection is served with.
@@ -106,9 +106,9 @@ impl ApiService {
     ) -> Result<Response, ApiFailure> {
         let caller = self.find_caller(&request, door)?;
         if let (ApiDoor::Tcp(door), ApiCaller::Holder(_)) = (door, &caller) {
+            let taking = async || Arc::clone(&self.slots).try_acquire_owned();
+            door.slot.get_or_try_init(taking).await.map_err(|_| too_many_connections())?;
             door.visit.leave();
-            let waiting = || Arc::clone(&self.slots).acquire_owned();
-            door.slot.get_or_init(waiting).await;
         }
         let held = self.api.reserve_request(&caller)?;
         request.extensions_mut().insert(caller);
@@ -166,6 +166,11 @@ impl ApiService {
         }
         Ok(())
     }
+}
+
+fn too_many_connections() -> ApiFailure {
+    let message = "holders of tokens have as many connections open as they may";
+    ApiFailure::new(ErrorCode::Unavailable, message).remedy("close one, or wait").last()
 }
 
 /// A body that holds the room of its request until it is sent.

@@ -18,7 +18,7 @@ use crate::peer::{Stranger, check_peer};
 
 /// Connections at once on the socket; more wait.
 const MAX_SOCKET_CONNECTIONS: usize = 256;
-/// Connections at once by TCP that have shown a token; more wait.
+/// Connections at once by TCP that have shown a token; more are refused.
 const MAX_TCP_CONNECTIONS: usize = 256;
 /// Grace period of connections after every sandbox has ended.
 const CONNECTIONS_GRACE_PERIOD: Duration = Duration::from_secs(2);

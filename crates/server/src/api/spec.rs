@@ -2,7 +2,7 @@
 //! held to the configuration, and names nothing of the host (C-05).
 
 use serde_json::{Map, Value};
-use stockade_core::{ErrorCode, Limits, SandboxSpec};
+use stockade_core::{BackendChoice, ErrorCode, Limits, SandboxSpec};
 
 use super::caller::ApiCaller;
 use super::failure::ApiFailure;
@@ -69,6 +69,10 @@ fn check_holds_to(configured: &SandboxSpec, spec: &SandboxSpec) -> Result<(), Ap
     let outside = !configured.boundaries.is_empty()
         && (spec.boundaries.is_empty() || !spec.boundaries.is_subset(&configured.boundaries));
     let laxer = laxer.or(outside.then_some("boundaries"));
+    let named = spec.backend != configured.backend && spec.backend != BackendChoice::Auto;
+    let laxer = laxer.or(named.then_some("backend"));
+    // By a name the daemon would pull with its user's logins, and from where that user alone gets to.
+    let laxer = laxer.or((spec.image != configured.image).then_some("image"));
     let Some(field) = laxer.or_else(|| find_exceeded_limit(&configured.limits, &spec.limits))
     else {
         return Ok(());
@@ -82,15 +86,23 @@ fn find_exceeded_limit(most: &Limits, given: &Limits) -> Option<&'static str> {
     fn exceeds<T: PartialOrd>(given: Option<T>, most: Option<T>) -> bool {
         most.is_some_and(|most| given.is_none_or(|given| given > most))
     }
+    /// What is not configured has the usual value as its maximum.
+    fn exceeds_usual<T: PartialOrd>(given: Option<T>, most: Option<T>, usual: Option<T>) -> bool {
+        match (given, &most) {
+            (Some(given), None) => usual.is_some_and(|usual| given > usual),
+            (given, _) => exceeds(given, most),
+        }
+    }
+    let usual = Limits::defaults();
     let limits = [
         ("cpuRate", exceeds(given.cpu_rate, most.cpu_rate)),
         ("cpuTime", exceeds(given.cpu_time, most.cpu_time)),
         ("wallTime", exceeds(given.wall_time, most.wall_time)),
-        ("memory", exceeds(given.memory, most.memory)),
-        ("disk", exceeds(given.disk, most.disk)),
-        ("processes", exceeds(given.processes, most.processes)),
+        ("memory", exceeds_usual(given.memory, most.memory, usual.memory)),
+        ("disk", exceeds_usual(given.disk, most.disk, usual.disk)),
+        ("processes", exceeds_usual(given.processes, most.processes, usual.processes)),
         ("openFiles", exceeds(given.open_files, most.open_files)),
-        ("output", exceeds(given.output, most.output)),
+        ("output", exceeds_usual(given.output, most.output, usual.output)),
         ("fuel", exceeds(given.fuel, most.fuel)),
     ];
     limits.into_iter().find(|(_, exceeded)| *exceeded).map(|(name, _)| name)
@@ -156,6 +168,10 @@ mod tests {
             json!({"image": {"directory": "/"}}),
             json!({"network": {"egress": ["127.0.0.1"]}}),
             json!({"without": ["memory-limit"]}),
+            json!({"image": {"named": "debian:12"}}),
+            json!({"backend": "landlock"}),
+            json!({"limits": {"memory": "16000000000g"}}),
+            json!({"limits": {"disk": "2g"}}),
         ] {
             assert!(build_spec(&usual, object(wrong.clone()), &holder).is_err(), "{wrong}");
             let own = build_spec(&usual, object(wrong.clone()), &ApiCaller::OwnUser);
