@@ -18,11 +18,14 @@ const MAX_SHOWN_PATH_CHARS: usize = 120;
 /// The longest method that is shown.
 const MAX_SHOWN_METHOD_CHARS: usize = 32;
 /// Headers by which servers are told another method or another path than the request line has.
-const OVERRIDE_HEADERS: [&str; 5] = [
+const OVERRIDE_HEADERS: [&str; 8] = [
     "x-http-method-override",
     "x-http-method",
     "x-method-override",
     "x-original-url",
+    "x-original-uri",
+    "x-forwarded-uri",
+    "x-forwarded-method",
     "x-rewrite-url",
 ];
 
@@ -197,7 +200,10 @@ fn is_plain_to_paste(path: &str) -> bool {
 }
 
 fn find_override(headers: &HeaderMap) -> Option<&'static str> {
-    OVERRIDE_HEADERS.into_iter().find(|header| headers.contains_key(*header))
+    // Many servers read `_` and `-` in a name as the same.
+    let named =
+        |header: &&str| headers.keys().any(|key| key.as_str().replace('_', "-") == **header);
+    OVERRIDE_HEADERS.into_iter().find(named)
 }
 
 /// What is said of bytes that would not be looked into.
