@@ -16,6 +16,8 @@ use stockade_unpack::{EntryState, LayerWriter, PackedLayer};
 use super::ignore::{IgnoreRules, fits_component, is_pattern};
 use crate::{Digest, ImageError};
 
+/// What the name of a file begins with that hides one of the layers below.
+const WHITEOUT_PREFIX: &[u8] = b".wh.";
 const WITHIN: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS);
 const LOOK_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW);
 const READ_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK);
@@ -219,6 +221,9 @@ impl CopyPlan<'_> {
     ) -> Result<(), ImageError> {
         if target.is_empty() {
             return Err(refused(source, "would take the place of the root"));
+        }
+        if target.split(|byte| *byte == b'/').any(|part| part.starts_with(WHITEOUT_PREFIX)) {
+            return Err(refused(source, "has the name of a whiteout"));
         }
         let own = stat.st_mode & 0o777;
         let chmod = self.request.chmod.filter(|_| kind == FileType::RegularFile);
