@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::common::lasting::eventually;
 use crate::common::{CliDone, CliPlace, finish};
 
 /// Adds a line to a file in the cache, and prints all of it.
@@ -121,8 +122,8 @@ fn a_persistent_sandbox_holds_its_cache_until_it_ends() {
         assert_eq!((&row["inUse"], &row["freedEntries"]), (&1.into(), &0.into()), "{row}");
         run(place, "auto", REMEMBER).is(0, "kept\nkept\n", "");
         place.stockade(&["kill", &id]).code_is(0);
-        let row = cleaned(place);
-        assert_eq!((&row["inUse"], &row["freedEntries"]), (&0.into(), &1.into()), "{row}");
+        // The process that held the sandbox gives the cache back as the last thing that it does.
+        eventually("the cache is freed", || cleaned(place)["freedEntries"] == 1);
         assert_eq!(entries(place), Vec::<PathBuf>::new());
         run(place, "auto", REMEMBER).is(0, "kept\n", "");
     });

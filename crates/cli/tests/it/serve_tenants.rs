@@ -171,8 +171,8 @@ fn the_holder_of_a_token_names_nothing_of_the_host() {
 #[test]
 fn a_token_does_only_what_it_has_the_right_for() {
     let place = CliPlace::new();
-    let read = issue(&place, &["read", "--rights", "read"]);
-    let run = issue(&place, &["run", "--rights", "run"]);
+    let read = issue(&place, &["read", "--tenant", "team", "--rights", "read"]);
+    let run = issue(&place, &["run", "--tenant", "team", "--rights", "run"]);
     let daemon = ApiDaemon::start_on_tcp(place);
     let sandbox = daemon.ask_as(&run, "POST", "/v1/sandboxes", b"{}").id(201);
     daemon.ask_as(&run, "GET", "/v1/sandboxes", b"").is_error(403, "denied");
