@@ -81,6 +81,10 @@ fn build_feature_column(
 /// Backends that are here across, features in which they differ down, and a few lines on the rest.
 fn format_summary(measured: &[Capabilities], printer: &Printer) -> String {
     let here: Vec<_> = measured.iter().filter(|one| one.unavailable.is_none()).collect();
+    if here.is_empty() {
+        // Nothing to compare: what is wanted is why, and what would help.
+        return measured.iter().map(|one| format_backend_section(one, printer)).collect();
+    }
     let full = |one: &&Capabilities, feature| matches!(one.support(feature), Support::Full { .. });
     let (common, differing): (Vec<Feature>, Vec<Feature>) =
         Feature::ALL.iter().partition(|feature| here.iter().all(|one| full(one, **feature)));
@@ -193,5 +197,23 @@ fn build_support_row(support: Support) -> (Cell, Vec<String>) {
         Support::Missing { reason, remedy } => {
             (Cell::toned(Tone::Bad, "no"), vec![reason, format!("remedy: {remedy}")])
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use stockade_core::{BackendName, Boundary};
+
+    use super::*;
+
+    #[test]
+    fn a_host_without_any_backend_is_told_why_and_what_helps() {
+        let absent = |name| {
+            let name = BackendName::literal(name);
+            Capabilities::unavailable(name, Boundary::SharedKernel, "no namespaces", "allow them")
+        };
+        let text = format_summary(&[absent("native"), absent("landlock")], &Printer::new(false));
+        assert_eq!(text.matches("no namespaces\n  remedy: allow them\n").count(), 2, "{text}");
+        assert!(!text.contains("all have"), "{text}");
     }
 }
