@@ -140,7 +140,7 @@ fn parse_range(given: &str) -> Option<EgressHost> {
 }
 
 /// The address with everything behind the prefix cleared; nothing if the prefix is too long for it.
-fn mask_address(address: IpAddr, prefix: u8) -> Option<IpAddr> {
+pub(crate) fn mask_address(address: IpAddr, prefix: u8) -> Option<IpAddr> {
     match address {
         IpAddr::V4(v4) => {
             let drop = 32u32.checked_sub(prefix.into())?;

@@ -11,6 +11,7 @@ pub(crate) use decision::lists_host;
 pub use decision::{
     EgressDecision, decide_address, decide_name, decide_request, judges_requests, list_ports,
 };
+pub(crate) use host_pattern::mask_address;
 pub use host_pattern::{canonical_host, is_policy_word};
 pub use rule::EgressRule;
 
