@@ -15,6 +15,7 @@ mod feature;
 mod image;
 mod layers;
 mod limits;
+mod lookalike;
 mod name;
 mod network;
 mod observed;

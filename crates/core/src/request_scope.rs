@@ -6,6 +6,8 @@
 use std::fmt;
 use std::fmt::Write as _;
 
+use crate::lookalike::is_lookalike;
+
 /// The longest path that is judged.
 const MAX_PATH_BYTES: usize = 8 * 1024;
 /// The longest method.
@@ -22,7 +24,8 @@ const CONNECT_METHOD: &str = "CONNECT";
 pub struct RequestPath {
     /// Unreserved characters as they are, all others as they came, escapes in capitals.
     canonical: String,
-    /// Decoded and in small letters: what a lenient server may take it for. Rules that deny are compared with this.
+    /// Decoded, without regard to case, and without the spaces and dots that a lenient server drops at the ends of
+    /// segments. Rules that deny are compared with this.
     folded: String,
 }
 
@@ -35,11 +38,11 @@ pub enum RequestPathError {
     /// It is longer than what is judged.
     #[error("it is longer than 8192 bytes")]
     TooLong,
-    /// `.` or `..` is a segment, also where it is encoded.
-    #[error("a part of it is `.` or `..`")]
+    /// `.` or `..` is a segment, also where it is encoded, or is one for servers that drop spaces.
+    #[error("a part of it is `.` or `..`, or nothing but dots and spaces")]
     DotSegment,
-    /// Some servers read `//` as `/`.
-    #[error("`//` stands in it")]
+    /// Some servers read `//` as `/`, and a segment of spaces as none.
+    #[error("a part of it is empty, as in `//`")]
     EmptySegment,
     /// A backslash, `;`, a control character or another one that is not a path's.
     #[error("a character in it is not read alike by all servers")]
@@ -47,6 +50,9 @@ pub enum RequestPathError {
     /// An encoded slash, backslash, `;`, `?`, `#`, `%` or control character.
     #[error("a character is encoded in it that is not read alike by all servers")]
     Encoded,
+    /// A fullwidth dot, an invisible character or the like.
+    #[error("a character in it is taken for another one, or left out, by some servers")]
+    Lookalike,
     /// `%` without two digits, or bytes that are no text.
     #[error("its encoding is wrong")]
     Malformed,
@@ -61,24 +67,12 @@ impl RequestPath {
         if !path.starts_with('/') {
             return Err(RequestPathError::NotAbsolute);
         }
-        let mut canonical = String::with_capacity(path.len());
-        let mut decoded = Vec::with_capacity(path.len());
-        let mut rest = path.as_bytes();
-        while let Some((first, after)) = rest.split_first() {
-            let byte;
-            (byte, rest) = match first {
-                b'%' => read_escape(after, &mut canonical)?,
-                plain if is_plain(*plain) => {
-                    canonical.push(char::from(*plain));
-                    (*plain, after)
-                }
-                _ => return Err(RequestPathError::Character),
-            };
-            decoded.push(byte);
+        let (canonical, decoded) = decode_path(path)?;
+        if decoded.chars().any(is_lookalike) {
+            return Err(RequestPathError::Lookalike);
         }
-        check_segments(&canonical)?;
-        let decoded = String::from_utf8(decoded).map_err(|_| RequestPathError::Malformed)?;
-        Ok(Self { canonical, folded: decoded.to_ascii_lowercase() })
+        check_segments(&decoded)?;
+        Ok(Self { canonical, folded: fold_path(&decoded) })
     }
 
     /// The path in its canonical form.
@@ -91,6 +85,27 @@ impl fmt::Display for RequestPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.canonical)
     }
+}
+
+/// The canonical form, and the text with every escape decoded.
+fn decode_path(path: &str) -> Result<(String, String), RequestPathError> {
+    let mut canonical = String::with_capacity(path.len());
+    let mut decoded = Vec::with_capacity(path.len());
+    let mut rest = path.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let byte;
+        (byte, rest) = match first {
+            b'%' => read_escape(after, &mut canonical)?,
+            plain if is_plain(*plain) => {
+                canonical.push(char::from(*plain));
+                (*plain, after)
+            }
+            _ => return Err(RequestPathError::Character),
+        };
+        decoded.push(byte);
+    }
+    let decoded = String::from_utf8(decoded).map_err(|_| RequestPathError::Malformed)?;
+    Ok((canonical, decoded))
 }
 
 /// Reads what follows a `%`: the byte, and what comes after it.
@@ -128,14 +143,27 @@ fn is_plain(byte: u8) -> bool {
     is_unreserved(byte) || b"!$&'()*+,=:@/".contains(&byte)
 }
 
-fn check_segments(canonical: &str) -> Result<(), RequestPathError> {
-    if canonical.contains("//") {
-        return Err(RequestPathError::EmptySegment);
-    }
-    if canonical.split('/').any(|segment| matches!(segment, "." | "..")) {
+/// Some servers drop spaces at the ends of a segment, so that `.. ` is `..`, and some read `+` as a space.
+fn check_segments(decoded: &str) -> Result<(), RequestPathError> {
+    let is_dotted = |segment: &str| {
+        segment.contains('.') && segment.chars().all(|sign| matches!(sign, '.' | ' ' | '+'))
+    };
+    let is_blank = |segment: &str| !segment.is_empty() && segment.trim_matches(' ').is_empty();
+    if decoded.split('/').any(is_dotted) {
         return Err(RequestPathError::DotSegment);
     }
+    if decoded.contains("//") || decoded.split('/').any(is_blank) {
+        return Err(RequestPathError::EmptySegment);
+    }
     Ok(())
+}
+
+/// The path as the most lenient server takes it. By way of capitals, so that `ß` is `ss` and a dotless `ı` is `i`.
+fn fold_path(decoded: &str) -> String {
+    let fold = |segment: &str| {
+        segment.trim_start_matches(' ').trim_end_matches([' ', '.']).to_uppercase().to_lowercase()
+    };
+    decoded.split('/').map(fold).collect::<Vec<_>>().join("/")
 }
 
 /// Whether a method is written as rules write methods: a few capitals. Servers may take others for one of those.
@@ -251,8 +279,9 @@ mod tests {
             ("/%7euser/%41%2d", "/~user/A-"),
             ("/a%20b/%c3%a9%2B", "/a%20b/%C3%A9%2B"),
             ("/@scope/a+b,c=d:e!$&'()*", "/@scope/a+b,c=d:e!$&'()*"),
-            ("/...", "/..."),
             ("/.hidden/a..b", "/.hidden/a..b"),
+            ("/a./b..", "/a./b.."),
+            ("/+/a%20", "/+/a%20"),
         ] {
             assert_eq!(RequestPath::parse(given).unwrap().as_str(), canonical, "{given}");
         }
@@ -270,6 +299,22 @@ mod tests {
             ("/./v1", DotSegment),
             ("/v1/%2e%2E/admin", DotSegment),
             ("/v1/.%2e/admin", DotSegment),
+            ("/v1/..%20/admin", DotSegment),
+            ("/v1/%20../admin", DotSegment),
+            ("/v1/.%20./admin", DotSegment),
+            ("/v1/..+/admin", DotSegment),
+            ("/v1/.../admin", DotSegment),
+            ("/v1/%20/admin", EmptySegment),
+            ("/v1/%ef%bc%8e%ef%bc%8e/admin", Lookalike),
+            ("/v1/%e2%80%a5/admin", Lookalike),
+            ("/v1/..%ef%bc%8fadmin", Lookalike),
+            ("/v1/..%e2%88%95admin", Lookalike),
+            ("/v1/..%cd%be/admin", Lookalike),
+            ("/v1/.%e2%80%8b./admin", Lookalike),
+            ("/v1/..%c2%a0/admin", Lookalike),
+            ("/%ef%bd%81dmin", Lookalike),
+            ("/ad%c2%admin", Lookalike),
+            ("/v1/%u002e%u002e/admin", Malformed),
             ("//admin", EmptySegment),
             ("/v1//admin", EmptySegment),
             ("/v1%2fadmin", Encoded),
@@ -316,6 +361,11 @@ mod tests {
             ("/v1", "/v1/a", true, true),
             ("/v1", "/v1a", false, false),
             ("/v1", "/V1/a", false, true),
+            ("/v1", "/v1%20/a", false, true),
+            ("/v1", "/%20v1./a", false, true),
+            ("/v1.", "/v1", false, true),
+            ("/kiss", "/K%C4%B1%C3%9F", false, true),
+            ("/%C3%A9", "/%C3%89/a", false, true),
             ("/v1/", "/v1/a", true, true),
             ("/v1/", "/v1", false, true),
             ("/v1/*", "/v1/", true, true),

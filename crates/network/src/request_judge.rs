@@ -17,17 +17,28 @@ use crate::policy::{Denial, Egress, Target};
 const MAX_SHOWN_PATH_CHARS: usize = 120;
 /// The longest method that is shown.
 const MAX_SHOWN_METHOD_CHARS: usize = 32;
-/// Headers by which servers are told another method or another path than the request line has.
-const OVERRIDE_HEADERS: [&str; 8] = [
+/// Headers by which servers are told another method or another path than the request line has. `Destination` is the
+/// second path of a WebDAV `COPY` or `MOVE`.
+const OVERRIDE_HEADERS: [&str; 15] = [
     "x-http-method-override",
     "x-http-method",
     "x-method-override",
+    "x-original-method",
+    "x-forwarded-method",
     "x-original-url",
     "x-original-uri",
+    "x-original-path",
     "x-forwarded-uri",
-    "x-forwarded-method",
+    "x-forwarded-path",
+    "x-forwarded-prefix",
+    "x-envoy-original-path",
     "x-rewrite-url",
+    "x-rewrite-uri",
+    "destination",
 ];
+/// Parameters of a query by which servers are told another method.
+const OVERRIDE_PARAMETERS: [&str; 4] =
+    ["_method", "x_http_method_override", "x_http_method", "x_method_override"];
 
 /// What a connection carries.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,9 +113,10 @@ impl RequestJudge {
         if !self.is_needed_by(&rules) {
             return Ok(());
         }
-        if let Some(header) = find_override(request.headers()) {
-            let reason = format!("`{}` has the header `{header}`", self.describe(&asked));
-            return Err(asked.deny(format!("{reason}, which may name another request"), None));
+        if let Some(place) = find_override(request) {
+            let shown = self.describe(&asked);
+            let reason = format!("`{shown}` has {place}, which may name another request");
+            return Err(asked.deny(reason, None));
         }
         self.judge(&rules, &asked)
     }
@@ -199,11 +211,55 @@ fn is_plain_to_paste(path: &str) -> bool {
         && path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~/%+=:@".contains(&byte))
 }
 
-fn find_override(headers: &HeaderMap) -> Option<&'static str> {
+/// Where a request may name another one than its line does: a header or a parameter, in words.
+fn find_override<B>(request: &Request<B>) -> Option<String> {
+    if let Some(header) = find_override_header(request.headers()) {
+        return Some(format!("the header `{header}`"));
+    }
+    let parameter = find_override_parameter(request.uri().query()?)?;
+    Some(format!("the parameter `{parameter}`"))
+}
+
+fn find_override_header(headers: &HeaderMap) -> Option<&'static str> {
     // Many servers read `_` and `-` in a name as the same.
     let named =
         |header: &&str| headers.keys().any(|key| key.as_str().replace('_', "-") == **header);
     OVERRIDE_HEADERS.into_iter().find(named)
+}
+
+fn find_override_parameter(query: &str) -> Option<&'static str> {
+    let find_known = |name: String| OVERRIDE_PARAMETERS.into_iter().find(|known| *known == name);
+    query.split(['&', ';']).map(fold_parameter_name).find_map(find_known)
+}
+
+/// The name of a parameter as the most lenient server reads it: decoded, in small letters, up to an index in brackets,
+/// and with `_` for the characters that PHP replaces by it.
+fn fold_parameter_name(parameter: &str) -> String {
+    let name = parameter.split('=').next().unwrap_or_default().replace('+', " ");
+    let decoded = decode_escapes(&name).to_ascii_lowercase();
+    let name = decoded.split(['[', '\0']).next().unwrap_or_default();
+    name.trim().replace(['-', '.', ' '], "_")
+}
+
+/// The text with every `%` and its two digits decoded, as far as they are digits.
+fn decode_escapes(text: &str) -> String {
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let escape = after.get(..2).filter(|_| *first == b'%');
+        let digits = escape.and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                decoded.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                decoded.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&decoded).into_owned()
 }
 
 /// What is said of bytes that would not be looked into.
@@ -214,4 +270,36 @@ pub fn describe_opaque(target: &Target) -> String {
 /// What is said where TLS cannot be ended here.
 pub fn describe_unopened(target: &Target) -> String {
     format!("rules name requests to `{target}`, and this sandbox has no authority to open TLS with")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_that_name_another_method_are_found_in_every_spelling() {
+        for query in [
+            "_method=DELETE",
+            "a=1&_method=DELETE",
+            "a=1;_METHOD=delete",
+            "_method",
+            "%5fmethod=DELETE",
+            "_%4dethod=DELETE",
+            ".method=DELETE",
+            "-method=DELETE",
+            "+_method=DELETE",
+            "%20_method%20=DELETE",
+            "_method[]=DELETE",
+            "_method%5B0%5D=DELETE",
+            "_method%00x=DELETE",
+            "X-HTTP-Method-Override=DELETE",
+            "x_http_method=DELETE",
+        ] {
+            assert!(find_override_parameter(query).is_some(), "{query}");
+        }
+        for query in ["", "method=card", "payment_method=card", "a=_method", "a=%26_method=x", "%"]
+        {
+            assert_eq!(find_override_parameter(query), None, "{query}");
+        }
+    }
 }
