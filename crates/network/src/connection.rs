@@ -152,6 +152,23 @@ fn parse_target(egress: &Egress, host: &str) -> Result<Target, Denial> {
     Target::parse(host).ok_or_else(|| describe_no_host(host).into())
 }
 
+fn refuse_undialed(
+    guest: GuestStream,
+    error: DialError,
+    pending: &PendingRecord,
+) -> ConnectionVerdict {
+    match error {
+        DialError::Denied(denial) => {
+            refuse_denied(guest, denial.clone(), pending);
+            denial.into()
+        }
+        DialError::Failed { rule, reason } => {
+            guest.refuse(RefusalKind::Unreachable, &reason);
+            ConnectionVerdict::Failed { rule: Some(rule), reason }
+        }
+    }
+}
+
 async fn serve_target(
     egress: &Egress,
     guest: GuestStream,
@@ -162,14 +179,7 @@ async fn serve_target(
     let rules = egress.follow_rules();
     let Dialed { socket, address, rule, grant } = match dial(egress, target, request.port).await {
         Ok(dialed) => dialed,
-        Err(DialError::Denied(denial)) => {
-            refuse_denied(guest, denial.clone(), pending);
-            return denial.into();
-        }
-        Err(DialError::Failed { rule, reason }) => {
-            guest.refuse(RefusalKind::Unreachable, &reason);
-            return ConnectionVerdict::Failed { rule: Some(rule), reason };
-        }
+        Err(error) => return refuse_undialed(guest, error, pending),
     };
     egress.observe(target, request.port);
     guest.accept();
