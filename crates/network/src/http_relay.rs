@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 
 use crate::connection::RelayError;
 use crate::filtered_body::{RefusalHook, RefusalSlot, RelayBody, RequestError};
-use crate::policy::Target;
+use crate::policy::EgressTarget;
 use crate::request_judge::RequestJudge;
 use crate::traffic_filter::{TrafficFilter, pass_unfiltered};
 
@@ -40,7 +40,7 @@ const PROXY_HEADERS: [HeaderName; 2] =
 /// How the requests of one connection are judged.
 pub struct HttpPlan {
     /// The host that each of them has to name.
-    pub target: Target,
+    pub target: EgressTarget,
     /// How the program asked for the connection.
     pub via: Via,
     /// Decides by method and path, where rules name any of this host.
@@ -253,7 +253,7 @@ fn respond(status: StatusCode, reason: &str) -> Response<RelayBody> {
 }
 
 /// Whether every place in which a request names its host names the same one.
-fn check_request<B>(request: &Request<B>, target: &Target) -> Result<(), String> {
+fn check_request<B>(request: &Request<B>, target: &EgressTarget) -> Result<(), String> {
     if request.method() == Method::CONNECT {
         return Err("CONNECT is for proxies, not for a server".into());
     }
@@ -322,7 +322,7 @@ mod tests {
     fn check(uri: &str, hosts: &[&str]) -> Result<(), String> {
         let builder = Request::get(uri);
         let builder = hosts.iter().fold(builder, |builder, host| builder.header(HOST, *host));
-        check_request(&builder.body(()).unwrap(), &Target::parse("a.org").unwrap())
+        check_request(&builder.body(()).unwrap(), &EgressTarget::parse("a.org").unwrap())
     }
 
     #[test]

@@ -11,7 +11,7 @@ use stockade_core::{
 use tokio::sync::watch;
 
 use crate::asking::add_grant;
-use crate::policy::{Denial, Egress, Target};
+use crate::policy::{Denial, Egress, EgressTarget};
 
 /// The longest path that is shown, recorded or proposed. Its query never is: secrets stand there.
 const MAX_SHOWN_PATH_CHARS: usize = 120;
@@ -65,14 +65,19 @@ pub struct RequestJudge {
     rules: watch::Receiver<Arc<[EgressRule]>>,
     /// What was granted to this connection alone.
     grant: Option<EgressRule>,
-    target: Target,
+    target: EgressTarget,
     port: u16,
     carried: Mutex<CarriedTraffic>,
 }
 
 impl RequestJudge {
     /// For a connection to this host.
-    pub fn new(egress: &Egress, target: &Target, port: u16, grant: Option<EgressRule>) -> Self {
+    pub fn new(
+        egress: &Egress,
+        target: &EgressTarget,
+        port: u16,
+        grant: Option<EgressRule>,
+    ) -> Self {
         let carried = Mutex::new(CarriedTraffic::Nothing);
         Self { rules: egress.follow_rules(), grant, target: target.clone(), port, carried }
     }
@@ -88,8 +93,8 @@ impl RequestJudge {
 
     fn is_needed_by(&self, rules: &[EgressRule]) -> bool {
         match &self.target {
-            Target::Name(name) => judges_requests(rules, name, self.port),
-            Target::Address(_) => false,
+            EgressTarget::Name(name) => judges_requests(rules, name, self.port),
+            EgressTarget::Address(_) => false,
         }
     }
 
@@ -135,7 +140,7 @@ impl RequestJudge {
     }
 
     fn judge(&self, rules: &[EgressRule], asked: &AskedRequest) -> Result<(), Denial> {
-        let Target::Name(name) = &self.target else { return Ok(()) };
+        let EgressTarget::Name(name) = &self.target else { return Ok(()) };
         let shown = self.describe(asked);
         if !is_plain_method(&asked.method) {
             return Err(asked.deny(format!("the method of `{shown}` is none in capitals"), None));
@@ -263,12 +268,12 @@ fn decode_escapes(text: &str) -> String {
 }
 
 /// What is said of bytes that would not be looked into.
-pub fn describe_opaque(target: &Target) -> String {
+pub fn describe_opaque(target: &EgressTarget) -> String {
     format!("rules name requests to `{target}`, which is therefore reached by HTTP and HTTPS only")
 }
 
 /// What is said where TLS cannot be ended here.
-pub fn describe_unopened(target: &Target) -> String {
+pub fn describe_unopened(target: &EgressTarget) -> String {
     format!("rules name requests to `{target}`, and this sandbox has no authority to open TLS with")
 }
 

@@ -13,7 +13,7 @@ use stockade_core::{
 };
 
 use self::page::PageAddress;
-use crate::answer::Image;
+use crate::answer::AnswerImage;
 use crate::approval::Programs;
 use crate::place::{ToolJob, ToolPlace};
 use crate::toolbox::ToolSession;
@@ -261,7 +261,7 @@ fn picture_answer(url: &str, size: (u32, u32), bytes: Vec<u8>) -> Result<ToolAns
         "url": url, "width": size.0, "height": size.1, "mime": "image/png", "bytes": bytes.len(),
     });
     let text = format!("{url} at {} × {}", size.0, size.1);
-    let images = vec![Image { mime: "image/png".into(), bytes }];
+    let images = vec![AnswerImage { mime: "image/png".into(), bytes }];
     Ok(ToolAnswer { images, ..ToolAnswer::told(&data, text)? })
 }
 

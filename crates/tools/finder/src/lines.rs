@@ -13,7 +13,7 @@ use grep_searcher::{
     SinkMatch,
 };
 use ignore::{DirEntry, WalkState};
-use stockade_finder::{Answer, Failure, Request, What};
+use stockade_finder::{Answer, FinderFailure, FinderRequest, What};
 
 use crate::Refused;
 use crate::kept::KeptResults;
@@ -28,7 +28,7 @@ const MOST_TOLD: usize = 500;
 /// The most that is told of all of them: escaped, it may be several times as much.
 const MOST_BYTES: usize = 2 << 20;
 
-pub fn find(request: &Request, root: &SearchRoot) -> Result<Vec<Answer>, Refused> {
+pub fn find(request: &FinderRequest, root: &SearchRoot) -> Result<Vec<Answer>, Refused> {
     let search = Search::new(request)?;
     let (kept, problems) = (Mutex::new(KeptResults::new(request.limit)), Problems::default());
     match &root.start {
@@ -114,11 +114,11 @@ struct Search {
 }
 
 impl Search {
-    fn new(request: &Request) -> Result<Self, Refused> {
+    fn new(request: &FinderRequest) -> Result<Self, Refused> {
         let What::Lines { pattern, glob: only, ignore_case, fixed, context, files_only } =
             &request.what
         else {
-            return Err(Refused(Failure::Pattern, "no pattern was given".into()));
+            return Err(Refused(FinderFailure::Pattern, "no pattern was given".into()));
         };
         let matcher = RegexMatcherBuilder::new()
             .case_insensitive(*ignore_case)
@@ -126,7 +126,7 @@ impl Search {
             .multi_line(true)
             .line_terminator(Some(b'\n'))
             .build(pattern)
-            .map_err(|error| Refused(Failure::Pattern, error.to_string()))?;
+            .map_err(|error| Refused(FinderFailure::Pattern, error.to_string()))?;
         let whole = |pattern: &String| pattern.contains('/');
         let only = only.as_ref().map(|text| Ok((glob(text)?, whole(text)))).transpose()?;
         let (context, limit) = (*context as usize, request.limit as usize);

@@ -8,7 +8,7 @@ use std::sync::PoisonError;
 use ignore::gitignore::Gitignore;
 use ignore::{DirEntry, WalkBuilder, WalkParallel};
 use rustix::fd::OwnedFd;
-use stockade_finder::{Failure, Request, shown};
+use stockade_finder::{FinderFailure, FinderRequest, shown};
 
 use crate::Refused;
 use crate::root::SearchRoot;
@@ -41,13 +41,15 @@ impl Problems {
 
 /// A walk over everything below a directory, which becomes the current one.
 pub fn over(
-    request: &Request,
+    request: &FinderRequest,
     root: &SearchRoot,
     start: &OwnedFd,
 ) -> Result<WalkParallel, Refused> {
     let above = load_parent_ignores(request, root)?;
     let entered = rustix::process::fchdir(start);
-    entered.map_err(|errno| Refused(Failure::Unusable, std::io::Error::from(errno).to_string()))?;
+    entered.map_err(|errno| {
+        Refused(FinderFailure::Unusable, std::io::Error::from(errno).to_string())
+    })?;
     let all = request.no_ignore;
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
     let mut builder = WalkBuilder::new(".");
@@ -63,14 +65,16 @@ pub fn over(
 
 /// The ignore files of the directories above the start, which the walk itself does not see.
 fn load_parent_ignores(
-    request: &Request,
+    request: &FinderRequest,
     root: &SearchRoot,
 ) -> Result<Vec<(PathBuf, Gitignore)>, Refused> {
     if request.no_ignore || root.above.is_empty() {
         return Ok(Vec::new());
     }
     let entered = rustix::process::fchdir(&root.base);
-    entered.map_err(|errno| Refused(Failure::Unusable, std::io::Error::from(errno).to_string()))?;
+    entered.map_err(|errno| {
+        Refused(FinderFailure::Unusable, std::io::Error::from(errno).to_string())
+    })?;
     let mut dir = PathBuf::new();
     let mut found = Vec::new();
     for part in &root.above {

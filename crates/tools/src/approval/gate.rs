@@ -4,7 +4,7 @@ use stockade_core::{Boundary, ErrorCode, JobId, SandboxId, TenantName};
 use stockade_engine::{Engine, Event};
 
 use super::facts::cut_middle;
-use super::{ApprovalConfig, Detail, Facts, Programs, Ruling, Verdict};
+use super::{ApprovalConfig, Detail, Facts, Programs, RuleVerdict, Ruling};
 use crate::{Call, Decision, Question, ToolError};
 
 /// The most of a fact that is recorded or shown.
@@ -31,9 +31,9 @@ pub(crate) async fn approve_call(
 ) -> Result<(), ToolError> {
     let ruling = config.judge(&subject.facts);
     let refusal = match ruling.verdict {
-        Verdict::Allow => None,
-        Verdict::Deny => Some("the user's rules do not allow it".to_owned()),
-        Verdict::Ask => ask_user(config, &subject, call).await,
+        RuleVerdict::Allow => None,
+        RuleVerdict::Deny => Some("the user's rules do not allow it".to_owned()),
+        RuleVerdict::Ask => ask_user(config, &subject, call).await,
     };
     record_decision(&subject, &ruling, refusal.is_none()).await?;
     match refusal {
@@ -94,7 +94,7 @@ async fn record_decision(
         tenant: subject.tenant.clone(),
         tool: subject.facts.tool.clone(),
         allowed,
-        asked: ruling.verdict == Verdict::Ask,
+        asked: ruling.verdict == RuleVerdict::Ask,
         rule: ruling.rule.clone(),
         facts: format!(
             "{}: {}{}",

@@ -8,7 +8,7 @@ use stockade_core::{EntryKind, Files, FilesExt, SandboxPath};
 use super::{approve_files, escape_path, media, unless_cancelled};
 use crate::arguments::Artifacts;
 use crate::toolbox::ToolSession;
-use crate::{Call, Image, ToolAnswer, ToolError};
+use crate::{AnswerImage, Call, ToolAnswer, ToolError};
 
 /// Bytes of one file, of all files together, and how many files.
 const DEFAULT_FILE_BYTES: u64 = 1 << 20;
@@ -99,7 +99,7 @@ async fn fetch_file(
     read.map_err(|error| (entry.size, error.message().to_owned()))
 }
 
-fn pack_artifact(path: &SandboxPath, data: Vec<u8>, images: &mut Vec<Image>) -> Artifact {
+fn pack_artifact(path: &SandboxPath, data: Vec<u8>, images: &mut Vec<AnswerImage>) -> Artifact {
     let kind = media::detect_kind(path.as_str(), &data);
     let mut artifact = Artifact {
         mime: Some(kind.mime),
@@ -108,7 +108,7 @@ fn pack_artifact(path: &SandboxPath, data: Vec<u8>, images: &mut Vec<Image>) -> 
     artifact.problem = None;
     if kind.picture {
         artifact.picture = Some(images.len());
-        images.push(Image { mime: kind.mime.into(), bytes: data });
+        images.push(AnswerImage { mime: kind.mime.into(), bytes: data });
         return artifact;
     }
     let (encoding, content) = match String::from_utf8(data) {

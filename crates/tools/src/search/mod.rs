@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use stockade_backends::local;
 use stockade_core::{SandboxPath, WORKSPACE_ROOT, Workspace};
-use stockade_finder::{Answer, Request, What};
+use stockade_finder::{Answer, FinderRequest, What};
 
 use crate::approval::Programs;
 use crate::arguments::{Glob, Grep};
@@ -32,7 +32,7 @@ pub(crate) async fn find_files(
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
     let path = resolve_start_path(args.path.as_ref())?;
     approve_search(session, &place, "glob", &path, call).await?;
-    let request = Request {
+    let request = FinderRequest {
         workspace: ".".into(),
         path: make_workspace_relative(&place, &path)?.to_string(),
         no_ignore: args.no_ignore,
@@ -61,7 +61,7 @@ pub(crate) async fn search_text(
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
     let path = resolve_start_path(args.path.as_ref())?;
     approve_search(session, &place, "grep", &path, call).await?;
-    let request = Request {
+    let request = FinderRequest {
         workspace: ".".into(),
         path: make_workspace_relative(&place, &path)?.to_string(),
         no_ignore: args.no_ignore,
