@@ -44,7 +44,7 @@ use container::{Container, RemovalCaller};
 use images::DockerImage;
 use socket::EngineHandle;
 
-pub use socket::Options;
+pub use socket::DockerOptions;
 
 /// The docker backend's name.
 pub const NAME: BackendName = BackendName::literal("docker");
@@ -69,7 +69,7 @@ pub type Docker = Managed<DockerWalls>;
 
 /// What has the docker backend's walls built.
 pub struct DockerWalls {
-    options: Options,
+    options: DockerOptions,
     engine: OnceCell<EngineHandle>,
     running: Mutex<HashMap<SandboxId, Arc<LiveWalls>>>,
     /// The sandboxes that were asked for here, and what the engine calls the containers that it made.
@@ -100,14 +100,14 @@ enum Purpose {
 
 impl Default for Docker {
     fn default() -> Self {
-        Self::new(Options::default(), Arc::new(|_| {}))
+        Self::new(DockerOptions::default(), Arc::new(|_| {}))
     }
 }
 
 impl Docker {
     /// A backend that has not touched anything yet. `progress` is told how far the fetching of an
     /// image is.
-    pub fn new(options: Options, progress: Progress) -> Self {
+    pub fn new(options: DockerOptions, progress: Progress) -> Self {
         Self::of(DockerWalls {
             options,
             engine: OnceCell::new(),

@@ -23,7 +23,8 @@ const AFTER_HASH: &[u8] = b"\",";
 const BEFORE_PREV: &[u8] = b"\"prev\":\"";
 const BEFORE_SEQ: &[u8] = b"\",\"seq\":";
 
-/// A SHA-256 hash, written as 64 lower-case hexadecimal digits.
+/// A hash of 32 bytes (SHA-256 of records and manifests, BLAKE3 of a snapshot's files), written as 64 lower-case
+/// hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ContentHash([u8; 32]);
