@@ -16,9 +16,8 @@ use time::OffsetDateTime;
 
 use crate::policy::EgressTarget;
 
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long before now a certificate begins to be valid: clocks inside may be slow.
-const BACKDATED: Duration = DAY;
+const CLOCK_SKEW: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long the authority's certificate is valid: longer than any sandbox lives.
 const AUTHORITY_VALIDITY: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 /// How long a host's certificate is valid.
@@ -124,7 +123,7 @@ fn build_params(
 ) -> Result<CertificateParams, AuthorityError> {
     let mut params = CertificateParams::new(hosts)?;
     let now = SystemTime::now();
-    params.not_before = OffsetDateTime::from(now - BACKDATED);
+    params.not_before = OffsetDateTime::from(now - CLOCK_SKEW);
     params.not_after = OffsetDateTime::from(now + validity);
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, common_name);

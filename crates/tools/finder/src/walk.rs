@@ -14,11 +14,11 @@ use crate::Refused;
 use crate::root::SearchRoot;
 
 /// How many problems are told.
-const MOST_PROBLEMS: usize = 20;
+const MAX_PROBLEMS: usize = 20;
 /// Depth of a walk, in directories.
 const MAX_WALK_DEPTH: usize = 256;
 /// More threads than this do not help.
-const MOST_THREADS: usize = 8;
+const MAX_THREADS: usize = 8;
 
 /// What could not be looked into.
 #[derive(Default)]
@@ -27,7 +27,7 @@ pub struct Problems(Mutex<Vec<String>>);
 impl Problems {
     pub fn add(&self, problem: String) {
         let mut problems = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if problems.len() < MOST_PROBLEMS {
+        if problems.len() < MAX_PROBLEMS {
             problems.push(problem);
         }
     }
@@ -51,7 +51,7 @@ pub fn over(
         Refused(FinderFailure::Unusable, std::io::Error::from(errno).to_string())
     })?;
     let all = request.no_ignore;
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
     let mut builder = WalkBuilder::new(".");
     builder.follow_links(false).max_depth(Some(MAX_WALK_DEPTH)).threads(threads);
     builder.hidden(!request.hidden).parents(false).require_git(false).git_global(false);

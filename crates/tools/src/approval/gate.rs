@@ -8,9 +8,9 @@ use super::{ApprovalConfig, Detail, Facts, Programs, RuleVerdict, Ruling};
 use crate::{Call, Decision, Question, ToolError};
 
 /// The most of a fact that is recorded or shown.
-const MOST_SHOWN: usize = 2000;
+const MAX_SHOWN_BYTES: usize = 2000;
 /// The most paths in a question.
-const MOST_PATHS: usize = 1000;
+const MAX_SHOWN_PATHS: usize = 1000;
 
 /// What a decision is about.
 pub(crate) struct ApprovalSubject<'a> {
@@ -75,9 +75,9 @@ async fn ask_user(
 /// The facts as they are shown: of very many paths the first and the last. Rules have seen all of them.
 fn shorten_paths(facts: &Facts) -> Facts {
     let mut shown = facts.clone();
-    let left_out = shown.paths.len().saturating_sub(MOST_PATHS);
+    let left_out = shown.paths.len().saturating_sub(MAX_SHOWN_PATHS);
     if left_out > 0 {
-        let between = MOST_PATHS / 2..MOST_PATHS / 2 + left_out;
+        let between = MAX_SHOWN_PATHS / 2..MAX_SHOWN_PATHS / 2 + left_out;
         shown.paths.splice(between, [format!("… {left_out} paths are not shown …")]);
     }
     shown
@@ -144,7 +144,7 @@ fn describe_details(facts: &Facts, reader: DetailAudience) -> String {
             format!("; {}: {:?}", detail.name, detail.text)
         }
     };
-    cut_middle(&facts.details.iter().map(one).collect::<String>(), MOST_SHOWN)
+    cut_middle(&facts.details.iter().map(one).collect::<String>(), MAX_SHOWN_BYTES)
 }
 
 /// What would be done, with control characters escaped: it is the agent's text.
@@ -157,7 +157,7 @@ fn describe_action(facts: &Facts) -> String {
         Programs::Opaque(line) => line.escape_debug().to_string(),
     };
     let wider = if facts.widens { " (more than the server was started with)" } else { "" };
-    format!("{}{wider}", cut_middle(&text, MOST_SHOWN))
+    format!("{}{wider}", cut_middle(&text, MAX_SHOWN_BYTES))
 }
 
 fn join_words(words: &[String], between: &str) -> String {

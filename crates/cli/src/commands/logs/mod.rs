@@ -20,7 +20,7 @@ use stored::Stored;
 
 const LOGS_OPERATION: &str = "logs";
 /// Most output that one object holds.
-const MOST_HELD: usize = 64 << 20;
+const MAX_HELD_BYTES: usize = 64 << 20;
 
 /// Whose output to show.
 #[derive(Debug, Args)]
@@ -145,7 +145,7 @@ async fn collect_output(events: &mut impl ProgramEvents) -> Result<HeldOutput> {
     let mut held = HeldOutput::default();
     while let Some(event) = events.next().await? {
         match event {
-            OutputEvent::Output { data, .. } if held.bytes + data.len() > MOST_HELD => {
+            OutputEvent::Output { data, .. } if held.bytes + data.len() > MAX_HELD_BYTES => {
                 held.missing += data.len() as u64;
             }
             OutputEvent::Output { stream, data, .. } => {
