@@ -262,7 +262,9 @@ async fn relay_checked(
     let carried = find_protocol(&guest, &socket, request, target).await?;
     let secrets = egress.secrets();
     let is_bound = secrets.is_some_and(|secrets| secrets.is_intercepted(target));
-    let is_judged = judge.refuses_opaque();
+    // Noted before the rules are read: a change between the two is seen by `wait_until_denied`.
+    judge.note_opaque();
+    let is_judged = judge.is_needed();
     let plan = HttpPlan {
         target: target.clone(),
         via: request.via,

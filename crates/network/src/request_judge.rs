@@ -56,8 +56,9 @@ enum CarriedTraffic {
 struct AskedRequest {
     method: String,
     path: Result<RequestPath, RequestPathError>,
-    /// Method and path as they are shown and recorded.
-    shown: String,
+    /// Method and path as they are shown and recorded: cut and cleaned.
+    shown_method: String,
+    shown_path: String,
 }
 
 /// Judges the requests of one connection.
@@ -98,11 +99,14 @@ impl RequestJudge {
         }
     }
 
-    /// Tells whether bytes that are not looked into may not pass, because requests to this host are judged.
-    pub fn refuses_opaque(&self) -> bool {
-        // Noted before the rules are read: a change between the two is seen by the one who waits for it.
-        *self.lock() = CarriedTraffic::Opaque;
+    /// Whether requests to this host are judged by the rules in force, so that nothing else may pass.
+    pub fn is_needed(&self) -> bool {
         self.is_needed_by(&self.current_rules())
+    }
+
+    /// Notes that the connection carries bytes that are not looked into.
+    pub fn note_opaque(&self) {
+        *self.lock() = CarriedTraffic::Opaque;
     }
 
     /// Notes that the connection carries requests, each of which is checked.
@@ -143,7 +147,8 @@ impl RequestJudge {
         let EgressTarget::Name(name) = &self.target else { return Ok(()) };
         let shown = self.describe(asked);
         if !is_plain_method(&asked.method) {
-            return Err(asked.deny(format!("the method of `{shown}` is none in capitals"), None));
+            let reason = format!("the method of `{shown}` is not a word in capital letters");
+            return Err(asked.deny(reason, None));
         }
         let path = match &asked.path {
             Ok(path) => path,
@@ -177,27 +182,25 @@ impl RequestJudge {
     /// `GET a.org/v1`.
     fn describe(&self, asked: &AskedRequest) -> String {
         let host = self.target.rule_for(self.port);
-        match asked.shown.split_once(' ') {
-            Some((method, path)) => format!("{method} {host}{path}"),
-            None => format!("{} {host}", asked.shown),
-        }
+        format!("{} {host}{}", asked.shown_method, asked.shown_path)
     }
 }
 
 impl AskedRequest {
     fn new(method: &str, path: &str) -> Self {
         let parsed = RequestPath::parse(path);
-        let path = parsed.as_ref().map_or(path, RequestPath::as_str);
-        let shown = format!(
-            "{} {}",
-            cut_shown(method, MAX_SHOWN_METHOD_CHARS),
-            cut_shown(path, MAX_SHOWN_PATH_CHARS)
-        );
-        Self { method: method.to_owned(), path: parsed, shown }
+        let shown_path = parsed.as_ref().map_or(path, RequestPath::as_str);
+        Self {
+            shown_method: cut_shown(method, MAX_SHOWN_METHOD_CHARS),
+            shown_path: cut_shown(shown_path, MAX_SHOWN_PATH_CHARS),
+            method: method.to_owned(),
+            path: parsed,
+        }
     }
 
     fn deny(&self, reason: String, missing_rule: Option<String>) -> Denial {
-        Denial { reason, missing_rule, request: Some(self.shown.clone()) }
+        let request = format!("{} {}", self.shown_method, self.shown_path);
+        Denial { reason, missing_rule, request: Some(request) }
     }
 }
 
@@ -267,14 +270,16 @@ fn decode_escapes(text: &str) -> String {
     String::from_utf8_lossy(&decoded).into_owned()
 }
 
-/// What is said of bytes that would not be looked into.
+/// Why bytes that would not be looked into do not pass.
 pub fn describe_opaque(target: &EgressTarget) -> String {
-    format!("rules name requests to `{target}`, which is therefore reached by HTTP and HTTPS only")
+    format!("rules name methods or paths of `{target}`, so it is reached by HTTP and HTTPS only")
 }
 
-/// What is said where TLS cannot be ended here.
+/// Why TLS that cannot be opened does not pass.
 pub fn describe_unopened(target: &EgressTarget) -> String {
-    format!("rules name requests to `{target}`, and this sandbox has no authority to open TLS with")
+    format!(
+        "rules name methods or paths of `{target}`, and this sandbox has no authority to open TLS with"
+    )
 }
 
 #[cfg(test)]

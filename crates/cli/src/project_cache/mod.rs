@@ -37,7 +37,7 @@ const CACHE_FLAG: &str = "--cache";
 const PROJECTS_DIR: &str = "projects";
 /// The part of an entry that guests see. The entry itself, which is what locks are on, is beyond their reach.
 const FILES_DIR: &str = "files";
-/// Open to whomever commands run as. Nobody else gets there: the entry around it is its user's alone.
+/// Open to the user that commands run as. Others cannot reach it: the entry around it is its owner's alone.
 const FILES_MODE: u32 = 0o777;
 /// The name that `auto` stands for.
 const AUTO_NAME: &str = "auto";

@@ -10,7 +10,7 @@ use crate::request_scope::RequestPath;
 pub enum EgressDecision<'a> {
     /// This rule allows it.
     Allowed(&'a EgressRule),
-    /// This rule denies it, whatever others say.
+    /// This rule denies it. It wins over all that allow.
     Denied(&'a EgressRule),
     /// No rule covers it, so it is denied.
     NoRule,
