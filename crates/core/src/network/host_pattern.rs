@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::str::FromStr;
 
 /// The rule that lets everything through. A host of that name is named with its port.
 const OBSERVE_WORD: &str = "observe";
@@ -129,7 +130,7 @@ fn is_number(label: &str) -> bool {
 
 fn parse_range(given: &str) -> Option<EgressHost> {
     let (address, prefix) = match given.split_once('/') {
-        Some((address, prefix)) => (address.parse().ok()?, Some(prefix.parse().ok()?)),
+        Some((address, prefix)) => (address.parse().ok()?, Some(parse_number(prefix)?)),
         None => (given.parse().ok()?, None),
     };
     let longest = if matches!(address, IpAddr::V4(_)) { 32 } else { 128 };
@@ -137,6 +138,11 @@ fn parse_range(given: &str) -> Option<EgressHost> {
     // A range with bits set behind its prefix is a mistake: refused, not widened.
     (mask_address(address, prefix) == Some(address))
         .then_some(EgressHost::Range { network: address, prefix })
+}
+
+/// A number of digits alone. `parse` would take a sign before them.
+pub(super) fn parse_number<T: FromStr>(text: &str) -> Option<T> {
+    if text.bytes().all(|b| b.is_ascii_digit()) { text.parse().ok() } else { None }
 }
 
 /// The address with everything behind the prefix cleared; nothing if the prefix is too long for it.

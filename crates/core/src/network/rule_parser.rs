@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use super::EgressRule;
-use super::host_pattern::{EgressHost, find_policy_word, parse_host};
+use super::host_pattern::{EgressHost, find_policy_word, parse_host, parse_number};
 use crate::request_scope::{RequestScope, RequestScopeError};
 
 impl FromStr for EgressRule {
@@ -93,12 +93,12 @@ fn split_port(given: &str) -> Option<(&str, Option<u16>)> {
     if let Some(rest) = given.strip_prefix('[') {
         let (inside, after) = rest.split_once(']')?;
         return match after.strip_prefix(':') {
-            Some(port) => Some((inside, Some(port.parse().ok()?))),
+            Some(port) => Some((inside, Some(parse_number(port)?))),
             None => after.is_empty().then_some((inside, None)),
         };
     }
     match given.rsplit_once(':') {
-        Some((before, port)) if !before.contains(':') => Some((before, Some(port.parse().ok()?))),
+        Some((before, port)) if !before.contains(':') => Some((before, Some(parse_number(port)?))),
         _ => Some((given, None)),
     }
 }
@@ -146,6 +146,9 @@ mod tests {
             "host:0",
             "host:x",
             "host:99999",
+            "host:+80",
+            "[::1]:+80",
+            "[::/+8]:80",
             "a b",
             "a\0b",
             "http://a.org",
