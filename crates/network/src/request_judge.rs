@@ -51,11 +51,13 @@ enum CarriedTraffic {
     Requests(Option<AskedRequest>),
 }
 
-/// The line of a request.
+/// What a request asks for, as far as rules are about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct AskedRequest {
     method: String,
     path: Result<RequestPath, RequestPathError>,
+    /// The header or parameter by which it may name another request than its line does, in words.
+    override_place: Option<String>,
     /// Method and path as they are shown and recorded: cut and cleaned.
     shown_method: String,
     shown_path: String,
@@ -116,18 +118,10 @@ impl RequestJudge {
 
     /// Whether a request may pass.
     pub fn check<B>(&self, request: &Request<B>) -> Result<(), Denial> {
-        let asked = AskedRequest::new(request.method().as_str(), request.uri().path());
+        let asked = AskedRequest::new(request);
         *self.lock() = CarriedTraffic::Requests(Some(asked.clone()));
         let rules = self.current_rules();
-        if !self.is_needed_by(&rules) {
-            return Ok(());
-        }
-        if let Some(place) = find_override(request) {
-            let shown = self.describe(&asked);
-            let reason = format!("`{shown}` has {place}, which may name another request");
-            return Err(asked.deny(reason, None));
-        }
-        self.judge(&rules, &asked)
+        if self.is_needed_by(&rules) { self.judge(&rules, &asked) } else { Ok(()) }
     }
 
     /// Whether what the connection carries may go on under other rules. Its last request counts also after it was
@@ -146,6 +140,10 @@ impl RequestJudge {
     fn judge(&self, rules: &[EgressRule], asked: &AskedRequest) -> Result<(), Denial> {
         let EgressTarget::Name(name) = &self.target else { return Ok(()) };
         let shown = self.describe(asked);
+        if let Some(place) = &asked.override_place {
+            let reason = format!("`{shown}` has {place}, which may name another request");
+            return Err(asked.deny(reason, None));
+        }
         if !is_plain_method(&asked.method) {
             let reason = format!("the method of `{shown}` is not a word in capital letters");
             return Err(asked.deny(reason, None));
@@ -187,7 +185,8 @@ impl RequestJudge {
 }
 
 impl AskedRequest {
-    fn new(method: &str, path: &str) -> Self {
+    fn new<B>(request: &Request<B>) -> Self {
+        let (method, path) = (request.method().as_str(), request.uri().path());
         let parsed = RequestPath::parse(path);
         let shown_path = parsed.as_ref().map_or(path, RequestPath::as_str);
         Self {
@@ -195,6 +194,7 @@ impl AskedRequest {
             shown_path: cut_shown(shown_path, MAX_SHOWN_PATH_CHARS),
             method: method.to_owned(),
             path: parsed,
+            override_place: find_override(request),
         }
     }
 
@@ -219,7 +219,6 @@ fn is_plain_to_paste(path: &str) -> bool {
         && path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~/%+=:@".contains(&byte))
 }
 
-/// Where a request may name another one than its line does: a header or a parameter, in words.
 fn find_override<B>(request: &Request<B>) -> Option<String> {
     if let Some(header) = find_override_header(request.headers()) {
         return Some(format!("the header `{header}`"));
@@ -230,14 +229,19 @@ fn find_override<B>(request: &Request<B>) -> Option<String> {
 
 fn find_override_header(headers: &HeaderMap) -> Option<&'static str> {
     // Many servers read `_` and `-` in a name as the same.
-    let named =
-        |header: &&str| headers.keys().any(|key| key.as_str().replace('_', "-") == **header);
-    OVERRIDE_HEADERS.into_iter().find(named)
+    let names = headers.keys().map(|name| name.as_str().replace('_', "-"));
+    find_known(names, &OVERRIDE_HEADERS)
 }
 
 fn find_override_parameter(query: &str) -> Option<&'static str> {
-    let find_known = |name: String| OVERRIDE_PARAMETERS.into_iter().find(|known| *known == name);
-    query.split(['&', ';']).map(fold_parameter_name).find_map(find_known)
+    find_known(query.split(['&', ';']).map(fold_parameter_name), &OVERRIDE_PARAMETERS)
+}
+
+fn find_known(
+    mut names: impl Iterator<Item = String>,
+    known: &[&'static str],
+) -> Option<&'static str> {
+    names.find_map(|name| known.iter().copied().find(|known| *known == name))
 }
 
 /// The name of a parameter as the most lenient server reads it: decoded, in small letters, up to an index in brackets,

@@ -229,6 +229,18 @@ async fn a_request_that_loses_its_right_is_cut() {
 }
 
 #[tokio::test]
+async fn a_request_that_may_be_another_one_is_cut_when_requests_are_to_be_judged() {
+    let mut reached = Reached::open(&["HOST"]).await;
+    reached.say_with("GET /v2", "X-HTTP-Method-Override: DELETE\r\n");
+    assert_eq!(reached.read_line().await, "GET /v2 HTTP/1.1");
+    reached.replace_rules(&["GET@HOST"]);
+    reached.helper.hear_until(&Said::Reset(1)).await;
+    let record = reached.helper.wait_for_records(1).await.remove(0);
+    assert!(denial_of(&record).0.contains("may name another request"), "{record:?}");
+    assert_eq!(record.request.as_deref(), Some("GET /v2"));
+}
+
+#[tokio::test]
 async fn a_websocket_is_judged_as_a_get_and_cut_when_it_loses_its_right() {
     let mut reached = Reached::open(&["GET@HOST/chat"]).await;
     reached.say_with("GET /chat", "Connection: Upgrade\r\nUpgrade: websocket\r\n");
