@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::EgressRule;
-use crate::request_scope::RequestPath;
+use crate::request_path::RequestPath;
 
 /// What a list of rules says about one connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use super::host_pattern::EgressHost;
-use crate::request_scope::{RequestPath, RequestScope};
+use crate::request_path::RequestPath;
+use crate::request_scope::RequestScope;
 
 /// One entry of an egress list: `host`, `*.host` (one label more), `**.host` (any number of labels more), an
 /// address or a CIDR range, each with an optional port. With `!` before it, it denies. `observe` lets every
