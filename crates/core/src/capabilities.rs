@@ -111,8 +111,8 @@ fn one() -> u32 {
 /// The processors that this process may use. Asked once: it takes some fifteen system calls, and each backend's
 /// capabilities begin with it.
 fn available_cores() -> u32 {
-    static CORES: OnceLock<u32> = OnceLock::new();
-    *CORES.get_or_init(|| {
+    static CORE_COUNT: OnceLock<u32> = OnceLock::new();
+    *CORE_COUNT.get_or_init(|| {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         u32::try_from(cores).unwrap_or(MAX_CORES)
     })

@@ -67,7 +67,7 @@ pub trait ImageProvider: fmt::Debug + Send + Sync {
     /// - Dropped half-way, nothing half-made can be resolved later.
     async fn resolve(&self, name: &ImageName) -> Result<ResolvedImage>;
 
-    /// Ends whatever is under way. Idempotent.
+    /// Ends the work that is under way. Idempotent.
     async fn close(&self) -> Result<()> {
         Ok(())
     }

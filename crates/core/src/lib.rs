@@ -15,6 +15,7 @@ mod feature;
 mod image;
 mod layers;
 mod limits;
+mod lookalike;
 mod name;
 mod network;
 mod observed;
@@ -23,6 +24,7 @@ mod path;
 mod portable;
 mod presets;
 mod recorder;
+mod request_path;
 mod request_scope;
 mod secret_binding;
 mod secrets;
@@ -60,7 +62,8 @@ pub use outcome::{Ending, Outcome, StartFailure, StreamReport, Usage};
 pub use path::{HostPath, PathError, SandboxPath, WORKSPACE_ROOT};
 pub use presets::{EGRESS_PRESETS, EgressPreset, parse_egress_list};
 pub use recorder::WorkspaceRecorder;
-pub use request_scope::{RequestPath, RequestPathError, is_plain_method};
+pub use request_path::{RequestPath, RequestPathError};
+pub use request_scope::is_plain_method;
 pub use secret_binding::{SecretBinding, SecretPlace, SecretValue, find_unreached_secret};
 pub use spec::{
     BackendChoice, HostTree, Image, Mount, RootMode, SandboxSpec, User, Workspace, WorkspaceAt,

@@ -259,7 +259,7 @@ pub struct HostTree {
 
 impl HostTree {
     /// What a package cache that is kept between runs belongs to.
-    pub const CACHE: &'static str = "cache";
+    pub const CACHE_PART: &'static str = "cache";
 
     /// Whether it appears where it lies on the host.
     pub fn keeps_its_path(&self) -> bool {

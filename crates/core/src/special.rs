@@ -4,80 +4,96 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// A range with the reason why it is special.
-struct SpecialRange<A> {
-    network: A,
-    prefix: u32,
+use crate::network::mask_address;
+
+/// Ranges that are special for the same reason.
+struct SpecialRanges {
     reason: &'static str,
+    ranges: &'static [(IpAddr, u8)],
 }
 
-const fn range4(octets: [u8; 4], prefix: u32, reason: &'static str) -> SpecialRange<Ipv4Addr> {
-    let [a, b, c, d] = octets;
-    SpecialRange { network: Ipv4Addr::new(a, b, c, d), prefix, reason }
+const fn range4([a, b, c, d]: [u8; 4], prefix: u8) -> (IpAddr, u8) {
+    (IpAddr::V4(Ipv4Addr::new(a, b, c, d)), prefix)
 }
 
-const fn range6(start: [u16; 4], prefix: u32, reason: &'static str) -> SpecialRange<Ipv6Addr> {
-    let [a, b, c, d] = start;
-    SpecialRange { network: Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0), prefix, reason }
+const fn range6([a, b, c, d, e, f, g, h]: [u16; 8], prefix: u8) -> (IpAddr, u8) {
+    (IpAddr::V6(Ipv6Addr::new(a, b, c, d, e, f, g, h)), prefix)
 }
 
-const METADATA: &str = "a cloud's metadata service";
-const PRIVATE: &str = "a private network";
-const RESERVED: &str = "a reserved range";
-const WRAPPED: &str = "an IPv4 address written as IPv6";
+const METADATA_REASON: &str = "a cloud's metadata service";
+const WRAPPED_REASON: &str = "an IPv4 address written as IPv6";
 
-/// Metadata services come first, for their reason's sake.
-const SPECIAL_V4: &[SpecialRange<Ipv4Addr>] = &[
-    range4([169, 254, 169, 254], 32, METADATA),
-    range4([169, 254, 170, 2], 32, METADATA),
-    range4([169, 254, 170, 23], 32, METADATA),
-    range4([100, 100, 100, 200], 32, METADATA),
-    range4([168, 63, 129, 16], 32, METADATA),
-    range4([192, 0, 0, 192], 32, METADATA),
-    range4([0, 0, 0, 0], 8, "this host"),
-    range4([127, 0, 0, 0], 8, "loopback"),
-    range4([10, 0, 0, 0], 8, PRIVATE),
-    range4([172, 16, 0, 0], 12, PRIVATE),
-    range4([192, 168, 0, 0], 16, PRIVATE),
-    range4([100, 64, 0, 0], 10, "a carrier's network"),
-    range4([169, 254, 0, 0], 16, "link-local"),
-    range4([192, 0, 0, 0], 24, RESERVED),
-    range4([192, 0, 2, 0], 24, RESERVED),
-    range4([192, 88, 99, 0], 24, RESERVED),
-    range4([198, 18, 0, 0], 15, RESERVED),
-    range4([198, 51, 100, 0], 24, RESERVED),
-    range4([203, 0, 113, 0], 24, RESERVED),
-    range4([224, 0, 0, 0], 4, "multicast"),
-    range4([255, 255, 255, 255], 32, "broadcast"),
-    range4([240, 0, 0, 0], 4, RESERVED),
-];
-
-const SPECIAL_V6: &[SpecialRange<Ipv6Addr>] = &[
-    SpecialRange {
-        network: Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254),
-        prefix: 128,
-        reason: METADATA,
+/// The first range that covers an address gives the reason: single addresses stand before the ranges that hold them.
+const SPECIAL_RANGES: &[SpecialRanges] = &[
+    SpecialRanges {
+        reason: METADATA_REASON,
+        ranges: &[
+            range4([169, 254, 169, 254], 32),
+            range4([169, 254, 170, 2], 32),
+            range4([169, 254, 170, 23], 32),
+            range4([100, 100, 100, 200], 32),
+            range4([168, 63, 129, 16], 32),
+            range4([192, 0, 0, 192], 32),
+            range6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254], 128),
+            range6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254], 128),
+        ],
     },
-    SpecialRange {
-        network: Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254),
-        prefix: 128,
-        reason: METADATA,
+    SpecialRanges {
+        reason: "this host",
+        ranges: &[range4([0, 0, 0, 0], 8), range6([0, 0, 0, 0, 0, 0, 0, 0], 128)],
     },
-    range6([0xfc00, 0, 0, 0], 7, PRIVATE),
-    range6([0xfe80, 0, 0, 0], 10, "link-local"),
-    range6([0xfec0, 0, 0, 0], 10, PRIVATE),
-    range6([0xff00, 0, 0, 0], 8, "multicast"),
-    // Unspecified, loopback, IPv4-compatible, IPv4-mapped, IPv4-translated.
-    range6([0, 0, 0, 0], 64, WRAPPED),
-    range6([0x64, 0xff9b, 0, 0], 96, WRAPPED),
-    range6([0x64, 0xff9b, 1, 0], 48, WRAPPED),
-    range6([0x2002, 0, 0, 0], 16, WRAPPED),
-    range6([0x100, 0, 0, 0], 64, RESERVED),
-    // Teredo is in it.
-    range6([0x2001, 0, 0, 0], 23, RESERVED),
-    range6([0x2001, 0xdb8, 0, 0], 32, RESERVED),
-    range6([0x3fff, 0, 0, 0], 20, RESERVED),
-    range6([0x5f00, 0, 0, 0], 16, RESERVED),
+    SpecialRanges {
+        reason: "loopback",
+        ranges: &[range4([127, 0, 0, 0], 8), range6([0, 0, 0, 0, 0, 0, 0, 1], 128)],
+    },
+    SpecialRanges {
+        reason: "a private network",
+        ranges: &[
+            range4([10, 0, 0, 0], 8),
+            range4([172, 16, 0, 0], 12),
+            range4([192, 168, 0, 0], 16),
+            range6([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7),
+            range6([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10),
+        ],
+    },
+    SpecialRanges { reason: "a carrier's network", ranges: &[range4([100, 64, 0, 0], 10)] },
+    SpecialRanges {
+        reason: "link-local",
+        ranges: &[range4([169, 254, 0, 0], 16), range6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10)],
+    },
+    SpecialRanges {
+        reason: "multicast",
+        ranges: &[range4([224, 0, 0, 0], 4), range6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8)],
+    },
+    SpecialRanges { reason: "broadcast", ranges: &[range4([255, 255, 255, 255], 32)] },
+    SpecialRanges {
+        reason: WRAPPED_REASON,
+        ranges: &[
+            // IPv4-compatible, IPv4-mapped, IPv4-translated.
+            range6([0, 0, 0, 0, 0, 0, 0, 0], 64),
+            range6([0x64, 0xff9b, 0, 0, 0, 0, 0, 0], 96),
+            range6([0x64, 0xff9b, 1, 0, 0, 0, 0, 0], 48),
+            range6([0x2002, 0, 0, 0, 0, 0, 0, 0], 16),
+        ],
+    },
+    SpecialRanges {
+        reason: "a reserved range",
+        ranges: &[
+            range4([192, 0, 0, 0], 24),
+            range4([192, 0, 2, 0], 24),
+            range4([192, 88, 99, 0], 24),
+            range4([198, 18, 0, 0], 15),
+            range4([198, 51, 100, 0], 24),
+            range4([203, 0, 113, 0], 24),
+            range4([240, 0, 0, 0], 4),
+            range6([0x100, 0, 0, 0, 0, 0, 0, 0], 64),
+            // Teredo is in it.
+            range6([0x2001, 0, 0, 0, 0, 0, 0, 0], 23),
+            range6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0], 32),
+            range6([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20),
+            range6([0x5f00, 0, 0, 0, 0, 0, 0, 0], 16),
+        ],
+    },
 ];
 
 /// Why an address may be reached only where a rule names it.
@@ -92,52 +108,34 @@ pub struct SpecialAddress {
 impl SpecialAddress {
     /// Whether it is a cloud's metadata service, which hands out credentials of the machine.
     pub fn is_metadata(&self) -> bool {
-        self.reason == METADATA
+        self.reason == METADATA_REASON
     }
 }
 
 /// Why an address is special wherever it is used. Nothing for an address of the public network; that it is this
 /// host's own is not known here.
 pub fn classify_special(address: IpAddr) -> Option<SpecialAddress> {
-    let whole = |reason| Some(SpecialAddress { reason, prefix: 128 });
-    match address {
-        IpAddr::V4(v4) => {
-            SPECIAL_V4.iter().find(|range| range.covers(v4)).map(SpecialRange::special)
-        }
-        IpAddr::V6(Ipv6Addr::UNSPECIFIED) => whole("this host"),
-        IpAddr::V6(Ipv6Addr::LOCALHOST) => whole("loopback"),
-        IpAddr::V6(v6) if is_isatap(v6) => whole(WRAPPED),
-        IpAddr::V6(v6) => {
-            SPECIAL_V6.iter().find(|range| range.covers(v6)).map(SpecialRange::special)
-        }
+    if is_isatap(address) {
+        return Some(SpecialAddress { reason: WRAPPED_REASON, prefix: 128 });
     }
+    SPECIAL_RANGES.iter().find_map(|group| group.classify(address))
 }
 
 /// ISATAP puts an IPv4 address behind `::5efe` or `200:5efe`.
-fn is_isatap(address: Ipv6Addr) -> bool {
-    let [.., flag, mark, _, _] = address.segments();
+fn is_isatap(address: IpAddr) -> bool {
+    let IpAddr::V6(v6) = address else { return false };
+    let [.., flag, mark, _, _] = v6.segments();
     matches!(flag, 0 | 0x200) && mark == 0x5efe
 }
 
-impl<A> SpecialRange<A> {
-    fn special(&self) -> SpecialAddress {
-        // What is wrapped may be any address: only a rule for that very one means it.
-        let prefix = if self.reason == WRAPPED { 128 } else { self.prefix as u8 };
-        SpecialAddress { reason: self.reason, prefix }
-    }
-}
-
-impl SpecialRange<Ipv4Addr> {
-    fn covers(&self, address: Ipv4Addr) -> bool {
-        let differs = u32::from(address) ^ u32::from(self.network);
-        differs.checked_shr(32 - self.prefix).unwrap_or(0) == 0
-    }
-}
-
-impl SpecialRange<Ipv6Addr> {
-    fn covers(&self, address: Ipv6Addr) -> bool {
-        let differs = u128::from(address) ^ u128::from(self.network);
-        differs.checked_shr(128 - self.prefix).unwrap_or(0) == 0
+impl SpecialRanges {
+    fn classify(&self, address: IpAddr) -> Option<SpecialAddress> {
+        let covers =
+            |(network, prefix): &&(IpAddr, u8)| mask_address(address, *prefix) == Some(*network);
+        let (_, prefix) = self.ranges.iter().find(covers)?;
+        // Any IPv4 address may be written so: only a rule for this very IPv6 address means it.
+        let prefix = if self.reason == WRAPPED_REASON { 128 } else { *prefix };
+        Some(SpecialAddress { reason: self.reason, prefix })
     }
 }
 
@@ -187,6 +185,26 @@ mod tests {
             "2a00::200:5efe:8.8.8.8",
         ] {
             assert!(classify_special(address.parse().unwrap()).is_some(), "{address}");
+        }
+    }
+
+    #[test]
+    fn the_narrowest_reason_is_given() {
+        for (address, reason, prefix) in [
+            ("169.254.169.254", METADATA_REASON, 32),
+            ("fd00:ec2::254", METADATA_REASON, 128),
+            ("169.254.1.1", "link-local", 16),
+            ("100.64.0.1", "a carrier's network", 10),
+            ("192.0.0.1", "a reserved range", 24),
+            ("255.255.255.255", "broadcast", 32),
+            ("240.0.0.1", "a reserved range", 4),
+            ("::", "this host", 128),
+            ("::1", "loopback", 128),
+            ("::2", WRAPPED_REASON, 128),
+            ("fd00::1", "a private network", 7),
+        ] {
+            let special = SpecialAddress { reason, prefix };
+            assert_eq!(classify_special(address.parse().unwrap()), Some(special), "{address}");
         }
     }
 

@@ -15,7 +15,7 @@ use stockade_fs::{CacheDir, Survives, draft_name, write_atomically};
 pub(crate) struct CapabilityCache(PathBuf);
 
 /// How long a backend that could not be had is not looked for again.
-const ABSENT_FOR: Duration = Duration::from_secs(60);
+const ABSENCE_MAX_AGE: Duration = Duration::from_secs(60);
 
 /// Probe time above which the absence of a backend is cached too.
 const SLOW_PROBE_TIME: Duration = Duration::from_millis(100);
@@ -49,7 +49,7 @@ impl CapabilityCache {
         let found = fs::symlink_metadata(&file).ok().filter(fs::Metadata::is_file)?;
         let text = (found.len() <= MAX_CACHE_FILE_BYTES).then(|| fs::read(&file).ok())??;
         let kept: Capabilities = serde_json::from_slice(&text).ok()?;
-        let fresh = || found.modified().ok()?.elapsed().ok().filter(|age| *age < ABSENT_FOR);
+        let fresh = || found.modified().ok()?.elapsed().ok().filter(|age| *age < ABSENCE_MAX_AGE);
         let holds = kept.unavailable.is_none() || fresh().is_some();
         (kept.backend == backend.name() && holds).then_some(kept)
     }

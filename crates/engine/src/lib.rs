@@ -45,8 +45,8 @@ pub use execution::{Execution, Watcher};
 pub use history::{HistoryBounds, OutputEvent, Subscription};
 pub use host_views::{OwnPath, real as real_path};
 pub use journal::{
-    Break, Damage, Digest, EgressVerdict, Event, Filter, Follower, Job, Jobs, Journal,
-    JournalOptions, NewestJobs, Prune, Receipt, Record, Records, Removed, Verdict,
+    Break, ContentHash, Damage, EgressVerdict, Event, Filter, Follower, Job, Jobs, Journal,
+    JournalOptions, NewestJobs, Prune, PrunedSegments, Receipt, Record, Records, Verdict,
 };
 pub use lease::{
     KillRequest, Lease, LeaseBody, LeaseInfo, LeaseListing, Leases, MalformedLease, StaleLease,

@@ -8,7 +8,7 @@ use crate::execution::Watcher;
 use crate::history::{OutputEvent, Subscription};
 
 /// The most that is collected unless the caller names another bound. The execution's own output cap is lower
-/// unless somebody has raised it or given it up.
+/// unless the limit was raised or given up.
 const MAX_COLLECTED_BYTES: u64 = 256 << 20;
 
 /// Everything that an execution wrote, and how it ended.

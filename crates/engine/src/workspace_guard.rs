@@ -1,5 +1,5 @@
 //! The workspace step of the pipeline: acquired before the walls of its sandbox are built, released when they are
-//! gone, whatever happens in between.
+//! gone, also after a failure in between.
 
 use std::sync::Arc;
 

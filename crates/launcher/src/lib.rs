@@ -30,7 +30,7 @@ pub use bare::{BARE_AGENT, BarePlan};
 pub use client::{Launcher, Pending, Program};
 pub use enter::{ReadOnlyView, start_in};
 pub use error::{Failure, LaunchError, Wall};
-pub use plan::{Cgroup, LaunchPlan, Mount, Network, Rlimits, Root, Workspace};
+pub use plan::{Cgroup, LaunchPlan, PlanMount, PlanNetwork, PlanWorkspace, Rlimits, Root};
 pub use seal::{add_seals, seal};
 pub use seccomp::{DENIED_SYSCALLS, Denied};
 pub use server::{Mode, serve};

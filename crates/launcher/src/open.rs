@@ -10,7 +10,7 @@ use rustix::mount::MountAttrFlags;
 
 use crate::error::{At, Failure, Wall};
 use crate::fs;
-use crate::plan::{LaunchPlan, Mount, Workspace};
+use crate::plan::{LaunchPlan, PlanMount, PlanWorkspace};
 
 /// A detached copy of a source's mounts, with its attributes set.
 pub(crate) struct OpenSource {
@@ -40,9 +40,9 @@ impl Sources {
     /// Opens all of them; the caller stands in the host's mount namespace.
     pub(crate) fn open(plan: &LaunchPlan) -> Result<Sources, Failure> {
         let (workspace, layers) = match &plan.workspace {
-            Workspace::Ephemeral { .. } | Workspace::Trial => (None, None),
-            Workspace::Local { path } => (Some(local_workspace(path, plan.read_only)?), None),
-            Workspace::Overlay { lower, upper, work } => {
+            PlanWorkspace::Ephemeral { .. } | PlanWorkspace::Trial => (None, None),
+            PlanWorkspace::Local { path } => (Some(local_workspace(path, plan.read_only)?), None),
+            PlanWorkspace::Overlay { lower, upper, work } => {
                 (None, Some(open_layers(lower, upper, work, plan.read_only)?))
             }
         };
@@ -53,8 +53,8 @@ impl Sources {
     /// Whether the plan names anything that has to be opened on the host.
     pub(crate) fn named_by(plan: &LaunchPlan) -> bool {
         let workspace = match &plan.workspace {
-            Workspace::Ephemeral { .. } | Workspace::Trial => false,
-            Workspace::Local { .. } | Workspace::Overlay { .. } => true,
+            PlanWorkspace::Ephemeral { .. } | PlanWorkspace::Trial => false,
+            PlanWorkspace::Local { .. } | PlanWorkspace::Overlay { .. } => true,
         };
         workspace || !plan.mounts.is_empty()
     }
@@ -118,7 +118,7 @@ fn open_directory(path: &Path) -> Result<OwnedFd, Failure> {
     }
 }
 
-fn open_extra_mount(mount: &Mount) -> Result<OpenSource, Failure> {
+fn open_extra_mount(mount: &PlanMount) -> Result<OpenSource, Failure> {
     open_source(&mount.source, mount.read_only)
 }
 

@@ -19,7 +19,7 @@ pub struct LaunchPlan {
     /// Bytes of a writable layer over the root; absent: the root is read-only.
     pub copy_on_write: Option<u64>,
     /// The workspace.
-    pub workspace: Workspace,
+    pub workspace: PlanWorkspace,
     /// Whether the workspace is read-only, by mount (C-20).
     pub read_only: bool,
     /// Where the workspace appears inside; absolute and normal.
@@ -27,7 +27,7 @@ pub struct LaunchPlan {
     /// A second path at which the workspace appears, with everything that is mounted in it.
     pub workspace_alias: Option<PathBuf>,
     /// Further mounts.
-    pub mounts: Vec<Mount>,
+    pub mounts: Vec<PlanMount>,
     /// Further device nodes, by their names in the host's `/dev`, that it is trusted with.
     pub devices: Vec<String>,
     /// User id as seen inside.
@@ -39,7 +39,7 @@ pub struct LaunchPlan {
     /// The host's group that `gid` stands for; absent: the launcher's own. Needs root.
     pub host_gid: Option<u32>,
     /// The network inside.
-    pub network: Network,
+    pub network: PlanNetwork,
     /// Bytes of all private writable places together (`/tmp`, `/var/tmp`, `/run`, home, shared memory).
     pub tmp_bytes: u64,
     /// Control groups that the caller has made and limited.
@@ -64,7 +64,7 @@ impl Default for LaunchPlan {
             hostname: "stockade".to_owned(),
             root: Root::Host,
             copy_on_write: None,
-            workspace: Workspace::Ephemeral { bytes: 64 << 20 },
+            workspace: PlanWorkspace::Ephemeral { bytes: 64 << 20 },
             read_only: false,
             workspace_target: PathBuf::from("/workspace"),
             workspace_alias: None,
@@ -74,7 +74,7 @@ impl Default for LaunchPlan {
             gid: 1000,
             host_uid: None,
             host_gid: None,
-            network: Network::None,
+            network: PlanNetwork::None,
             tmp_bytes: 64 << 20,
             cgroup: None,
             rlimits: Rlimits::default(),
@@ -96,7 +96,7 @@ pub enum Root {
 /// Where the workspace's files live.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub enum Workspace {
+pub enum PlanWorkspace {
     /// In memory; gone with the sandbox.
     Ephemeral {
         /// The most it may hold.
@@ -123,7 +123,7 @@ pub enum Workspace {
 /// A further file or directory of the host, shown inside.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Mount {
+pub struct PlanMount {
     /// The host's file or directory, resolved.
     pub source: PathBuf,
     /// Where it appears inside; absolute and normal.
@@ -135,7 +135,7 @@ pub struct Mount {
 /// The network inside. There is never an interface but loopback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Network {
+pub enum PlanNetwork {
     /// Loopback is down.
     None,
     /// Loopback is up.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use stockade_core::EgressRule;
 
-use crate::policy::{Denial, Egress, Target, check_target};
+use crate::policy::{Denial, Egress, EgressTarget, check_target};
 use crate::special::{OwnAddresses, classify_address};
 
 /// Decides about hosts that no rule covers.
@@ -27,7 +27,7 @@ impl Egress {
     /// Asks about a host, if no rule covers it and the rules say so.
     pub(crate) async fn ask_about(
         &self,
-        target: &Target,
+        target: &EgressTarget,
         port: u16,
     ) -> Result<Option<EgressRule>, Denial> {
         let rules = self.rules();
@@ -45,10 +45,12 @@ impl Egress {
 }
 
 /// Special addresses are opened by who writes the rules, never by a question that a guest has raised.
-fn is_special(target: &Target) -> bool {
+fn is_special(target: &EgressTarget) -> bool {
     match target {
-        Target::Name(_) => false,
-        Target::Address(address) => classify_address(*address, &OwnAddresses::list()).is_some(),
+        EgressTarget::Name(_) => false,
+        EgressTarget::Address(address) => {
+            classify_address(*address, &OwnAddresses::list()).is_some()
+        }
     }
 }
 

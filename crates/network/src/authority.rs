@@ -14,11 +14,10 @@ use rustls::crypto::ring::default_provider;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use time::OffsetDateTime;
 
-use crate::policy::Target;
+use crate::policy::EgressTarget;
 
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long before now a certificate begins to be valid: clocks inside may be slow.
-const BACKDATED: Duration = DAY;
+const CLOCK_SKEW: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long the authority's certificate is valid: longer than any sandbox lives.
 const AUTHORITY_VALIDITY: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 /// How long a host's certificate is valid.
@@ -74,7 +73,10 @@ impl Authority {
     }
 
     /// How a connection to this host is answered.
-    pub fn server_config(&self, target: &Target) -> Result<Arc<ServerConfig>, AuthorityError> {
+    pub fn server_config(
+        &self,
+        target: &EgressTarget,
+    ) -> Result<Arc<ServerConfig>, AuthorityError> {
         let host = target.to_string();
         // Nothing panics half-way through a change.
         let mut leaves = self.leaves.lock().unwrap_or_else(PoisonError::into_inner);
@@ -121,7 +123,7 @@ fn build_params(
 ) -> Result<CertificateParams, AuthorityError> {
     let mut params = CertificateParams::new(hosts)?;
     let now = SystemTime::now();
-    params.not_before = OffsetDateTime::from(now - BACKDATED);
+    params.not_before = OffsetDateTime::from(now - CLOCK_SKEW);
     params.not_after = OffsetDateTime::from(now + validity);
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, common_name);
@@ -135,7 +137,8 @@ mod tests {
     #[test]
     fn a_host_keeps_its_certificate_and_others_get_their_own() {
         let authority = Authority::new().unwrap();
-        let config = |host: &str| authority.server_config(&Target::parse(host).unwrap()).unwrap();
+        let config =
+            |host: &str| authority.server_config(&EgressTarget::parse(host).unwrap()).unwrap();
         let first = config("a.org");
         assert!(Arc::ptr_eq(&first, &config("A.org")));
         assert!(!Arc::ptr_eq(&first, &config("b.org")));

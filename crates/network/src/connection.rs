@@ -20,7 +20,7 @@ use crate::dial::{DialError, Dialed, dial};
 use crate::filtered_body::RefusalHook;
 use crate::http_relay::{HttpPlan, relay_http};
 use crate::intercept::relay_intercepted;
-use crate::policy::{Denial, Egress, Target, check_address, check_target, describe_no_host};
+use crate::policy::{Denial, Egress, EgressTarget, check_address, check_target, describe_no_host};
 use crate::raw_relay::{relay_bytes, relay_watched};
 use crate::record::{ConnectionRecord, ConnectionVerdict};
 use crate::request_judge::{RequestJudge, describe_opaque, describe_unopened};
@@ -145,31 +145,41 @@ fn refuse_denied(guest: GuestStream, denial: Denial, pending: &PendingRecord) {
     guest.refuse(RefusalKind::Denied, &denial.reason);
 }
 
-fn parse_target(egress: &Egress, host: &str) -> Result<Target, Denial> {
+fn parse_target(egress: &Egress, host: &str) -> Result<EgressTarget, Denial> {
     if let Some(reason) = egress.secrets().and_then(|secrets| secrets.refuse_name(host)) {
         return Err(reason.into());
     }
-    Target::parse(host).ok_or_else(|| describe_no_host(host).into())
+    EgressTarget::parse(host).ok_or_else(|| describe_no_host(host).into())
+}
+
+fn refuse_undialed(
+    guest: GuestStream,
+    error: DialError,
+    pending: &PendingRecord,
+) -> ConnectionVerdict {
+    match error {
+        DialError::Denied(denial) => {
+            refuse_denied(guest, denial.clone(), pending);
+            denial.into()
+        }
+        DialError::Failed { rule, reason } => {
+            guest.refuse(RefusalKind::Unreachable, &reason);
+            ConnectionVerdict::Failed { rule: Some(rule), reason }
+        }
+    }
 }
 
 async fn serve_target(
     egress: &Egress,
     guest: GuestStream,
     request: &OpenRequest,
-    target: &Target,
+    target: &EgressTarget,
     pending: &Arc<PendingRecord>,
 ) -> ConnectionVerdict {
     let rules = egress.follow_rules();
     let Dialed { socket, address, rule, grant } = match dial(egress, target, request.port).await {
         Ok(dialed) => dialed,
-        Err(DialError::Denied(denial)) => {
-            refuse_denied(guest, denial.clone(), pending);
-            return denial.into();
-        }
-        Err(DialError::Failed { rule, reason }) => {
-            guest.refuse(RefusalKind::Unreachable, &reason);
-            return ConnectionVerdict::Failed { rule: Some(rule), reason };
-        }
+        Err(error) => return refuse_undialed(guest, error, pending),
     };
     egress.observe(target, request.port);
     guest.accept();
@@ -202,7 +212,7 @@ async fn serve_target(
 async fn wait_until_denied(
     mut rules: watch::Receiver<Arc<[EgressRule]>>,
     grant: Option<&EgressRule>,
-    (target, address, port): (&Target, std::net::IpAddr, u16),
+    (target, address, port): (&EgressTarget, std::net::IpAddr, u16),
     judge: &RequestJudge,
 ) -> Denial {
     loop {
@@ -239,7 +249,7 @@ impl From<io::Error> for RelayError {
 struct RelayOrder<'a> {
     egress: &'a Egress,
     request: &'a OpenRequest,
-    target: &'a Target,
+    target: &'a EgressTarget,
     judge: &'a Arc<RequestJudge>,
     refused: RefusalHook,
 }
@@ -252,7 +262,9 @@ async fn relay_checked(
     let carried = find_protocol(&guest, &socket, request, target).await?;
     let secrets = egress.secrets();
     let is_bound = secrets.is_some_and(|secrets| secrets.is_intercepted(target));
-    let is_judged = judge.refuses_opaque();
+    // Noted before the rules are read: a change between the two is seen by `wait_until_denied`.
+    judge.note_opaque();
+    let is_judged = judge.is_needed();
     let plan = HttpPlan {
         target: target.clone(),
         via: request.via,
@@ -288,7 +300,7 @@ async fn find_protocol(
     guest: &GuestStream,
     socket: &TcpStream,
     request: &OpenRequest,
-    target: &Target,
+    target: &EgressTarget,
 ) -> Result<CarriedProtocol, RelayError> {
     if WEB_PORTS.contains(&request.port) {
         return match timeout(FIRST_BYTES_TIMEOUT, inspect(guest, target, true)).await {
@@ -306,7 +318,7 @@ async fn find_protocol(
 /// Tells by its first bytes what a connection carries, and refuses what does not name its host.
 async fn inspect(
     guest: &GuestStream,
-    target: &Target,
+    target: &EgressTarget,
     web: bool,
 ) -> Result<CarriedProtocol, RelayError> {
     // Not looked at again before there is something new to be seen.
@@ -328,7 +340,7 @@ async fn inspect(
 fn judge_first_bytes(
     bytes: &[u8],
     ended: bool,
-    target: &Target,
+    target: &EgressTarget,
     web: bool,
 ) -> Option<Result<CarriedProtocol, RelayError>> {
     // Servers skip empty lines before a request.
@@ -353,7 +365,7 @@ fn judge_first_bytes(
 
 fn judge_tls(
     bytes: &[u8],
-    target: &Target,
+    target: &EgressTarget,
     web: bool,
 ) -> Option<Result<CarriedProtocol, RelayError>> {
     let denied = |reason: String| Some(Err(RelayError::Denied(reason.into())));
@@ -368,7 +380,7 @@ fn judge_tls(
             name.escape_debug()
         )),
         // A rule for an address does not say which name is served there.
-        Err(_) if matches!(target, Target::Address(_)) => Some(Ok(CarriedProtocol::Tls)),
+        Err(_) if matches!(target, EgressTarget::Address(_)) => Some(Ok(CarriedProtocol::Tls)),
         // Bytes of another protocol, which merely begin with the same one.
         Err(HelloError::Malformed) if !web && !bytes.starts_with(&TLS_START) => {
             Some(Ok(CarriedProtocol::Raw))
@@ -433,7 +445,7 @@ mod tests {
     use crate::client_hello::tests::client_hello;
 
     fn judge(bytes: &[u8], host: &str, web: bool) -> Option<Result<CarriedProtocol, RelayError>> {
-        judge_first_bytes(bytes, false, &Target::parse(host).unwrap(), web)
+        judge_first_bytes(bytes, false, &EgressTarget::parse(host).unwrap(), web)
     }
 
     #[test]

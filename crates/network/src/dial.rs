@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::asking::add_grant;
-use crate::policy::{Denial, Egress, Target, check_address, check_target};
+use crate::policy::{Denial, Egress, EgressTarget, check_address, check_target};
 use crate::special::OwnAddresses;
 
 /// How long one address may take to answer.
@@ -36,14 +36,14 @@ pub enum DialError {
 }
 
 /// Connects to a host, if the rules and limits allow it.
-pub async fn dial(egress: &Egress, target: &Target, port: u16) -> Result<Dialed, DialError> {
+pub async fn dial(egress: &Egress, target: &EgressTarget, port: u16) -> Result<Dialed, DialError> {
     let grant = egress.ask_about(target, port).await.map_err(DialError::Denied)?;
     let rules = add_grant(egress.rules(), grant.as_ref());
     let rule = check_target(&rules, target, port).map_err(DialError::Denied)?;
     egress.meter.admit_connection().map_err(DialError::Denied)?;
     let found = match target {
-        Target::Address(address) => Ok(vec![*address]),
-        Target::Name(name) => egress.shared.resolver.resolve(name).await,
+        EgressTarget::Address(address) => Ok(vec![*address]),
+        EgressTarget::Name(name) => egress.shared.resolver.resolve(name).await,
     };
     let found = match found {
         Ok(found) => found,

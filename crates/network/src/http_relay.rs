@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 
 use crate::connection::RelayError;
 use crate::filtered_body::{RefusalHook, RefusalSlot, RelayBody, RequestError};
-use crate::policy::Target;
+use crate::policy::EgressTarget;
 use crate::request_judge::RequestJudge;
 use crate::traffic_filter::{TrafficFilter, pass_unfiltered};
 
@@ -40,7 +40,7 @@ const PROXY_HEADERS: [HeaderName; 2] =
 /// How the requests of one connection are judged.
 pub struct HttpPlan {
     /// The host that each of them has to name.
-    pub target: Target,
+    pub target: EgressTarget,
     /// How the program asked for the connection.
     pub via: Via,
     /// Decides by method and path, where rules name any of this host.
@@ -70,18 +70,12 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let keep_alive = plan.via != Via::Http;
-    let failed = |error: hyper::Error| RelayError::Failed(error.to_string());
     let (server, upstream) = hyper::client::conn::http1::Builder::new()
         .max_buf_size(MAX_HEAD_BYTES)
         .handshake(TokioIo::new(server))
         .await
-        .map_err(failed)?;
-    let relay = Arc::new(HttpRelay {
-        refusal: RefusalSlot::new(Arc::clone(&plan.refused)),
-        plan,
-        server: tokio::sync::Mutex::new(server),
-        upgrade: Mutex::default(),
-    });
+        .map_err(describe_broken)?;
+    let relay = Arc::new(HttpRelay::new(plan, server));
     let service = {
         let relay = relay.clone();
         service_fn(move |request| {
@@ -111,23 +105,34 @@ where
             downstream.await
         }
     };
+    // A connection that has ended must not be polled again.
+    let upstream_end = async {
+        if !upstream_is_over {
+            let _ = upstream.await;
+        }
+    };
+    conclude_relay(&relay, served, upstream_end).await
+}
+
+/// What became of a connection whose requests are over: it goes on as another protocol, or has ended.
+async fn conclude_relay(
+    relay: &HttpRelay,
+    served: Result<(), hyper::Error>,
+    upstream_end: impl Future<Output = ()>,
+) -> Result<(), RelayError> {
     if let Some(denial) = relay.refusal.get() {
         return Err(RelayError::Denied(denial));
     }
-    match take(&relay.upgrade) {
-        Some((guest, server)) => {
-            // What has handed its connection over must not be polled again.
-            let rest = async {
-                if !upstream_is_over {
-                    let _ = upstream.await;
-                }
-            };
-            let (upgraded, ()) = tokio::join!(copy_upgraded(guest, server), rest);
-            upgraded.map_err(failed)?
-        }
-        None => served.map_err(failed)?,
-    }
-    Ok(())
+    let Some((guest, server)) = take(&relay.upgrade) else {
+        return served.map_err(describe_broken);
+    };
+    // The server's half is handed over by its connection, which has to be driven for that.
+    let (upgraded, ()) = tokio::join!(copy_upgraded(guest, server), upstream_end);
+    upgraded.map_err(describe_broken)
+}
+
+fn describe_broken(error: hyper::Error) -> RelayError {
+    RelayError::Failed(error.to_string())
 }
 
 /// A program that has ended its direction may still wait for its last answer, but not for ever: one that has died looks
@@ -149,6 +154,12 @@ async fn copy_upgraded(guest: OnUpgrade, server: OnUpgrade) -> Result<(), hyper:
 }
 
 impl HttpRelay {
+    fn new(plan: HttpPlan, server: SendRequest<RelayBody>) -> Self {
+        let refusal = RefusalSlot::new(Arc::clone(&plan.refused));
+        let server = tokio::sync::Mutex::new(server);
+        Self { plan, server, upgrade: Mutex::default(), refusal }
+    }
+
     async fn answer(&self, request: Request<Incoming>) -> Response<RelayBody> {
         match self.relay(request).await {
             Ok(response) => response,
@@ -242,7 +253,7 @@ fn respond(status: StatusCode, reason: &str) -> Response<RelayBody> {
 }
 
 /// Whether every place in which a request names its host names the same one.
-fn check_request<B>(request: &Request<B>, target: &Target) -> Result<(), String> {
+fn check_request<B>(request: &Request<B>, target: &EgressTarget) -> Result<(), String> {
     if request.method() == Method::CONNECT {
         return Err("CONNECT is for proxies, not for a server".into());
     }
@@ -311,7 +322,7 @@ mod tests {
     fn check(uri: &str, hosts: &[&str]) -> Result<(), String> {
         let builder = Request::get(uri);
         let builder = hosts.iter().fold(builder, |builder, host| builder.header(HOST, *host));
-        check_request(&builder.body(()).unwrap(), &Target::parse("a.org").unwrap())
+        check_request(&builder.body(()).unwrap(), &EgressTarget::parse("a.org").unwrap())
     }
 
     #[test]

@@ -19,7 +19,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::connection::RelayError;
 use crate::http_relay::{HttpPlan, MAX_HEAD_BYTES, relay_http};
-use crate::policy::Target;
+use crate::policy::EgressTarget;
 use crate::secrets::SecretSet;
 use crate::stream::GuestStream;
 
@@ -46,7 +46,7 @@ pub async fn relay_intercepted(
 async fn accept_guest(
     secrets: &SecretSet,
     guest: GuestStream,
-    target: &Target,
+    target: &EgressTarget,
 ) -> Result<GuestSide<GuestStream>, String> {
     let config = secrets.authority.server_config(target).map_err(|error| error.to_string())?;
     let accepting = timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(guest)).await;
@@ -64,7 +64,7 @@ async fn accept_guest(
 async fn connect_server(
     secrets: &SecretSet,
     socket: TcpStream,
-    target: &Target,
+    target: &EgressTarget,
 ) -> Result<ServerSide<TcpStream>, String> {
     let name = ServerName::try_from(target.to_string()).map_err(|error| error.to_string())?;
     let connector = TlsConnector::from(secrets.trust.client_config());

@@ -28,7 +28,7 @@ struct Pattern {
 pub struct Patterns {
     list: Vec<Pattern>,
     longest: usize,
-    /// Whoever gets the stream must not learn from what is held back how one of the texts begins.
+    /// The receiver of the stream must not learn from what is held back how one of the texts begins.
     are_secret: bool,
 }
 
@@ -97,7 +97,7 @@ impl Patterns {
     /// How many bytes at the end could be the beginning of a text.
     fn count_undecided(&self, tail: &[u8]) -> usize {
         if self.are_secret {
-            // Whatever could stand in any value, be it the beginning of this one or not.
+            // Everything that any value could hold, whether or not it begins this one.
             let most = self.longest.next_multiple_of(HELD_STEP_BYTES);
             let could_be_secret = |byte: &&u8| !byte.is_ascii_control();
             return tail.iter().rev().take(most).take_while(could_be_secret).count();

@@ -81,14 +81,14 @@ impl From<Denial> for ConnectionVerdict {
 
 /// A host that a program asked for, in canonical form.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum EgressTarget {
     /// A name.
     Name(String),
     /// An address.
     Address(IpAddr),
 }
 
-impl Target {
+impl EgressTarget {
     /// Nothing for what is neither: odd spellings of addresses among them.
     pub fn parse(host: &str) -> Option<Self> {
         match host.parse() {
@@ -118,7 +118,7 @@ impl Target {
     }
 }
 
-impl std::fmt::Display for Target {
+impl std::fmt::Display for EgressTarget {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Name(name) => f.write_str(name),
@@ -176,7 +176,7 @@ impl Egress {
     }
 
     /// Tells which rule would have been enough for a connection, while everything is let through.
-    pub(crate) fn observe(&self, target: &Target, port: u16) {
+    pub(crate) fn observe(&self, target: &EgressTarget, port: u16) {
         if self.rules().iter().any(EgressRule::observes)
             && let Ok(rule) = target.rule_for(port).parse::<EgressRule>()
         {
@@ -197,7 +197,7 @@ impl Egress {
         };
         let ports = list_ports(&rules, &canonical);
         if ports.is_empty()
-            && let Err(denial) = check_target(&rules, &Target::Name(canonical), HTTPS_PORT)
+            && let Err(denial) = check_target(&rules, &EgressTarget::Name(canonical), HTTPS_PORT)
         {
             self.record_denied_lookup(name, denial);
         }
@@ -222,12 +222,12 @@ impl Egress {
 /// Whether a host may be connected to at all: the rule, or why not.
 pub(crate) fn check_target(
     rules: &[EgressRule],
-    target: &Target,
+    target: &EgressTarget,
     port: u16,
 ) -> Result<String, Denial> {
     let decision = match target {
-        Target::Name(name) => decide_name(rules, name, port),
-        Target::Address(address) => decide_address(rules, *address, port),
+        EgressTarget::Name(name) => decide_name(rules, name, port),
+        EgressTarget::Address(address) => decide_address(rules, *address, port),
     };
     match decision {
         EgressDecision::Allowed(rule) => Ok(rule.to_string()),
@@ -316,19 +316,19 @@ mod tests {
         for host in
             ["0177.0.0.1", "0x7f.0.0.1", "2130706433", "127.1", "a@b.org", "a.org\0", "", "[::1"]
         {
-            assert_eq!(Target::parse(host), None, "{host:?}");
+            assert_eq!(EgressTarget::parse(host), None, "{host:?}");
         }
-        assert_eq!(Target::parse("A.ORG."), Some(Target::Name("a.org".into())));
-        let target = Target::Name("a.org".into());
+        assert_eq!(EgressTarget::parse("A.ORG."), Some(EgressTarget::Name("a.org".into())));
+        let target = EgressTarget::Name("a.org".into());
         assert!(target.is_same_host("A.org") && !target.is_same_host("b.org"));
-        assert!(Target::parse("::1").unwrap().is_same_host("[::1]"));
+        assert!(EgressTarget::parse("::1").unwrap().is_same_host("[::1]"));
     }
 
     #[test]
     fn a_refusal_names_the_flag_that_would_allow_it() {
         let rules = parse_rules(&["a.org", "!b.org"]);
         let refused = |host: &str, port| {
-            check_target(&rules, &Target::parse(host).unwrap(), port).unwrap_err()
+            check_target(&rules, &EgressTarget::parse(host).unwrap(), port).unwrap_err()
         };
         for (host, port, asked, rule) in [
             ("c.org", 443, "c.org:443", "c.org"),
@@ -342,7 +342,10 @@ mod tests {
             assert_eq!(denial.reason, format!("no rule allows `{asked}`; `--net {rule}` would"));
             assert_eq!(denial.missing_rule.as_deref(), Some(rule));
             let with_it = parse_rules(&[rule]);
-            assert!(check_target(&with_it, &Target::parse(host).unwrap(), port).is_ok(), "{rule}");
+            assert!(
+                check_target(&with_it, &EgressTarget::parse(host).unwrap(), port).is_ok(),
+                "{rule}"
+            );
         }
         assert_eq!(refused("b.org", 443), Denial::from("`b.org:443` is denied by `!b.org`"));
     }

@@ -1,4 +1,4 @@
-//! A connection to a port inside, as whoever asked for it sees it: a stream of bytes and nothing else.
+//! A connection to a port inside, as the caller sees it: a stream of bytes and nothing else.
 
 use std::io;
 use std::pin::Pin;

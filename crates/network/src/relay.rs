@@ -167,7 +167,7 @@ impl Relay {
         let number = shared.take_number();
         let stream = shared.streams.open(number, &shared.outbox);
         shared.outbox.send(&ToHelper::Connect(number, port));
-        // Looked at now: whoever ends the relay from here on resets the stream.
+        // Checked after the stream was opened: a relay that ends from here on resets it.
         let gone = || connect_error(ErrorCode::Gone, "the sandbox's network helper is gone".into());
         if !self.is_open() {
             return Err(gone());

@@ -11,23 +11,34 @@ use stockade_core::{
 use tokio::sync::watch;
 
 use crate::asking::add_grant;
-use crate::policy::{Denial, Egress, Target};
+use crate::policy::{Denial, Egress, EgressTarget};
 
 /// The longest path that is shown, recorded or proposed. Its query never is: secrets stand there.
 const MAX_SHOWN_PATH_CHARS: usize = 120;
 /// The longest method that is shown.
 const MAX_SHOWN_METHOD_CHARS: usize = 32;
-/// Headers by which servers are told another method or another path than the request line has.
-const OVERRIDE_HEADERS: [&str; 8] = [
+/// Headers by which servers are told another method or another path than the request line has. `Destination` is the
+/// second path of a WebDAV `COPY` or `MOVE`.
+const OVERRIDE_HEADERS: [&str; 15] = [
     "x-http-method-override",
     "x-http-method",
     "x-method-override",
+    "x-original-method",
+    "x-forwarded-method",
     "x-original-url",
     "x-original-uri",
+    "x-original-path",
     "x-forwarded-uri",
-    "x-forwarded-method",
+    "x-forwarded-path",
+    "x-forwarded-prefix",
+    "x-envoy-original-path",
     "x-rewrite-url",
+    "x-rewrite-uri",
+    "destination",
 ];
+/// Parameters of a query by which servers are told another method.
+const OVERRIDE_PARAMETERS: [&str; 4] =
+    ["_method", "x_http_method_override", "x_http_method", "x_method_override"];
 
 /// What a connection carries.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,13 +51,16 @@ enum CarriedTraffic {
     Requests(Option<AskedRequest>),
 }
 
-/// The line of a request.
+/// What a request asks for, as far as rules are about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct AskedRequest {
     method: String,
     path: Result<RequestPath, RequestPathError>,
-    /// Method and path as they are shown and recorded.
-    shown: String,
+    /// The header or parameter by which it may name another request than its line does, in words.
+    override_place: Option<String>,
+    /// Method and path as they are shown and recorded: cut and cleaned.
+    shown_method: String,
+    shown_path: String,
 }
 
 /// Judges the requests of one connection.
@@ -54,14 +68,19 @@ pub struct RequestJudge {
     rules: watch::Receiver<Arc<[EgressRule]>>,
     /// What was granted to this connection alone.
     grant: Option<EgressRule>,
-    target: Target,
+    target: EgressTarget,
     port: u16,
     carried: Mutex<CarriedTraffic>,
 }
 
 impl RequestJudge {
     /// For a connection to this host.
-    pub fn new(egress: &Egress, target: &Target, port: u16, grant: Option<EgressRule>) -> Self {
+    pub fn new(
+        egress: &Egress,
+        target: &EgressTarget,
+        port: u16,
+        grant: Option<EgressRule>,
+    ) -> Self {
         let carried = Mutex::new(CarriedTraffic::Nothing);
         Self { rules: egress.follow_rules(), grant, target: target.clone(), port, carried }
     }
@@ -77,16 +96,19 @@ impl RequestJudge {
 
     fn is_needed_by(&self, rules: &[EgressRule]) -> bool {
         match &self.target {
-            Target::Name(name) => judges_requests(rules, name, self.port),
-            Target::Address(_) => false,
+            EgressTarget::Name(name) => judges_requests(rules, name, self.port),
+            EgressTarget::Address(_) => false,
         }
     }
 
-    /// Tells whether bytes that are not looked into may not pass, because requests to this host are judged.
-    pub fn refuses_opaque(&self) -> bool {
-        // Noted before the rules are read: a change between the two is seen by the one who waits for it.
-        *self.lock() = CarriedTraffic::Opaque;
+    /// Whether requests to this host are judged by the rules in force, so that nothing else may pass.
+    pub fn is_needed(&self) -> bool {
         self.is_needed_by(&self.current_rules())
+    }
+
+    /// Notes that the connection carries bytes that are not looked into.
+    pub fn note_opaque(&self) {
+        *self.lock() = CarriedTraffic::Opaque;
     }
 
     /// Notes that the connection carries requests, each of which is checked.
@@ -96,17 +118,10 @@ impl RequestJudge {
 
     /// Whether a request may pass.
     pub fn check<B>(&self, request: &Request<B>) -> Result<(), Denial> {
-        let asked = AskedRequest::new(request.method().as_str(), request.uri().path());
+        let asked = AskedRequest::new(request);
         *self.lock() = CarriedTraffic::Requests(Some(asked.clone()));
         let rules = self.current_rules();
-        if !self.is_needed_by(&rules) {
-            return Ok(());
-        }
-        if let Some(header) = find_override(request.headers()) {
-            let reason = format!("`{}` has the header `{header}`", self.describe(&asked));
-            return Err(asked.deny(format!("{reason}, which may name another request"), None));
-        }
-        self.judge(&rules, &asked)
+        if self.is_needed_by(&rules) { self.judge(&rules, &asked) } else { Ok(()) }
     }
 
     /// Whether what the connection carries may go on under other rules. Its last request counts also after it was
@@ -123,10 +138,15 @@ impl RequestJudge {
     }
 
     fn judge(&self, rules: &[EgressRule], asked: &AskedRequest) -> Result<(), Denial> {
-        let Target::Name(name) = &self.target else { return Ok(()) };
+        let EgressTarget::Name(name) = &self.target else { return Ok(()) };
         let shown = self.describe(asked);
+        if let Some(place) = &asked.override_place {
+            let reason = format!("`{shown}` has {place}, which may name another request");
+            return Err(asked.deny(reason, None));
+        }
         if !is_plain_method(&asked.method) {
-            return Err(asked.deny(format!("the method of `{shown}` is none in capitals"), None));
+            let reason = format!("the method of `{shown}` is not a word in capital letters");
+            return Err(asked.deny(reason, None));
         }
         let path = match &asked.path {
             Ok(path) => path,
@@ -160,27 +180,27 @@ impl RequestJudge {
     /// `GET a.org/v1`.
     fn describe(&self, asked: &AskedRequest) -> String {
         let host = self.target.rule_for(self.port);
-        match asked.shown.split_once(' ') {
-            Some((method, path)) => format!("{method} {host}{path}"),
-            None => format!("{} {host}", asked.shown),
-        }
+        format!("{} {host}{}", asked.shown_method, asked.shown_path)
     }
 }
 
 impl AskedRequest {
-    fn new(method: &str, path: &str) -> Self {
+    fn new<B>(request: &Request<B>) -> Self {
+        let (method, path) = (request.method().as_str(), request.uri().path());
         let parsed = RequestPath::parse(path);
-        let path = parsed.as_ref().map_or(path, RequestPath::as_str);
-        let shown = format!(
-            "{} {}",
-            cut_shown(method, MAX_SHOWN_METHOD_CHARS),
-            cut_shown(path, MAX_SHOWN_PATH_CHARS)
-        );
-        Self { method: method.to_owned(), path: parsed, shown }
+        let shown_path = parsed.as_ref().map_or(path, RequestPath::as_str);
+        Self {
+            shown_method: cut_shown(method, MAX_SHOWN_METHOD_CHARS),
+            shown_path: cut_shown(shown_path, MAX_SHOWN_PATH_CHARS),
+            method: method.to_owned(),
+            path: parsed,
+            override_place: find_override(request),
+        }
     }
 
     fn deny(&self, reason: String, missing_rule: Option<String>) -> Denial {
-        Denial { reason, missing_rule, request: Some(self.shown.clone()) }
+        let request = format!("{} {}", self.shown_method, self.shown_path);
+        Denial { reason, missing_rule, request: Some(request) }
     }
 }
 
@@ -199,19 +219,101 @@ fn is_plain_to_paste(path: &str) -> bool {
         && path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~/%+=:@".contains(&byte))
 }
 
-fn find_override(headers: &HeaderMap) -> Option<&'static str> {
+fn find_override<B>(request: &Request<B>) -> Option<String> {
+    if let Some(header) = find_override_header(request.headers()) {
+        return Some(format!("the header `{header}`"));
+    }
+    let parameter = find_override_parameter(request.uri().query()?)?;
+    Some(format!("the parameter `{parameter}`"))
+}
+
+fn find_override_header(headers: &HeaderMap) -> Option<&'static str> {
     // Many servers read `_` and `-` in a name as the same.
-    let named =
-        |header: &&str| headers.keys().any(|key| key.as_str().replace('_', "-") == **header);
-    OVERRIDE_HEADERS.into_iter().find(named)
+    let names = headers.keys().map(|name| name.as_str().replace('_', "-"));
+    find_known(names, &OVERRIDE_HEADERS)
 }
 
-/// What is said of bytes that would not be looked into.
-pub fn describe_opaque(target: &Target) -> String {
-    format!("rules name requests to `{target}`, which is therefore reached by HTTP and HTTPS only")
+fn find_override_parameter(query: &str) -> Option<&'static str> {
+    find_known(query.split(['&', ';']).map(fold_parameter_name), &OVERRIDE_PARAMETERS)
 }
 
-/// What is said where TLS cannot be ended here.
-pub fn describe_unopened(target: &Target) -> String {
-    format!("rules name requests to `{target}`, and this sandbox has no authority to open TLS with")
+fn find_known(
+    mut names: impl Iterator<Item = String>,
+    known: &[&'static str],
+) -> Option<&'static str> {
+    names.find_map(|name| known.iter().copied().find(|known| *known == name))
+}
+
+/// The name of a parameter as the most lenient server reads it: decoded, in small letters, up to an index in brackets,
+/// and with `_` for the characters that PHP replaces by it.
+fn fold_parameter_name(parameter: &str) -> String {
+    let name = parameter.split('=').next().unwrap_or_default().replace('+', " ");
+    let decoded = decode_escapes(&name).to_ascii_lowercase();
+    let name = decoded.split(['[', '\0']).next().unwrap_or_default();
+    name.trim().replace(['-', '.', ' '], "_")
+}
+
+/// The text with every `%` and its two digits decoded, as far as they are digits.
+fn decode_escapes(text: &str) -> String {
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let escape = after.get(..2).filter(|_| *first == b'%');
+        let digits = escape.and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                decoded.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                decoded.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&decoded).into_owned()
+}
+
+/// Why bytes that would not be looked into do not pass.
+pub fn describe_opaque(target: &EgressTarget) -> String {
+    format!("rules name methods or paths of `{target}`, so it is reached by HTTP and HTTPS only")
+}
+
+/// Why TLS that cannot be opened does not pass.
+pub fn describe_unopened(target: &EgressTarget) -> String {
+    format!(
+        "rules name methods or paths of `{target}`, and this sandbox has no authority to open TLS with"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_that_name_another_method_are_found_in_every_spelling() {
+        for query in [
+            "_method=DELETE",
+            "a=1&_method=DELETE",
+            "a=1;_METHOD=delete",
+            "_method",
+            "%5fmethod=DELETE",
+            "_%4dethod=DELETE",
+            ".method=DELETE",
+            "-method=DELETE",
+            "+_method=DELETE",
+            "%20_method%20=DELETE",
+            "_method[]=DELETE",
+            "_method%5B0%5D=DELETE",
+            "_method%00x=DELETE",
+            "X-HTTP-Method-Override=DELETE",
+            "x_http_method=DELETE",
+        ] {
+            assert!(find_override_parameter(query).is_some(), "{query}");
+        }
+        for query in ["", "method=card", "payment_method=card", "a=_method", "a=%26_method=x", "%"]
+        {
+            assert_eq!(find_override_parameter(query), None, "{query}");
+        }
+    }
 }

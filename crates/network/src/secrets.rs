@@ -12,7 +12,7 @@ use crate::authority::{Authority, AuthorityError};
 use crate::filtered_body::LengthChange;
 use crate::mask::list_spellings;
 use crate::patterns::{PatternAction, Patterns, StreamWatch};
-use crate::policy::Target;
+use crate::policy::EgressTarget;
 use crate::traffic_filter::TrafficFilter;
 use crate::trust::TrustStore;
 
@@ -89,7 +89,7 @@ impl SecretSet {
     }
 
     /// Whether a secret is bound to this host, whose connections are therefore opened.
-    pub(crate) fn is_intercepted(&self, target: &Target) -> bool {
+    pub(crate) fn is_intercepted(&self, target: &EgressTarget) -> bool {
         self.secrets.iter().any(|secret| secret.is_bound_to(target))
     }
 
@@ -103,7 +103,7 @@ impl SecretSet {
 
     /// For requests to a host without a secret, and for those that go over a connection as it is: no placeholder passes.
     /// Nothing where there is none.
-    pub(crate) fn filter_plain(&self, target: &Target) -> Option<TrafficFilter> {
+    pub(crate) fn filter_plain(&self, target: &EgressTarget) -> Option<TrafficFilter> {
         if self.is_empty() {
             return None;
         }
@@ -120,14 +120,14 @@ impl SecretSet {
     }
 
     /// For bytes of another protocol: no placeholder passes. Nothing where there is none.
-    pub(crate) fn watch_raw(&self, target: &Target) -> Option<StreamWatch> {
+    pub(crate) fn watch_raw(&self, target: &EgressTarget) -> Option<StreamWatch> {
         let block = |it: &HeldSecret| it.block(target, false, Whereabouts::Bytes);
         (!self.is_empty()).then(|| StreamWatch::new(Arc::new(self.build_patterns(block))))
     }
 
     /// For requests over a connection that was opened: placeholders of this host become values, and values in
     /// answers become placeholders.
-    pub(crate) fn filter_intercepted(&self, target: &Target) -> TrafficFilter {
+    pub(crate) fn filter_intercepted(&self, target: &EgressTarget) -> TrafficFilter {
         let mut bound = self.secrets.iter().filter(|secret| secret.is_bound_to(target));
         let has_body = bound.any(|secret| secret.binding.place() == SecretPlace::Body);
         TrafficFilter {
@@ -150,11 +150,11 @@ impl SecretSet {
 }
 
 impl HeldSecret {
-    fn is_bound_to(&self, target: &Target) -> bool {
+    fn is_bound_to(&self, target: &EgressTarget) -> bool {
         self.binding.hosts().iter().any(|host| target.is_same_host(host))
     }
 
-    fn fill_in(&self, target: &Target, whereabouts: Whereabouts) -> PatternAction {
+    fn fill_in(&self, target: &EgressTarget, whereabouts: Whereabouts) -> PatternAction {
         let fits = match (whereabouts, self.binding.place()) {
             (Whereabouts::Header, SecretPlace::Header | SecretPlace::Body)
             | (Whereabouts::Body, SecretPlace::Body) => true,
@@ -167,7 +167,12 @@ impl HeldSecret {
         self.block(target, true, whereabouts)
     }
 
-    fn block(&self, target: &Target, over_tls: bool, whereabouts: Whereabouts) -> PatternAction {
+    fn block(
+        &self,
+        target: &EgressTarget,
+        over_tls: bool,
+        whereabouts: Whereabouts,
+    ) -> PatternAction {
         let (name, hosts) = (self.binding.name(), self.binding.hosts().join(", "));
         let stands = format!("the placeholder of the secret `{name}` stands in a request");
         PatternAction::Block(match (self.is_bound_to(target), whereabouts) {
@@ -203,7 +208,7 @@ impl HeldSecret {
 }
 
 /// What is stored over HTTPS could be read back over another protocol, where nothing is masked.
-pub(crate) fn describe_https_only(target: &Target) -> String {
+pub(crate) fn describe_https_only(target: &EgressTarget) -> String {
     format!("a secret is bound to `{target}`, which is therefore reached over HTTPS only")
 }
 

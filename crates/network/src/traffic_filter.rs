@@ -33,7 +33,7 @@ pub struct TrafficFilter {
     pub mask: Option<Arc<Patterns>>,
     /// In names of headers of answers.
     pub mask_names: Option<Patterns>,
-    /// Why no request passes, whatever is in it.
+    /// Why no request at all passes.
     pub refused: Option<String>,
 }
 

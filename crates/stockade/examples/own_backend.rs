@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use stockade::contract::{Admitted, Parts, Sandbox};
 use stockade::registry::build_backend;
 use stockade::{Backend, BackendName, Capabilities, Error, ErrorCode, Result, SandboxId, Stockade};
-use stockade_tck::{OnHost, Options};
+use stockade_tck::{KitOptions, OnHost};
 
 const NAME: BackendName = BackendName::literal("few");
 
@@ -125,7 +125,7 @@ async fn main() -> Result<()> {
     first.destroy().await?;
 
     // The kit's cases about how a program ends; without `only` it is all of them.
-    let options = Options { only: vec!["C-10".to_owned()], jobs: 2 };
+    let options = KitOptions { only: vec!["C-10".to_owned()], jobs: 2 };
     let report = stockade_tck::run(Arc::new(OnHost::new(few(usize::MAX)?)), &options).await;
     println!("the kit: {}", if report.success() { "passed" } else { "failed" });
     if !report.success() {

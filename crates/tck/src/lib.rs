@@ -34,7 +34,7 @@ pub use host::OnHost;
 pub use kit::{Kit, Ran, Room};
 pub use observer::{HostObserver, Observer};
 pub use report::{CaseReport, Counts, Report, Status};
-pub use runner::{Options, run};
+pub use runner::{KitOptions, run};
 pub use subject::{
     ENGINE_STATE, ENGINE_WORKSPACE, MARK_VARIABLE, ProbeForm, Subject, probe_bytes,
     wasi_calls_bytes, wasm_probe_bytes,

@@ -16,20 +16,20 @@ const HOUSEKEEPING_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Which cases to run and how many at once.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct KitOptions {
     /// Only cases whose name or clause holds one of these texts. Empty: all.
     pub only: Vec<String>,
     /// How many cases run at once.
     pub jobs: usize,
 }
 
-impl Default for Options {
+impl Default for KitOptions {
     fn default() -> Self {
         Self { only: Vec::new(), jobs: 4 }
     }
 }
 
-impl Options {
+impl KitOptions {
     fn is_selected(&self, case: &Case) -> bool {
         let named = |text: &String| case.name.contains(text.as_str()) || case.clause == *text;
         self.only.is_empty() || self.only.iter().any(named)
@@ -37,7 +37,7 @@ impl Options {
 }
 
 /// Judges a subject. Never fails: what goes wrong is in the report.
-pub async fn run(subject: Arc<dyn Subject>, options: &Options) -> Report {
+pub async fn run(subject: Arc<dyn Subject>, options: &KitOptions) -> Report {
     run_cases(cases::all(), subject, options).await
 }
 
@@ -45,7 +45,7 @@ pub async fn run(subject: Arc<dyn Subject>, options: &Options) -> Report {
 pub(crate) async fn run_cases(
     cases: Vec<Case>,
     subject: Arc<dyn Subject>,
-    options: &Options,
+    options: &KitOptions,
 ) -> Report {
     let backend = subject.backend();
     let capabilities =

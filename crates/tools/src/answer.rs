@@ -13,12 +13,12 @@ pub struct ToolAnswer {
     /// The same for a reader.
     pub text: String,
     /// Pictures, if there are any.
-    pub images: Vec<Image>,
+    pub images: Vec<AnswerImage>,
 }
 
 /// One picture.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Image {
+pub struct AnswerImage {
     /// Its media type, such as `image/png`.
     pub mime: String,
     /// The picture itself.

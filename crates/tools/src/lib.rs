@@ -27,16 +27,16 @@ mod tool;
 mod toolbox;
 mod workspace;
 
-pub use answer::{Image, ToolAnswer};
+pub use answer::{AnswerImage, ToolAnswer};
 pub use approval::{
-    ApprovalConfig, Detail, Facts, Match, NetworkFact, Programs, Rule, Ruling, Verdict,
+    ApprovalConfig, Detail, Facts, Match, NetworkFact, Programs, Rule, RuleVerdict, Ruling,
 };
 pub use binding::Binding;
 pub use call::{Ask, Call, Cancelled, Canceller, Decision, Nobody, Progress, Question};
 pub use directories::AllowedDirectories;
 pub use error::ToolError;
 pub use hosts::{AskedPerson, HostAsks};
-pub use options::{AdoptedSandbox, LocalOptions, Quota, ToolboxOptions};
+pub use options::{AdoptedSandbox, LocalOptions, SandboxQuota, ToolboxOptions};
 pub use place::spool_cache;
 pub use tool::ToolInfo;
 pub use toolbox::Toolbox;

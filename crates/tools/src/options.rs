@@ -38,7 +38,7 @@ pub struct ToolboxOptions {
     /// Which directories of the host an agent may name as their workspaces.
     pub directories: AllowedDirectories,
     /// How many of those there may be at once. Clones of these options share it.
-    pub quota: Quota,
+    pub quota: SandboxQuota,
     /// Who is asked about hosts while a command runs. Clones of these options share it.
     pub hosts: HostAsks,
 }
@@ -63,7 +63,7 @@ pub(crate) struct SandboxShare {
 
 /// How many sandboxes agents may have made at once. Clones share what is left.
 #[derive(Debug, Clone)]
-pub struct Quota {
+pub struct SandboxQuota {
     most: usize,
     left: Arc<Semaphore>,
 }
@@ -101,7 +101,7 @@ impl LocalOptions {
     }
 }
 
-impl Quota {
+impl SandboxQuota {
     /// Number of sandboxes where none is configured.
     pub const DEFAULT_SANDBOXES: usize = 16;
 
@@ -121,7 +121,7 @@ impl Quota {
     }
 }
 
-impl Default for Quota {
+impl Default for SandboxQuota {
     fn default() -> Self {
         Self::new(Self::DEFAULT_SANDBOXES)
     }
@@ -139,7 +139,7 @@ impl ToolboxOptions {
             workspaces: None,
             template: SandboxSpec::default(),
             directories: AllowedDirectories::default(),
-            quota: Quota::default(),
+            quota: SandboxQuota::default(),
             hosts: HostAsks::default(),
         }
     }

@@ -107,7 +107,7 @@ fn requested_spec(
     }
     if args.image.is_some() || directory.is_some() || args.git.is_some() || args.empty_workspace {
         // A package cache is kept for one project, by the programs of one root.
-        spec.remove_trees(HostTree::CACHE);
+        spec.remove_trees(HostTree::CACHE_PART);
     }
     if let Some(image) = &args.image {
         spec.image = Image::Named(image.clone());

@@ -13,7 +13,7 @@ use stockade_core::{
 };
 
 use self::page::PageAddress;
-use crate::answer::Image;
+use crate::answer::AnswerImage;
 use crate::approval::Programs;
 use crate::place::{ToolJob, ToolPlace};
 use crate::toolbox::ToolSession;
@@ -46,10 +46,10 @@ const BROWSER_FLAGS: [&str; 13] = [
     "--force-device-scale-factor=1",
 ];
 const SIDE_PIXELS_RANGE: std::ops::RangeInclusive<u32> = 16..=4096;
-const USUAL_SIZE: (u32, u32) = (1280, 800);
+const DEFAULT_SIZE_PIXELS: (u32, u32) = (1280, 800);
 /// How much of its own time a page gets before it is looked at.
-const USUAL_WAIT: u64 = 2_000;
-const LONGEST_WAIT: u64 = 30_000;
+const DEFAULT_WAIT_MS: u64 = 2_000;
+const MAX_WAIT_MS: u64 = 30_000;
 /// Timeout of the browser for everything.
 const BROWSER_TIMEOUT: Span = Span::secs(60);
 /// Largest picture.
@@ -105,8 +105,8 @@ pub(crate) async fn take_screenshot(
 ) -> Result<ToolAnswer, ToolError> {
     let page = PageAddress::parse(&args.url)?;
     let size = (
-        check_side_length("width", args.width, USUAL_SIZE.0)?,
-        check_side_length("height", args.height, USUAL_SIZE.1)?,
+        check_side_length("width", args.width, DEFAULT_SIZE_PIXELS.0)?,
+        check_side_length("height", args.height, DEFAULT_SIZE_PIXELS.1)?,
     );
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
     let url = resolve_page_url(&place, &page).await?;
@@ -118,7 +118,7 @@ pub(crate) async fn take_screenshot(
     session.pass(&place, Some(&job), place.facts("screenshot", programs, &paths), call).await?;
 
     let room = ScreenshotDir::new(&place, job.as_str())?;
-    let wait = args.wait_ms.unwrap_or(USUAL_WAIT).min(LONGEST_WAIT);
+    let wait = args.wait_ms.unwrap_or(DEFAULT_WAIT_MS).min(MAX_WAIT_MS);
     let argv =
         guard_argv(&place, &page, build_browser_argv(browser, &room, &url, size, wait)).await?;
     let command = Command { wall_time: Some(BROWSER_TIMEOUT), ..Command::program(argv) };
@@ -261,7 +261,7 @@ fn picture_answer(url: &str, size: (u32, u32), bytes: Vec<u8>) -> Result<ToolAns
         "url": url, "width": size.0, "height": size.1, "mime": "image/png", "bytes": bytes.len(),
     });
     let text = format!("{url} at {} × {}", size.0, size.1);
-    let images = vec![Image { mime: "image/png".into(), bytes }];
+    let images = vec![AnswerImage { mime: "image/png".into(), bytes }];
     Ok(ToolAnswer { images, ..ToolAnswer::told(&data, text)? })
 }
 

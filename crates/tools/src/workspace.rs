@@ -23,8 +23,8 @@ use crate::toolbox::ToolSession;
 use crate::{Call, ToolAnswer, ToolError};
 
 /// How many changes one answer lists, and how much of a patch.
-const MOST_LISTED: usize = 1000;
-const MOST_PATCH: usize = 256 << 10;
+const MAX_LISTED_CHANGES: usize = 1000;
+const MAX_PATCH_BYTES: usize = 256 << 10;
 
 /// The workspace of a sandbox whose changes are kept apart.
 #[derive(Debug)]
@@ -94,21 +94,21 @@ fn build_diff_answer(
     let (total, held) = (diff.changes.len(), diff.held().count());
     let whole = patch.as_ref().map_or(0, String::len);
     let patch = patch.map(|mut patch| {
-        patch.truncate(patch.floor_char_boundary(MOST_PATCH));
+        patch.truncate(patch.floor_char_boundary(MAX_PATCH_BYTES));
         patch
     });
-    let truncated = total > MOST_LISTED || whole > MOST_PATCH;
+    let truncated = total > MAX_LISTED_CHANGES || whole > MAX_PATCH_BYTES;
     let mut listed = diff;
-    listed.changes.truncate(MOST_LISTED);
+    listed.changes.truncate(MAX_LISTED_CHANGES);
     let mut text = match total {
         0 => "nothing was changed\n".to_owned(),
         _ => listed.to_string(),
     };
-    if total > MOST_LISTED {
-        text.push_str(&format!("… and {} more\n", total - MOST_LISTED));
+    if total > MAX_LISTED_CHANGES {
+        text.push_str(&format!("… and {} more\n", total - MAX_LISTED_CHANGES));
     }
     text.push_str(&patch.as_deref().map(printable).unwrap_or_default());
-    if whole > MOST_PATCH {
+    if whole > MAX_PATCH_BYTES {
         text.push_str("… the rest is left out: read the files\n");
     }
     let changes = listed.changes;

@@ -25,7 +25,7 @@ use crate::walk::visit_tree;
 use crate::{git, local};
 
 /// After this long without use a checkout goes when another is made.
-const LONG_UNUSED: Duration = Duration::from_secs(30 * 86_400);
+const UNUSED_CHECKOUT_AGE: Duration = Duration::from_secs(30 * 86_400);
 
 /// The workspaces of one state directory. Clones are the same workspaces.
 ///
@@ -332,7 +332,7 @@ impl Workspaces {
         const ACQUIRE_OPERATION: &str = "acquire the workspace";
         if let Hint::Git { .. } = &request.hint {
             // What cannot be removed is no reason not to work.
-            let _ = self.prune(LONG_UNUSED);
+            let _ = self.prune(UNUSED_CHECKOUT_AGE);
         }
         let made = acquire::acquire_workspace(&self.0.store, &self.0.stores, request);
         self.handed_out(made.map_err(|fault| fault.during(ACQUIRE_OPERATION))?, ACQUIRE_OPERATION)

@@ -1,8 +1,8 @@
 //! One channel: a program, a file job or a watch, with the streams that belong to it.
 
-use super::job::Job;
+use super::job::FileWorker;
 use super::link::Link;
-use super::run::Run;
+use super::run::AgentExecution;
 use super::streams::{Feed, Tap};
 use super::watch::Watch;
 use crate::protocol::{FromAgent, Stream};
@@ -16,8 +16,8 @@ pub struct Channel {
 
 /// What a channel is for.
 pub enum ChannelWork {
-    Run(Run),
-    Job(Job),
+    Run(AgentExecution),
+    Job(FileWorker),
     Watch(Watch),
 }
 

@@ -17,7 +17,7 @@ use super::{Agent, network};
 use crate::protocol::{FileRequest, FromAgent, HEADER_BYTES, MAX_FRAME, Stream};
 
 /// One worker.
-pub struct Job {
+pub struct FileWorker {
     /// Its process, until that was reaped.
     pub worker: Option<i32>,
     /// Where it says what went wrong, as a whole message.
@@ -25,7 +25,7 @@ pub struct Job {
     status: i32,
 }
 
-impl Job {
+impl FileWorker {
     pub fn cancel(&self) {
         if let Some(worker) = self.worker {
             sys::send_signal(worker, libc::SIGKILL);
@@ -110,7 +110,7 @@ impl Agent {
             Fork::Parent(pid) => pid,
         };
         let taps = [Tap::new(Stream::Stdout, Some(out)), Tap::new(Stream::Stderr, None)];
-        let job = Job { worker: Some(worker), report, status: 0 };
+        let job = FileWorker { worker: Some(worker), report, status: 0 };
         Ok(Channel { taps, feed: Feed::new(Some(feed), false), work: ChannelWork::Job(job) })
     }
 

@@ -23,7 +23,7 @@ const PIPE_SIZE: usize = 256 * 1024;
 const MAX_QUOTED_BYTES: usize = 4096;
 
 /// One execution.
-pub struct Run {
+pub struct AgentExecution {
     /// Its keeper, until that was reaped.
     pub keeper: Option<i32>,
     /// Whether everything of it is to be ended.
@@ -57,7 +57,7 @@ struct Ours {
     terminal: Option<OwnedFd>,
 }
 
-impl Run {
+impl AgentExecution {
     pub fn is_draining(&self) -> bool {
         matches!(self.phase, ProgramPhase::Ended(..))
     }
@@ -192,7 +192,7 @@ impl Agent {
             feed.pump();
         }
         let program = spawn.argv.first().copied().unwrap_or_default();
-        let run = Run {
+        let run = AgentExecution {
             keeper: Some(keeper),
             killing: false,
             scoped: self.scope.is_some(),

@@ -14,6 +14,12 @@ const END_OF_INPUT: u8 = 4;
 /// What a terminal may hold back that it does not count yet.
 const TERMINAL_SLACK_BYTES: u64 = 64 << 10;
 
+/// More credit than was ever given out breaks the protocol.
+pub fn add_credit(credit: u32, amount: u32) -> Result<u32, LinkStop> {
+    let sum = credit.checked_add(amount).filter(|sum| *sum <= WINDOW_BYTES);
+    sum.ok_or(LinkStop::Broken)
+}
+
 /// One output stream on its way out.
 pub struct Tap {
     fd: Option<OwnedFd>,
@@ -89,13 +95,9 @@ impl Tap {
         self.unsent
     }
 
-    /// More credit than was ever given out breaks the protocol.
+    /// More may be sent.
     pub fn grant_credit(&mut self, amount: u32) -> Result<(), LinkStop> {
-        self.credit = self
-            .credit
-            .checked_add(amount)
-            .filter(|sum| *sum <= WINDOW_BYTES)
-            .ok_or(LinkStop::Broken)?;
+        self.credit = add_credit(self.credit, amount)?;
         Ok(())
     }
 

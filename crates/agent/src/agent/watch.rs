@@ -9,7 +9,7 @@ use super::Agent;
 use super::channel::{Channel, ChannelWork};
 use super::files::OperationFailure;
 use super::link::{Link, LinkStop};
-use super::streams::{Feed, Tap};
+use super::streams::{Feed, Tap, add_credit};
 use crate::protocol::{FromAgent, Stream, WINDOW_BYTES, WatchEvent, WatchKind, charge};
 
 /// The buffer for the kernel's events.
@@ -38,11 +38,7 @@ impl Watch {
     }
 
     pub fn grant_credit(&mut self, amount: u32) -> Result<(), LinkStop> {
-        self.credit = self
-            .credit
-            .checked_add(amount)
-            .filter(|sum| *sum <= WINDOW_BYTES)
-            .ok_or(LinkStop::Broken)?;
+        self.credit = add_credit(self.credit, amount)?;
         Ok(())
     }
 

@@ -29,7 +29,7 @@ pub use crate::protocol::{Limit, WatchKind};
 pub use deadline::{Deadline, Expired};
 pub use process::ProgramPid;
 pub use transfer::{TarIn, TarOut};
-pub use watch::{Change, Watch};
+pub use watch::{DirectoryChange, DirectoryWatch};
 
 use files::AgentFiles;
 use hub::{Closed, Hub};
@@ -197,8 +197,8 @@ impl AgentClient {
     }
 
     /// Watches one directory.
-    pub async fn watch(&self, path: &SandboxPath) -> Result<Watch> {
-        Watch::open(&self.hub, path).await
+    pub async fn watch(&self, path: &SandboxPath) -> Result<DirectoryWatch> {
+        DirectoryWatch::open(&self.hub, path).await
     }
 
     /// Whether the pipe is there, as far as anybody has noticed.

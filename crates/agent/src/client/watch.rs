@@ -13,7 +13,7 @@ use crate::protocol::{FileRequest, WatchEvent, WatchKind};
 
 /// One change in a watched directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
+pub struct DirectoryChange {
     /// What happened.
     pub kind: WatchKind,
     /// To which entry; empty where it concerns the whole directory.
@@ -22,13 +22,13 @@ pub struct Change {
 
 /// A watch on one directory. Dropping it ends it. Changes that are not read in time are lost, and
 /// [`WatchKind::Overflow`] says so.
-pub struct Watch {
+pub struct DirectoryWatch {
     hub: Arc<Hub>,
     pieces: Yield,
     records: RecordBuffer,
 }
 
-impl Watch {
+impl DirectoryWatch {
     pub(super) async fn open(hub: &Arc<Hub>, path: &SandboxPath) -> Result<Self> {
         let request = FileRequest::Watch(path.as_str());
         let pieces = Yield::open(hub, "watch", LaneKind::Watch, request).await?;
@@ -42,11 +42,11 @@ impl Watch {
     }
 
     /// The next change; nothing once the directory is gone. Safe to drop half-way.
-    pub async fn next(&mut self) -> Result<Option<Change>> {
+    pub async fn next(&mut self) -> Result<Option<DirectoryChange>> {
         loop {
             let read = |body: &[u8]| {
                 WatchEvent::from_record(body)
-                    .map(|event| Change { kind: event.kind, name: event.name.to_owned() })
+                    .map(|event| DirectoryChange { kind: event.kind, name: event.name.to_owned() })
             };
             match self.records.next(read) {
                 Ok(Some(change)) => return Ok(Some(change)),

@@ -4,7 +4,7 @@ use super::HEADER_BYTES;
 use super::parts::{
     End, FileEntry, FileErrorKind, FileRequest, Hello, Size, Spawn, StartKind, Stream,
 };
-use super::wire::{DecodeError, Put, Take, TooLong, put_frame};
+use super::wire::{DecodeError, Put, Take, TooLong, put_frame, take_whole};
 
 /// A channel's number.
 type ChannelNumber = u32;
@@ -88,57 +88,51 @@ impl<'a> ToAgent<'a> {
     }
 
     fn put(&self, to: &mut Vec<u8>) {
-        let mut open = |tag, channel: &u32| {
-            to.u8(tag);
-            to.u32(*channel);
-        };
         match self {
             Self::Hello(hello) => {
                 to.u8(1);
                 hello.put(to);
             }
             Self::Spawn(channel, spawn) => {
-                open(2, channel);
+                to.head(2, *channel);
                 spawn.put(to);
             }
             Self::Stdin(channel, data) => {
-                open(3, channel);
+                to.head(3, *channel);
                 to.data(data);
             }
-            Self::StdinEnd(channel) => open(4, channel),
+            Self::StdinEnd(channel) => to.head(4, *channel),
             Self::Credit(channel, stream, amount) => {
-                open(5, channel);
+                to.head(5, *channel);
                 to.u8(stream.tag());
                 to.u32(*amount);
             }
             Self::Signal(channel, number) => {
-                open(6, channel);
+                to.head(6, *channel);
                 to.u8(*number);
             }
-            Self::Kill(channel) => open(7, channel),
+            Self::Kill(channel) => to.head(7, *channel),
             Self::Resize(channel, size) => {
-                open(8, channel);
+                to.head(8, *channel);
                 size.put(to);
             }
             Self::File(channel, request) => {
-                open(9, channel);
+                to.head(9, *channel);
                 request.put(to);
             }
-            Self::Hush(channel) => open(10, channel),
+            Self::Hush(channel) => to.head(10, *channel),
             Self::Keep(last, kept) => {
-                open(11, last);
+                to.head(11, *last);
                 to.count(kept.len());
                 kept.iter().for_each(|channel| to.u32(*channel));
             }
-            Self::Network(channel) => open(12, channel),
+            Self::Network(channel) => to.head(12, *channel),
         }
     }
 
     /// Reads a frame's body. Every tag, length and text is checked; nothing may be left over.
     pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
-        let mut from = Take(body);
-        let message = Self::take(&mut from)?;
-        from.end().map(|()| message)
+        take_whole(body, Self::take)
     }
 
     fn take(from: &mut Take<'a>) -> Result<Self, DecodeError> {
@@ -189,55 +183,51 @@ impl<'a> FromAgent<'a> {
     }
 
     fn put(&self, to: &mut Vec<u8>) {
-        let mut open = |tag, channel: &u32| {
-            to.u8(tag);
-            to.u32(*channel);
-        };
         match self {
             Self::Hello(hello) => {
                 to.u8(1);
                 hello.put(to);
             }
             Self::Started(channel, pid) => {
-                open(2, channel);
+                to.head(2, *channel);
                 to.u32(*pid);
             }
             Self::StartFailed(channel, kind, errno, detail) => {
-                open(3, channel);
+                to.head(3, *channel);
                 to.u8(kind.tag());
                 to.bytes(&errno.to_le_bytes());
                 to.text(detail);
             }
             Self::Output(channel, stream, data) => {
-                open(4, channel);
+                to.head(4, *channel);
                 to.u8(stream.tag());
                 to.data(data);
             }
             Self::Exited { channel, end, cpu_us, peak_kib, unsent: [output, errors] } => {
-                open(5, channel);
+                to.head(5, *channel);
                 end.put(to);
                 to.u64(*cpu_us);
                 to.u64(*peak_kib);
                 to.u64(*output);
                 to.u64(*errors);
             }
-            Self::Ended(channel) => open(6, channel),
-            Self::KeeperLost(channel) => open(7, channel),
+            Self::Ended(channel) => to.head(6, *channel),
+            Self::KeeperLost(channel) => to.head(7, *channel),
             Self::StdinCredit(channel, amount) => {
-                open(8, channel);
+                to.head(8, *channel);
                 to.u32(*amount);
             }
-            Self::FileDone(channel) => open(9, channel),
+            Self::FileDone(channel) => to.head(9, *channel),
             Self::FileEntry(channel, entry) => {
-                open(10, channel);
+                to.head(10, *channel);
                 entry.put(to);
             }
             Self::FileData(channel, data) => {
-                open(11, channel);
+                to.head(11, *channel);
                 to.data(data);
             }
             Self::FileError(channel, kind, errno, path, detail) => {
-                open(12, channel);
+                to.head(12, *channel);
                 to.u8(kind.tag());
                 to.bytes(&errno.to_le_bytes());
                 to.text(path);
@@ -248,9 +238,7 @@ impl<'a> FromAgent<'a> {
 
     /// Reads a frame's body. Every tag, length and text is checked; nothing may be left over.
     pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
-        let mut from = Take(body);
-        let message = Self::take(&mut from)?;
-        from.end().map(|()| message)
+        take_whole(body, Self::take)
     }
 
     fn take(from: &mut Take<'a>) -> Result<Self, DecodeError> {

@@ -12,7 +12,7 @@
 //! the end.
 
 use super::parts::byte_enum;
-use super::wire::{DecodeError, Put, Take, TooLong, put_frame};
+use super::wire::{DecodeError, Put, Take, TooLong, put_frame, take_whole};
 
 /// The credit that each direction of a stream starts with.
 pub const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
@@ -158,10 +158,6 @@ impl<'a> ToHelper<'a> {
     }
 
     fn put(&self, to: &mut Vec<u8>) {
-        let mut open = |tag, number: &u32| {
-            to.u8(tag);
-            to.u32(*number);
-        };
         match self {
             Self::Setup(setup) => {
                 to.u8(1);
@@ -171,28 +167,28 @@ impl<'a> ToHelper<'a> {
                 }
             }
             Self::Found(query, ports) => {
-                open(2, query);
+                to.head(2, *query);
                 to.count(ports.len());
                 ports.iter().for_each(|port| to.u16(*port));
             }
-            Self::Opened(stream) => open(3, stream),
+            Self::Opened(stream) => to.head(3, *stream),
             Self::Refused(stream, kind, reason) => {
-                open(4, stream);
+                to.head(4, *stream);
                 to.u8(kind.tag());
                 to.text(reason);
             }
             Self::Data(stream, data) => {
-                open(5, stream);
+                to.head(5, *stream);
                 to.data(data);
             }
-            Self::End(stream) => open(6, stream),
-            Self::Reset(stream) => open(7, stream),
+            Self::End(stream) => to.head(6, *stream),
+            Self::Reset(stream) => to.head(7, *stream),
             Self::Credit(stream, amount) => {
-                open(8, stream);
+                to.head(8, *stream);
                 to.u32(*amount);
             }
             Self::Connect(stream, port) => {
-                open(9, stream);
+                to.head(9, *stream);
                 to.u16(*port);
             }
         }
@@ -200,9 +196,7 @@ impl<'a> ToHelper<'a> {
 
     /// Reads a frame's body. Every tag, length and text is checked; nothing may be left over.
     pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
-        let mut from = Take(body);
-        let message = Self::take(&mut from)?;
-        from.end().map(|()| message)
+        take_whole(body, Self::take)
     }
 
     fn take(from: &mut Take<'a>) -> Result<Self, DecodeError> {
@@ -232,10 +226,6 @@ impl<'a> FromHelper<'a> {
     }
 
     fn put(&self, to: &mut Vec<u8>) {
-        let mut open = |tag, number: &u32| {
-            to.u8(tag);
-            to.u32(*number);
-        };
         match self {
             Self::Ready => to.u8(1),
             Self::Failed(reason) => {
@@ -243,24 +233,24 @@ impl<'a> FromHelper<'a> {
                 to.text(reason);
             }
             Self::Lookup(query, name) => {
-                open(3, query);
+                to.head(3, *query);
                 to.text(name);
             }
             Self::Open { stream, host, port, via } => {
-                open(4, stream);
+                to.head(4, *stream);
                 to.text(host);
                 to.u16(*port);
                 to.u8(via.tag());
             }
-            Self::Opened(stream) => open(5, stream),
+            Self::Opened(stream) => to.head(5, *stream),
             Self::Data(stream, data) => {
-                open(6, stream);
+                to.head(6, *stream);
                 to.data(data);
             }
-            Self::End(stream) => open(7, stream),
-            Self::Reset(stream) => open(8, stream),
+            Self::End(stream) => to.head(7, *stream),
+            Self::Reset(stream) => to.head(8, *stream),
             Self::Credit(stream, amount) => {
-                open(9, stream);
+                to.head(9, *stream);
                 to.u32(*amount);
             }
         }
@@ -268,9 +258,7 @@ impl<'a> FromHelper<'a> {
 
     /// Reads a frame's body. Every tag, length and text is checked; nothing may be left over.
     pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
-        let mut from = Take(body);
-        let message = Self::take(&mut from)?;
-        from.end().map(|()| message)
+        take_whole(body, Self::take)
     }
 
     fn take(from: &mut Take<'a>) -> Result<Self, DecodeError> {

@@ -1,6 +1,6 @@
 //! What messages are made of.
 
-use super::wire::{DecodeError, Put, Take, TooLong, put_frame};
+use super::wire::{DecodeError, Put, Take, TooLong, put_frame, take_whole};
 
 /// An enum that travels as one byte.
 macro_rules! byte_enum {
@@ -388,9 +388,7 @@ impl<'a> FileEntry<'a> {
 
     /// Reads the body of a record.
     pub fn from_record(body: &'a [u8]) -> Result<Self, DecodeError> {
-        let mut from = Take(body);
-        let entry = Self::take(&mut from)?;
-        from.end().map(|()| entry)
+        take_whole(body, Self::take)
     }
 }
 
@@ -405,8 +403,6 @@ impl<'a> WatchEvent<'a> {
 
     /// Reads the body of a record.
     pub fn from_record(body: &'a [u8]) -> Result<Self, DecodeError> {
-        let mut from = Take(body);
-        let event = Self { kind: WatchKind::take(&mut from)?, name: from.text()? };
-        from.end().map(|()| event)
+        take_whole(body, |from| Ok(Self { kind: WatchKind::take(from)?, name: from.text()? }))
     }
 }

@@ -88,6 +88,12 @@ pub(super) trait Put {
         self.u8(value.into());
     }
 
+    /// The tag of a message, and the number of the channel or stream that it is about.
+    fn head(&mut self, tag: u8, number: u32) {
+        self.u8(tag);
+        self.u32(number);
+    }
+
     /// A count or length. One beyond `u32` cannot fit a frame anyway, so the frame is refused.
     fn count(&mut self, value: usize) {
         self.u32(u32::try_from(value).unwrap_or(u32::MAX));
@@ -111,6 +117,16 @@ impl Put for Vec<u8> {
     fn bytes(&mut self, value: &[u8]) {
         self.extend_from_slice(value);
     }
+}
+
+/// Reads a whole body: nothing may be left over.
+pub(super) fn take_whole<'a, T>(
+    body: &'a [u8],
+    take: impl FnOnce(&mut Take<'a>) -> Result<T, DecodeError>,
+) -> Result<T, DecodeError> {
+    let mut from = Take(body);
+    let taken = take(&mut from)?;
+    from.end().map(|()| taken)
 }
 
 /// Takes fields off the front of a body.

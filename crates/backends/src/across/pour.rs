@@ -11,7 +11,7 @@ pub const CHUNK_QUEUE_LENGTH: usize = 8;
 const CHUNK_BYTES: usize = 64 * 1024;
 
 /// What a thread reads from.
-pub struct Source {
+pub struct ChunkSource {
     pieces: mpsc::Receiver<Bytes>,
     current: Bytes,
 }
@@ -23,9 +23,9 @@ pub struct Drain {
 }
 
 /// A source and where its pieces are put. It ends when that is dropped.
-pub fn source() -> (mpsc::Sender<Bytes>, Source) {
+pub fn source() -> (mpsc::Sender<Bytes>, ChunkSource) {
     let (sender, pieces) = mpsc::channel(CHUNK_QUEUE_LENGTH);
-    (sender, Source { pieces, current: Bytes::new() })
+    (sender, ChunkSource { pieces, current: Bytes::new() })
 }
 
 /// A drain and where its pieces come out.
@@ -34,7 +34,7 @@ pub fn drain() -> (Drain, mpsc::Receiver<Bytes>) {
     (Drain { pieces, current: Vec::new() }, receiver)
 }
 
-impl Read for Source {
+impl Read for ChunkSource {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         while self.current.is_empty() {
             match self.pieces.blocking_recv() {

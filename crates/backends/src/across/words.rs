@@ -15,7 +15,7 @@ pub const HELLO_LINE: &[u8] = b"stockade-far 1\n";
 /// What this side asks of the other one.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub enum Ask {
+pub enum RemoteRequest {
     /// Makes a place for a sandbox. Not answered by itself: pieces of the workspace, if any, and
     /// `Create` follow at once.
     Open {
@@ -83,9 +83,9 @@ pub enum Tell {
         conflicts: Vec<u32>,
     },
     /// How an execution ended.
-    Judged(Verdict),
+    Judged(CounterReport),
     /// It could not be done.
-    Failed(Failure),
+    Failed(RemoteFailure),
     /// Not an answer: this execution has gone beyond a limit and is to be ended.
     Kill {
         /// Its number.
@@ -108,7 +108,7 @@ pub enum How {
 /// What the counters of the other host say about an execution.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Verdict {
+pub struct CounterReport {
     /// The limit that ended it.
     pub limit: Option<LimitKind>,
     /// Processor time.
@@ -123,7 +123,7 @@ pub struct Verdict {
 /// An error that travels.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Failure {
+pub struct RemoteFailure {
     /// Its code's name.
     pub code: String,
     /// What went wrong.
@@ -154,7 +154,7 @@ impl How {
     }
 }
 
-impl Verdict {
+impl CounterReport {
     /// What was judged.
     pub fn of(judged: &Exit) -> Self {
         let limit = match judged.status {
@@ -181,7 +181,7 @@ impl Verdict {
     }
 }
 
-impl From<&Error> for Failure {
+impl From<&Error> for RemoteFailure {
     fn from(error: &Error) -> Self {
         let mut message = error.message().to_owned();
         let mut source = std::error::Error::source(error);
@@ -194,7 +194,7 @@ impl From<&Error> for Failure {
     }
 }
 
-impl Failure {
+impl RemoteFailure {
     /// The public form, told of whom the other side is called. Its words are the other side's, and cleaned.
     pub fn error(self, operation: &'static str, called: &str) -> Error {
         let known = ErrorCode::ALL.into_iter().find(|code| code.name() == self.code);
@@ -222,5 +222,5 @@ pub enum Said {
         found: bool,
     },
     /// It could not be done.
-    Failed(Failure),
+    Failed(RemoteFailure),
 }

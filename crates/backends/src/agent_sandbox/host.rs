@@ -7,25 +7,25 @@ use stockade_agent::client::Limit;
 use stockade_core::{EffectiveLimits, ExitStatus, LimitKind, Process, Result, Span};
 
 use super::{BegunExecution, Monitor, StartedProgram};
-use crate::linux::executions::Program;
-use crate::linux::running::Running;
+use crate::linux::executions::KnownProgram;
+use crate::linux::running::LiveWalls;
 use crate::linux::watch::{Before, Begun, Kernel, Watched, held_apart, process_limits};
 
 /// The host's counters of one sandbox.
 pub(crate) struct HostMonitor {
-    running: Arc<Running>,
+    running: Arc<LiveWalls>,
     kernel: Kernel,
 }
 
 impl HostMonitor {
-    pub(crate) fn new(running: &Arc<Running>, kernel: Kernel) -> Arc<Self> {
+    pub(crate) fn new(running: &Arc<LiveWalls>, kernel: Kernel) -> Arc<Self> {
         Arc::new(Self { running: Arc::clone(running), kernel })
     }
 }
 
 /// The counters of a sandbox before an execution.
 struct HostExecution {
-    running: Arc<Running>,
+    running: Arc<LiveWalls>,
     kernel: Kernel,
     before: Before,
     cpu_time: Option<Span>,
@@ -64,8 +64,8 @@ impl BegunExecution for HostExecution {
     fn watch(self: Box<Self>, started: StartedProgram, process: Process) -> Process {
         let Process { events, control } = process;
         let program = match self.kernel {
-            Kernel::Shared => Program::Told(started.pid),
-            Kernel::Apart => Program::Unknown,
+            Kernel::Shared => KnownProgram::Told(started.pid),
+            Kernel::Apart => KnownProgram::Unknown,
         };
         let begun = Begun { before: self.before, program, kernel: self.kernel };
         let events = Watched::new(events, &self.running, &control, self.cpu_time, begun);

@@ -26,8 +26,8 @@ use super::{NAME, engine_failed, helpers, plan};
 use crate::linux::brake::Stopper;
 use crate::linux::cgroup::Group;
 use crate::linux::find;
-use crate::linux::hold::Hold;
-use crate::linux::running::{self, Built, Ending, Running, left_behind};
+use crate::linux::hold::DirectoryLock;
+use crate::linux::running::{self, Built, KillMethod, LiveWalls, left_behind};
 use crate::linux::site::{START_TIMEOUT, TEARDOWN_TIMEOUT};
 
 /// Interval at which the engine is asked whether a container and its helpers are gone.
@@ -172,9 +172,9 @@ impl StartedContainer {
         self,
         id: &SandboxId,
         admitted: &Admitted,
-        held: Option<Hold>,
+        held: Option<DirectoryLock>,
         api: &Api,
-    ) -> Arc<Running> {
+    ) -> Arc<LiveWalls> {
         let Self { pid, pidfd, name } = self;
         let (api, runtime) = (api.clone(), tokio::runtime::Handle::current());
         let kill = move || {
@@ -184,12 +184,12 @@ impl StartedContainer {
         let built = Built {
             backend: NAME,
             last: (pid, pidfd),
-            ending: Ending::Asked(Box::new(kill)),
+            ending: KillMethod::Asked(Box::new(kill)),
             group: Group::of(pid),
             written: Vec::new(),
             held,
         };
-        Arc::new(Running::new(id.clone(), built, admitted))
+        Arc::new(LiveWalls::new(id.clone(), built, admitted))
     }
 }
 
@@ -255,7 +255,7 @@ fn is_busy(error: &bollard::errors::Error) -> bool {
 }
 
 /// Waits until its first process has ended: with it, everything in it.
-pub(super) async fn wait_for_container_exit(running: &Running) -> Result<()> {
+pub(super) async fn wait_for_container_exit(running: &LiveWalls) -> Result<()> {
     let waited =
         tokio::time::timeout(TEARDOWN_TIMEOUT, running::wait_for_exit(&running.pidfd)).await;
     let left = |what| left_behind(&NAME, &running.id, what);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::{Docker, NAME, Options};
+use super::{Docker, DockerOptions, NAME};
 use crate::factory::{BackendFactory, TableReader, path_in, read_table, throttle_progress};
 
 /// How often it is reported that an image is still on its way.
@@ -15,7 +15,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 pub fn factory() -> BackendFactory {
     BackendFactory {
         table: Some(TableReader {
-            check: |table| Options::deserialize(table).map(drop),
+            check: |table| DockerOptions::deserialize(table).map(drop),
             own_paths: |table| {
                 let socket = path_in(table, "socket");
                 socket.map(|path| (path, "the container engine's socket")).into_iter().collect()

@@ -47,7 +47,7 @@ const MAX_PRUNED_IMAGES: usize = 16;
 const IMAGE_REPOSITORY: &str = "localhost/stockade";
 
 /// An image that the engine has.
-pub(super) struct Image {
+pub(super) struct DockerImage {
     /// Its id, which stays the same when its name is given to another image.
     pub id: String,
     /// The paths that it declares as volumes.
@@ -63,7 +63,7 @@ pub(super) async fn ensure_image(
     engine: &EngineHandle,
     admitted: &Admitted,
     progress: &Progress,
-) -> Result<Image> {
+) -> Result<DockerImage> {
     let spec = admitted.spec();
     match &spec.image {
         Wanted::Host => ensure_host_image(&engine.api, plan::choose_user(spec, engine)?).await,
@@ -82,14 +82,14 @@ pub(super) async fn ensure_image(
     }
 }
 
-async fn describe_image(api: &Api, name: String) -> Result<Image> {
+async fn describe_image(api: &Api, name: String) -> Result<DockerImage> {
     let found = api.inspect_image(&name).await.map_err(|error| engine_failed("create", &error))?;
     let volumes = found.config.and_then(|config| config.volumes).unwrap_or_default();
-    Ok(Image { id: found.id.unwrap_or(name), volumes, own: false, shown: Vec::new() })
+    Ok(DockerImage { id: found.id.unwrap_or(name), volumes, own: false, shown: Vec::new() })
 }
 
 /// The host's own programs: an image of the small files and links, and mounts of the directories.
-async fn ensure_host_image(api: &Api, User { uid, gid }: User) -> Result<Image> {
+async fn ensure_host_image(api: &Api, User { uid, gid }: User) -> Result<DockerImage> {
     let pieces = host_root(uid, gid);
     let shown = pieces.iter().filter_map(|piece| match &piece.made {
         Made::Mount(source) => Some(source.clone()),
@@ -101,7 +101,7 @@ async fn ensure_host_image(api: &Api, User { uid, gid }: User) -> Result<Image> 
     if !has_image(api, &name).await? {
         import_root_archive(api, &name, stream::iter([Ok(archive.into())])).await?;
     }
-    Ok(Image { id: name, volumes: Vec::new(), own: true, shown })
+    Ok(DockerImage { id: name, volumes: Vec::new(), own: true, shown })
 }
 
 async fn ensure_directory_image(engine: &EngineHandle, path: &HostPath) -> Result<String> {

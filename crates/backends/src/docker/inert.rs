@@ -15,7 +15,7 @@ use serde_json::Value;
 use stockade_core::{Error, ErrorCode, Result};
 
 use super::container::Container;
-use super::images::Image;
+use super::images::DockerImage;
 use super::list::{ApiFailure, EngineConnection, percent_encode};
 use super::socket::EngineHandle;
 use super::{NAME, agent, plan};
@@ -90,7 +90,7 @@ fn is_overlapping(one: &str, other: &str) -> bool {
 /// by a container without mounts, which is never started.
 pub(super) async fn check_links(
     engine: &EngineHandle,
-    image: &Image,
+    image: &DockerImage,
     targets: &BTreeSet<String>,
 ) -> Result<()> {
     let id = trial_id();

@@ -36,15 +36,15 @@ use crate::agent_sandbox::{AgentSandbox, HostMonitor};
 use crate::linux::archives::Archives;
 use crate::linux::brake::Brake;
 use crate::linux::cgroup::throwaway;
-use crate::linux::running::Running;
+use crate::linux::running::LiveWalls;
 use crate::linux::watch::Kernel;
 use crate::linux::{self, hold, lock};
 use crate::managed::{Cancellation, Managed, WallBuilder};
 use container::{Container, RemovalCaller};
-use images::Image;
+use images::DockerImage;
 use socket::EngineHandle;
 
-pub use socket::Options;
+pub use socket::DockerOptions;
 
 /// The docker backend's name.
 pub const NAME: BackendName = BackendName::literal("docker");
@@ -69,9 +69,9 @@ pub type Docker = Managed<DockerWalls>;
 
 /// What has the docker backend's walls built.
 pub struct DockerWalls {
-    options: Options,
+    options: DockerOptions,
     engine: OnceCell<EngineHandle>,
-    running: Mutex<HashMap<SandboxId, Arc<Running>>>,
+    running: Mutex<HashMap<SandboxId, Arc<LiveWalls>>>,
     /// The sandboxes that were asked for here, and what the engine calls the containers that it made.
     asked: Mutex<HashMap<SandboxId, Option<String>>>,
     /// Start of the current series of reaps, and time of the last one: makers of all reaped died before.
@@ -100,14 +100,14 @@ enum Purpose {
 
 impl Default for Docker {
     fn default() -> Self {
-        Self::new(Options::default(), Arc::new(|_| {}))
+        Self::new(DockerOptions::default(), Arc::new(|_| {}))
     }
 }
 
 impl Docker {
     /// A backend that has not touched anything yet. `progress` is told how far the fetching of an
     /// image is.
-    pub fn new(options: Options, progress: Progress) -> Self {
+    pub fn new(options: DockerOptions, progress: Progress) -> Self {
         Self::of(DockerWalls {
             options,
             engine: OnceCell::new(),
@@ -133,7 +133,7 @@ impl DockerWalls {
         Ok(engine)
     }
 
-    fn lock_running(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Running>>> {
+    fn lock_running(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<LiveWalls>>> {
         lock(&self.running)
     }
 
@@ -141,7 +141,7 @@ impl DockerWalls {
         &self,
         id: &SandboxId,
         admitted: &Admitted,
-        image: &Image,
+        image: &DockerImage,
         purpose: Purpose,
     ) -> Result<(AgentSandbox, MeasuredWalls)> {
         let engine = self.get_engine().await?;
@@ -182,7 +182,7 @@ impl DockerWalls {
     async fn check_image(
         &self,
         engine: &EngineHandle,
-        image: &Image,
+        image: &DockerImage,
         host: Option<&HostConfig>,
     ) -> Result<()> {
         let targets = host.map(inert::list_mount_targets).unwrap_or_default();

@@ -15,7 +15,7 @@ use stockade_core::{
 };
 use stockade_launcher::{PRIVATE_DIRECTORIES, Rlimits, SANDBOX_HOME};
 
-use super::images::Image;
+use super::images::DockerImage;
 use super::socket::EngineHandle;
 use super::{NAME, agent, inert};
 use crate::linux::limits::{counted_inside, per_process, with_runtime};
@@ -50,7 +50,7 @@ pub(super) fn build_create_body(
     id: &SandboxId,
     admitted: &Admitted,
     engine: &EngineHandle,
-    image: &Image,
+    image: &DockerImage,
 ) -> Result<ContainerCreateBody> {
     let spec = admitted.spec();
     let user = choose_user(spec, engine)?;
@@ -103,7 +103,7 @@ pub(super) fn build_labels(id: &SandboxId, tenant: Option<&TenantName>) -> HashM
 fn host_config(
     admitted: &Admitted,
     engine: &EngineHandle,
-    image: &Image,
+    image: &DockerImage,
     user: User,
 ) -> Result<HostConfig> {
     let (spec, limits) = (admitted.spec(), admitted.limits());
@@ -214,7 +214,7 @@ fn build_tmpfs_mounts(
     places
 }
 
-fn build_mounts(spec: &SandboxSpec, image: &Image) -> Result<Vec<Mount>> {
+fn build_mounts(spec: &SandboxSpec, image: &DockerImage) -> Result<Vec<Mount>> {
     let mut mounts = vec![build_bind_mount(&agent::ensure_host_agent()?, agent::AGENT_PATH, true)?];
     for directory in &image.shown {
         mounts.push(build_bind_mount(directory, &directory.to_string_lossy(), true)?);

@@ -23,7 +23,7 @@ const ENGINE_REMEDY: &str = "install `docker.io` or `podman` and start it, and s
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "factory", derive(serde::Deserialize))]
 #[cfg_attr(feature = "factory", serde(rename_all = "camelCase", deny_unknown_fields, default))]
-pub struct Options {
+pub struct DockerOptions {
     /// Its socket. Absent: DOCKER_HOST, or the usual places.
     pub socket: Option<PathBuf>,
     /// The runtime that is registered there under this name, such as `runsc`. Absent: its default.
@@ -55,7 +55,7 @@ pub(super) struct EngineLimits {
     pub cpu: bool,
 }
 
-impl Options {
+impl DockerOptions {
     /// The socket that is used: the one that is named, or the first that is there.
     pub(super) fn socket(&self) -> Result<PathBuf> {
         if let Some(named) = &self.socket {
@@ -96,7 +96,7 @@ fn may_use(path: &Path) -> bool {
 }
 
 impl EngineHandle {
-    pub(super) async fn connect(options: &Options) -> Result<Self> {
+    pub(super) async fn connect(options: &DockerOptions) -> Result<Self> {
         let socket = options.socket()?;
         let path = socket.to_string_lossy();
         let api =
@@ -116,7 +116,7 @@ impl EngineHandle {
 async fn negotiate_engine(
     api: Api,
     socket: PathBuf,
-    options: &Options,
+    options: &DockerOptions,
 ) -> Result<EngineHandle, ApiError> {
     let api = api.negotiate_version().await?;
     let (version, info) = (api.version().await?, api.info().await?);

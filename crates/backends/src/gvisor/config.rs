@@ -15,7 +15,7 @@ use stockade_core::{SandboxId, User};
 use stockade_launcher::{Made, Rlimits};
 
 use super::bundle::AGENT_PATH;
-use super::plan::{Bind, BundlePlan, Place};
+use super::plan::{Bind, BundlePlan, TmpfsMount};
 use crate::linux::private;
 
 type Result<T> = std::result::Result<T, OciSpecError>;
@@ -122,7 +122,7 @@ fn build_bind_mount(bind: &Bind) -> Result<Mount> {
     build_mount(&bind.target, "bind", bind.source.clone(), options)
 }
 
-fn build_tmpfs_mount(place: &Place, user: User) -> Result<Mount> {
+fn build_tmpfs_mount(place: &TmpfsMount, user: User) -> Result<Mount> {
     // Root's where everybody may write, as anywhere else.
     let User { uid, gid } = if place.mode & 0o002 == 0 { user } else { User { uid: 0, gid: 0 } };
     let options = [

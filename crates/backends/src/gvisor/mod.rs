@@ -45,9 +45,9 @@ use crate::agent_sandbox::{AgentSandbox, HostMonitor};
 use crate::linux::archives::Archives;
 use crate::linux::brake::Brake;
 use crate::linux::cgroup::{Group, House};
-use crate::linux::hold::Hold;
+use crate::linux::hold::DirectoryLock;
 use crate::linux::limits::{counted_inside, with_runtime};
-use crate::linux::running::{self, Built, Ending};
+use crate::linux::running::{self, Built, KillMethod};
 use crate::linux::site::{START_TIMEOUT, Site, TEARDOWN_TIMEOUT};
 use crate::linux::watch::Kernel;
 use crate::linux::{self, find, lock};
@@ -171,7 +171,7 @@ impl GvisorWalls {
         &self,
         id: &SandboxId,
         mut child: Child,
-        (group, held): (Option<Group>, Option<Hold>),
+        (group, held): (Option<Group>, Option<DirectoryLock>),
         admitted: &Admitted,
     ) -> Result<RuntimeStreams> {
         let streams = (child.stdin.take(), child.stdout.take(), child.stderr.take());
@@ -187,7 +187,7 @@ impl GvisorWalls {
             backend: NAME,
             last: (pid, pidfd),
             // Its helpers take a parent-death signal, but each only when the one before is gone.
-            ending: Ending::All(Signal::KILL),
+            ending: KillMethod::All(Signal::KILL),
             group,
             written: Vec::new(),
             held,
@@ -244,14 +244,14 @@ async fn control_socket_closed(id: &SandboxId) {
 
 /// A runtime that was started, and its standard streams.
 struct RuntimeStreams {
-    running: Arc<running::Running>,
+    running: Arc<running::LiveWalls>,
     stdin: OwnedFd,
     stdout: OwnedFd,
     stderr: OwnedFd,
 }
 
 /// Waits for the agent's first word.
-async fn connect_agent(streams: RuntimeStreams) -> Result<(Arc<running::Running>, AgentClient)> {
+async fn connect_agent(streams: RuntimeStreams) -> Result<(Arc<running::LiveWalls>, AgentClient)> {
     let no_pipe = |error| linux::no_pipe(NAME, error);
     let words = RuntimeStderr::listen(streams.stderr).map_err(no_pipe)?;
     let reader = pipe::Receiver::from_owned_fd(streams.stdout).map_err(no_pipe)?;
@@ -331,7 +331,7 @@ fn not_described(error: oci_spec::OciSpecError) -> Error {
 }
 
 /// The walls are not at fault: the same sandbox starts with more memory.
-fn too_little_memory(running: &running::Running) -> Error {
+fn too_little_memory(running: &running::LiveWalls) -> Error {
     let limit = running.limits.memory.map_or_else(String::new, |memory| format!(" of {memory}"));
     let message = format!("runsc itself needs more than the memory limit{limit}");
     Error::new(ErrorCode::TooLarge, "create", message)

@@ -24,7 +24,7 @@ pub(super) struct BundlePlan {
     /// Directories and files of the host.
     pub binds: Vec<Bind>,
     /// Places in memory.
-    pub places: Vec<Place>,
+    pub places: Vec<TmpfsMount>,
     /// Where the agent finds the workspace.
     pub workspace_dir: String,
     /// Whom everything inside runs as.
@@ -47,7 +47,7 @@ pub(super) struct Bind {
     pub read_only: bool,
 }
 
-pub(super) struct Place {
+pub(super) struct TmpfsMount {
     pub target: PathBuf,
     pub mode: u32,
     pub bytes: u64,
@@ -60,7 +60,7 @@ pub(super) fn build_plan(admitted: &Admitted, rootless: bool) -> Result<BundlePl
         admitted.limits().disk.map_or(MAX_SCRATCH_BYTES, |disk| disk.0.min(MAX_SCRATCH_BYTES));
     let user = choose_user(spec, rootless);
     let mut binds = resolve_mounts(spec)?;
-    let place = |(target, mode): (&str, u32), read_only: bool| Place {
+    let place = |(target, mode): (&str, u32), read_only: bool| TmpfsMount {
         target: target.into(),
         mode,
         bytes: scratch,

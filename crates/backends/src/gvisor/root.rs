@@ -20,7 +20,7 @@ use super::bundle::{self, RootPart, RootParts};
 use super::plan::BundlePlan;
 use super::private::{GvisorPrivate, PRIVATE_DIRS};
 use crate::linux::embed;
-use crate::linux::hold::Hold;
+use crate::linux::hold::DirectoryLock;
 
 /// The prefix of the names of shared roots.
 const ROOT_PREFIX: &str = "root-";
@@ -31,7 +31,7 @@ const MAX_IDLE_ROOTS: usize = 3;
 pub(super) struct BundleRoot {
     pub path: PathBuf,
     /// Absent where it is the sandbox's own.
-    pub held: Option<Hold>,
+    pub held: Option<DirectoryLock>,
 }
 
 /// The root of this plan: one that is there already, or a new one. Where it cannot be shared, one that
@@ -89,16 +89,16 @@ fn hash_parts(parts: &RootParts<'_>) -> String {
 }
 
 /// Holds a root, if it is there, this user's, and as it would be laid now.
-fn hold_root(root: &Path, parts: &RootParts<'_>) -> Option<Hold> {
+fn hold_root(root: &Path, parts: &RootParts<'_>) -> Option<DirectoryLock> {
     let own = rustix::process::geteuid().as_raw();
-    let held = Hold::lock_shared(root).ok()?;
+    let held = DirectoryLock::lock_shared(root).ok()?;
     let ours = fs::symlink_metadata(root).is_ok_and(|found| found.uid() == own);
     (ours && bundle::has_all_parts(root, parts)).then_some(held)
 }
 
 /// Moves a stale root out of the way, unless it is in use: it goes with the sandbox that found it.
 fn set_aside(stale: &Path, private: &Path) {
-    if let Ok(_alone) = Hold::lock_exclusive(stale) {
+    if let Ok(_alone) = DirectoryLock::lock_exclusive(stale) {
         // An error is ignored: the next sandbox finds it stale too.
         let _ = fs::rename(stale, private.join("stale"));
     }
@@ -106,8 +106,8 @@ fn set_aside(stale: &Path, private: &Path) {
 
 /// Gives a new root the name under which others find it. Locked before it has that name, so that no other
 /// process removes it in between. Where another process was first, its root serves as well.
-fn share_root(own: &Path, shared: &Path, parts: &RootParts<'_>) -> Option<Hold> {
-    let held = Hold::lock_shared(own).ok()?;
+fn share_root(own: &Path, shared: &Path, parts: &RootParts<'_>) -> Option<DirectoryLock> {
+    let held = DirectoryLock::lock_shared(own).ok()?;
     match fs::rename(own, shared) {
         Ok(()) => Some(held),
         Err(error) => {
@@ -130,7 +130,7 @@ fn remove_unused_roots(base: &Path, used: &Path) {
     roots.sort();
     let many = roots.len().saturating_sub(MAX_IDLE_ROOTS);
     for (_, root) in roots.into_iter().take(many) {
-        if let Ok(_alone) = Hold::lock_exclusive(&root) {
+        if let Ok(_alone) = DirectoryLock::lock_exclusive(&root) {
             // An error is ignored: the next removal tries again.
             let _ = remove_tree(&root);
         }

@@ -19,7 +19,7 @@ use stockade_launcher::{BARE_AGENT, Launcher};
 
 use crate::agent_sandbox::{AgentSandbox, HostMonitor, MappedFiles};
 use crate::linux::cgroup::{Group, House};
-use crate::linux::running::{self, Built, Ending};
+use crate::linux::running::{self, Built, KillMethod};
 use crate::linux::site::{Site, TEARDOWN_TIMEOUT};
 use crate::linux::watch::Kernel;
 use crate::linux::{self, find};
@@ -71,7 +71,7 @@ impl LandlockWalls {
             backend: NAME,
             last: (launched.pid.cast_signed(), launched.pidfd),
             // The warden ends everybody else first, and itself after them.
-            ending: Ending::Signal(Signal::TERM),
+            ending: KillMethod::Signal(Signal::TERM),
             group,
             written: vec![private.path().to_owned()],
             held: None,

@@ -8,7 +8,7 @@ use bytes::Bytes as Data;
 use stockade_core::{BackendName, Error, ErrorCode, ProcessControl, Result, Signal, TerminalSize};
 use tokio::sync::{Mutex, MutexGuard};
 
-use super::running::Running;
+use super::running::LiveWalls;
 
 /// A way to stop and continue everything inside.
 #[async_trait]
@@ -19,7 +19,7 @@ pub(crate) trait Stopper: Send + Sync {
 
 /// The kernel's freezer of the sandbox's control group.
 #[async_trait]
-impl Stopper for Arc<Running> {
+impl Stopper for Arc<LiveWalls> {
     async fn set(&self, stop: bool) -> Result<()> {
         self.freeze(stop).await
     }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::cgroup::Group;
 use super::disk_watch::{DiskWatch, Written};
-use super::running::Running;
+use super::running::LiveWalls;
 use super::tally;
 
 /// Poll interval of the counters where the kernel enforces memory itself.
@@ -24,7 +24,7 @@ const MAX_BREACH_POLLS: u32 = 100;
 const MAX_DISK_POLLS: u32 = 2;
 
 /// Whether a limit that a look found to be exceeded still is. What was written is there in any case.
-pub(super) fn is_exceeded_now(running: &Running, limit: LimitKind) -> bool {
+pub(super) fn is_exceeded_now(running: &LiveWalls, limit: LimitKind) -> bool {
     match limit {
         LimitKind::Memory => {
             let buffers = tally::socket_buffers(running.pid);
@@ -44,7 +44,7 @@ pub(super) fn is_exceeded_now(running: &Running, limit: LimitKind) -> bool {
 }
 
 /// Whether there is room for no more than so many processes, where no group counts those that it refuses.
-pub(super) fn has_room_for_at_most(running: &Running, spare: u64) -> bool {
+pub(super) fn has_room_for_at_most(running: &LiveWalls, spare: u64) -> bool {
     let counted = running.group.as_ref().and_then(Group::refused_processes).is_some();
     let most = most_tasks(running).filter(|_| !counted);
     most.is_some_and(|most| {
@@ -53,14 +53,14 @@ pub(super) fn has_room_for_at_most(running: &Running, spare: u64) -> bool {
 }
 
 /// Whether nothing but the watch holds the sandbox to its memory.
-fn counts_memory(running: &Running) -> bool {
+fn counts_memory(running: &LiveWalls) -> bool {
     let held = running.group.as_ref().is_some_and(Group::holds_memory);
     running.limits.memory.is_some() && !held
 }
 
 /// How many processes and threads there may be, with those that are not the guest's. Nothing, where they
 /// cannot be counted from here.
-fn most_tasks(running: &Running) -> Option<u64> {
+fn most_tasks(running: &LiveWalls) -> Option<u64> {
     let most = running.limits.processes.filter(|_| running.own_processes > 0)?;
     Some(u64::from(most) + running.own_processes)
 }
@@ -88,7 +88,7 @@ pub(super) struct Counters {
 
 impl Counters {
     /// How long until the next look.
-    pub(super) fn poll_interval(running: &Running) -> Duration {
+    pub(super) fn poll_interval(running: &LiveWalls) -> Duration {
         if counts_memory(running) || running.counts_processes {
             TIGHT_POLL_INTERVAL
         } else {
@@ -97,7 +97,7 @@ impl Counters {
     }
 
     /// Looks at everything that is due.
-    pub(super) async fn poll_limits(&mut self, running: &Running) -> LimitsReport {
+    pub(super) async fn poll_limits(&mut self, running: &LiveWalls) -> LimitsReport {
         let look = self.look_at_processes(running).await;
         if look.exceeded.is_some() {
             self.beyond += 1;
@@ -118,7 +118,7 @@ impl Counters {
     }
 
     /// Their number and their memory, as far as no group counts them.
-    async fn look_at_processes(&mut self, running: &Running) -> LimitsReport {
+    async fn look_at_processes(&mut self, running: &LiveWalls) -> LimitsReport {
         let counted = running.group.as_ref().and_then(Group::refused_processes).is_some();
         let most_tasks = most_tasks(running).filter(|_| !counted);
         let most_memory = running.limits.memory.filter(|_| counts_memory(running));
@@ -156,7 +156,7 @@ impl Counters {
     }
 }
 
-fn look_at_number(running: &Running, most: Option<u64>, tasks: u64) -> LimitsReport {
+fn look_at_number(running: &LiveWalls, most: Option<u64>, tasks: u64) -> LimitsReport {
     let Some(most) = most else { return LimitsReport::default() };
     let found = |there: bool| there.then_some(LimitKind::Processes);
     match running.counts_processes {

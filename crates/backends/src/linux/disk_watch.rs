@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::disk::{self, DiskUsage};
-use super::running::Running;
+use super::running::LiveWalls;
 
 /// The interval between scans of a disk that is not written to, where scans are quick.
 const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(250);
@@ -41,11 +41,11 @@ pub(super) struct DiskWatch {
 
 impl DiskWatch {
     /// Looks, if it is time to.
-    pub(super) async fn poll_usage(&mut self, running: &Running) -> Written {
+    pub(super) async fn poll_usage(&mut self, running: &LiveWalls) -> Written {
         self.measure_written(running).await.unwrap_or(Written::Within)
     }
 
-    async fn measure_written(&mut self, running: &Running) -> Option<Written> {
+    async fn measure_written(&mut self, running: &LiveWalls) -> Option<Written> {
         let (roots, most) = (running.written.clone(), running.limits.disk?);
         if roots.is_empty() || self.next.is_some_and(|next| Instant::now() < next) {
             return None;

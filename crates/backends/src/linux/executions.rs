@@ -22,7 +22,7 @@ struct ExecutionsState {
 }
 
 /// How the program of an execution is known, as its sandbox counts processes.
-pub(crate) enum Program {
+pub(crate) enum KnownProgram {
     /// Its processes are not the host's.
     Unknown,
     /// By the agent's word, as soon as it runs.
@@ -33,7 +33,7 @@ pub(crate) enum Program {
     Number(u32),
 }
 
-impl Program {
+impl KnownProgram {
     fn pid(&self) -> Option<u32> {
         match self {
             Self::Told(program) => program.get(),
@@ -45,7 +45,7 @@ impl Program {
 
 /// One that runs.
 struct ExecutionAccount {
-    program: Program,
+    program: KnownProgram,
     /// The process below which all of its processes are, as the host numbers it, once that was looked for.
     keeper: Option<i32>,
     /// Processor time when it was last looked at.
@@ -67,7 +67,7 @@ impl ExecutionAccount {
     /// Whether what it used can be told now. Not so between the end of its processes and the word of it, which
     /// says how much they had used.
     fn is_accountable(&mut self, first: i32) -> bool {
-        if self.program.pid().is_none() && !matches!(self.program, Program::Awaited) {
+        if self.program.pid().is_none() && !matches!(self.program, KnownProgram::Awaited) {
             return true;
         }
         // Counted before it is looked at: what lives on has not taken any of it away.
@@ -110,7 +110,7 @@ fn amount_below(pid: i32, limit: LimitKind) -> u64 {
 
 impl Executions {
     /// Notes one that has been started; answers its number.
-    pub(crate) fn begin(&self, program: Program) -> u64 {
+    pub(crate) fn begin(&self, program: KnownProgram) -> u64 {
         let state = &mut *lock(&self.0);
         state.next += 1;
         let account = ExecutionAccount { program, keeper: None, cpu: Duration::ZERO, misses: 0 };
@@ -121,7 +121,7 @@ impl Executions {
     /// Notes the number of the program of one.
     pub(crate) fn start(&self, number: u64, pid: u32) {
         if let Some(account) = lock(&self.0).running.get_mut(&number) {
-            account.program = Program::Number(pid);
+            account.program = KnownProgram::Number(pid);
         }
     }
 
@@ -200,7 +200,8 @@ mod tests {
     #[test]
     fn an_execution_is_not_charged_for_what_others_used() {
         let executions = Executions::default();
-        let (one, two) = (executions.begin(Program::Unknown), executions.begin(Program::Unknown));
+        let (one, two) =
+            (executions.begin(KnownProgram::Unknown), executions.begin(KnownProgram::Unknown));
         assert!(!executions.is_alone(one));
         executions.end(two, Span::secs(3));
         executions.end(two, Span::secs(3));
@@ -211,7 +212,8 @@ mod tests {
     #[test]
     fn where_nothing_can_be_told_apart_the_latest_is_to_blame() {
         let executions = Executions::default();
-        let (one, two) = (executions.begin(Program::Unknown), executions.begin(Program::Unknown));
+        let (one, two) =
+            (executions.begin(KnownProgram::Unknown), executions.begin(KnownProgram::Unknown));
         assert!(executions.is_to_blame(1, two, (LimitKind::Memory, 0)));
         assert!(!executions.is_to_blame(1, one, (LimitKind::Memory, 0)));
         executions.end(two, Span::millis(0));

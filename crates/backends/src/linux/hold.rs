@@ -12,16 +12,16 @@ use stockade_core::{BackendName, Error, ErrorCode, Result, SandboxSpec, Workspac
 
 /// Given up when it is dropped, or with the process that has it.
 #[derive(Debug)]
-pub(crate) struct Hold(OwnedFd);
+pub(crate) struct DirectoryLock(OwnedFd);
 
-impl Drop for Hold {
+impl Drop for DirectoryLock {
     fn drop(&mut self) {
         // A child between its birth and its first instruction may have a copy of the descriptor.
         let _ = flock(&self.0, FlockOperation::Unlock);
     }
 }
 
-impl Hold {
+impl DirectoryLock {
     /// Shared lock on a directory, for readers; fails at once where another holder has the exclusive one, or
     /// where the directory was removed meanwhile.
     pub(crate) fn lock_shared(directory: &Path) -> rustix::io::Result<Self> {
@@ -42,15 +42,18 @@ impl Hold {
     }
 }
 
-fn lock_directory(directory: &Path, how: FlockOperation) -> rustix::io::Result<Hold> {
+fn lock_directory(directory: &Path, how: FlockOperation) -> rustix::io::Result<DirectoryLock> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = openat(CWD, directory, flags, Mode::empty())?;
     flock(&opened, how)?;
-    Ok(Hold(opened))
+    Ok(DirectoryLock(opened))
 }
 
 /// Takes the layers of this spec, if it names any.
-pub(crate) fn hold_layers(backend: &BackendName, spec: &SandboxSpec) -> Result<Option<Hold>> {
+pub(crate) fn hold_layers(
+    backend: &BackendName,
+    spec: &SandboxSpec,
+) -> Result<Option<DirectoryLock>> {
     let Workspace::Overlay(layers) = &spec.workspace else { return Ok(None) };
     let how = match spec.read_only {
         true => FlockOperation::NonBlockingLockShared,

@@ -17,7 +17,7 @@ use stockade_core::{
 
 use super::cgroup::Group;
 use super::executions::Executions;
-use super::hold::Hold;
+use super::hold::DirectoryLock;
 use super::ready::wait_until_readable;
 use super::{lock, no_group, tally};
 
@@ -25,12 +25,12 @@ use super::{lock, no_group, tally};
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 const END_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-pub(crate) struct Running {
+pub(crate) struct LiveWalls {
     pub id: SandboxId,
     /// The process with whose end everything in it has ended, as the host numbers it.
     pub pid: i32,
     pub pidfd: OwnedFd,
-    ending: Ending,
+    ending: KillMethod,
     pub backend: BackendName,
     pub group: Option<Group>,
     pub limits: EffectiveLimits,
@@ -53,11 +53,11 @@ pub(crate) struct Running {
     /// Whether it was ever stopped: what stands still does not end.
     frozen: AtomicBool,
     /// Lock on what no other sandbox may change until this one has ended, such as its workspace's layers.
-    held: Mutex<Option<Hold>>,
+    held: Mutex<Option<DirectoryLock>>,
 }
 
 /// How everything in a sandbox is ended at once.
-pub(crate) enum Ending {
+pub(crate) enum KillMethod {
     /// By this signal to its last process.
     Signal(Kill),
     /// By this signal to its last process, and by killing everything else in its group.
@@ -72,15 +72,15 @@ pub(crate) struct Built {
     /// The process with whose end everything in it has ended.
     pub last: (i32, OwnedFd),
     /// How it is ended.
-    pub ending: Ending,
+    pub ending: KillMethod,
     pub group: Option<Group>,
     /// The host directories that are written to, the workspace aside.
     pub written: Vec<PathBuf>,
     /// Lock on what no other sandbox may change meanwhile, such as the layers of a copy-on-write workspace.
-    pub held: Option<Hold>,
+    pub held: Option<DirectoryLock>,
 }
 
-impl Running {
+impl LiveWalls {
     pub(crate) fn new(id: SandboxId, built: Built, admitted: &Admitted) -> Self {
         let Built { backend, last: (pid, pidfd), ending, group, mut written, held } = built;
         written.extend(written_of_host(admitted.spec()));
@@ -156,15 +156,15 @@ impl Running {
     /// Kills everything in it at once.
     pub(crate) fn kill(&self) {
         match &self.ending {
-            Ending::Signal(signal) => {
+            KillMethod::Signal(signal) => {
                 // It may have ended already.
                 let _ = pidfd_send_signal(&self.pidfd, *signal);
             }
-            Ending::All(signal) => {
+            KillMethod::All(signal) => {
                 let _ = pidfd_send_signal(&self.pidfd, *signal);
                 self.group.iter().for_each(|group| drop(kill_all(group)));
             }
-            Ending::Asked(ask) => {
+            KillMethod::Asked(ask) => {
                 // The signal works at once where this user may send it; the container engine may be slow.
                 let _ = pidfd_send_signal(&self.pidfd, Kill::KILL);
                 ask();

@@ -13,7 +13,7 @@ use stockade_core::{Admitted, BackendName, EffectiveLimits, Result, SandboxId};
 use stockade_launcher::{Launcher, Program};
 
 use super::cgroup::{Group, Hierarchy, House};
-use super::running::{self, Built, Running};
+use super::running::{self, Built, LiveWalls};
 use super::{embed, lock, no_group, no_launcher, no_pipe};
 
 /// How long a sandbox that another process made may take to end.
@@ -35,7 +35,7 @@ pub(crate) struct Site {
     launcher: OnceLock<Launcher>,
     starting: Mutex<()>,
     hierarchy: OnceLock<Hierarchy>,
-    running: Mutex<HashMap<SandboxId, Arc<Running>>>,
+    running: Mutex<HashMap<SandboxId, Arc<LiveWalls>>>,
 }
 
 impl Site {
@@ -107,7 +107,7 @@ impl Site {
         built: Built,
         admitted: &Admitted,
         pipe: UnixStream,
-    ) -> Result<(Arc<Running>, AgentClient)> {
+    ) -> Result<(Arc<LiveWalls>, AgentClient)> {
         let running = self.register_running(id, built, admitted);
         let pipe = pipe.set_nonblocking(true).and_then(|()| tokio::net::UnixStream::from_std(pipe));
         let pipe = pipe.map_err(|error| no_pipe(self.backend.clone(), error))?;
@@ -122,8 +122,8 @@ impl Site {
         id: &SandboxId,
         built: Built,
         admitted: &Admitted,
-    ) -> Arc<Running> {
-        let mut running = Running::new(id.clone(), built, admitted);
+    ) -> Arc<LiveWalls> {
+        let mut running = LiveWalls::new(id.clone(), built, admitted);
         running.paced = self.hierarchy().controllers().cpu;
         running.own_processes = self.house.own_processes;
         let running = Arc::new(running);

@@ -16,9 +16,9 @@ use tokio::time::sleep;
 
 use super::cgroup::Group;
 use super::counters::{Counters, has_room_for_at_most, is_exceeded_now};
-use super::executions::Program;
+use super::executions::KnownProgram;
 use super::lock;
-use super::running::Running;
+use super::running::LiveWalls;
 
 /// Whose clock tells what a command has used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub(crate) fn process_limits(limits: &EffectiveLimits) -> Vec<(Limit, u64)> {
 
 /// The same where a kernel of its own counts for the guest: it takes waiting for the host's processor
 /// for use of it, so that only without a group's exact count its own has to do.
-pub(crate) fn held_apart(limits: &EffectiveLimits, running: &Running) -> Vec<(Limit, u64)> {
+pub(crate) fn held_apart(limits: &EffectiveLimits, running: &LiveWalls) -> Vec<(Limit, u64)> {
     let counted = running.group.as_ref().and_then(Group::cpu_time).is_some();
     if counted { Vec::new() } else { process_limits(limits) }
 }
@@ -55,7 +55,7 @@ pub(crate) struct Watched {
 impl Watched {
     pub(crate) fn new(
         inner: Box<dyn ProcessEvents>,
-        running: &Arc<Running>,
+        running: &Arc<LiveWalls>,
         control: &Arc<dyn ProcessControl>,
         cpu_time: Option<Span>,
         begun: Begun,
@@ -67,7 +67,7 @@ impl Watched {
 /// An execution that has just been started: the counters of its sandbox before, and its program.
 pub(crate) struct Begun {
     pub before: Before,
-    pub program: Program,
+    pub program: KnownProgram,
     /// Whose kernel runs it.
     pub kernel: Kernel,
 }
@@ -84,7 +84,7 @@ pub(crate) struct Before {
 }
 
 impl Before {
-    pub(crate) fn of(running: &Running) -> Self {
+    pub(crate) fn of(running: &LiveWalls) -> Self {
         Self {
             cpu: running.cpu_time(),
             cpu_of_others: running.executions.cpu_of_others(running.pid, None),
@@ -96,7 +96,7 @@ impl Before {
 
 /// One execution that is held to its limits. Dropping it ends the watch.
 pub(crate) struct Watching {
-    running: Arc<Running>,
+    running: Arc<LiveWalls>,
     held: Arc<ExecutionWatchState>,
     watch: AbortHandle,
 }
@@ -116,14 +116,14 @@ struct ExecutionWatchState {
 
 impl ExecutionWatchState {
     /// What it used of the processor: all that its sandbox did meanwhile but for what others are known for.
-    fn cpu_used(&self, running: &Running) -> Span {
+    fn cpu_used(&self, running: &LiveWalls) -> Span {
         let all = running.cpu_time().as_millis().saturating_sub(self.before.cpu.as_millis());
         let others = running.executions.cpu_of_others(running.pid, Some(self.number));
         let others = others.as_millis().saturating_sub(self.before.cpu_of_others.as_millis());
         Span::millis(all.saturating_sub(others))
     }
 
-    fn is_out_of_time(&self, running: &Running) -> bool {
+    fn is_out_of_time(&self, running: &LiveWalls) -> bool {
         let Some(most) = self.cpu else { return false };
         let all = running.cpu_time().as_millis().saturating_sub(self.before.cpu.as_millis());
         // Telling others apart takes longer, and is needed only now.
@@ -134,7 +134,7 @@ impl ExecutionWatchState {
 
     /// Processor time that it is charged with now. While others run too, no more than its own known processes
     /// have used: time that cannot be attributed may be theirs.
-    fn cpu_charged(&self, running: &Running) -> Span {
+    fn cpu_charged(&self, running: &LiveWalls) -> Span {
         let used = self.cpu_used(running);
         match running.executions.cpu_of(running.pid, self.number) {
             Some(own) if !running.executions.is_alone(self.number) => own.min(used),
@@ -144,7 +144,7 @@ impl ExecutionWatchState {
 
     /// Processor time that no other execution is charged with once this one has ended: what it reports, and
     /// what cannot be attributed, up to its limit. Beyond that it would have been ended.
-    fn cpu_settled(&self, running: &Running, said: Option<Span>) -> Span {
+    fn cpu_settled(&self, running: &LiveWalls, said: Option<Span>) -> Span {
         let most = said.max(self.cpu).unwrap_or(Span::millis(0));
         self.cpu_used(running).min(most)
     }
@@ -157,12 +157,12 @@ impl ExecutionWatchState {
 impl Watching {
     /// Watches an execution that is about to start.
     pub(crate) fn new(
-        running: &Arc<Running>,
+        running: &Arc<LiveWalls>,
         control: &Arc<dyn ProcessControl>,
         cpu_time: Option<Span>,
     ) -> Self {
         let before = Before::of(running);
-        let begun = Begun { before, program: Program::Awaited, kernel: Kernel::Shared };
+        let begun = Begun { before, program: KnownProgram::Awaited, kernel: Kernel::Shared };
         Self::start_watching(begun, running, control, cpu_time)
     }
 
@@ -173,7 +173,7 @@ impl Watching {
 
     fn start_watching(
         Begun { before, program, kernel }: Begun,
-        running: &Arc<Running>,
+        running: &Arc<LiveWalls>,
         control: &Arc<dyn ProcessControl>,
         cpu: Option<Span>,
     ) -> Self {
@@ -283,7 +283,7 @@ impl ProcessEvents for Watched {
 
 /// Counts until the execution ends, or until it has exceeded a limit.
 async fn watch_execution(
-    running: Weak<Running>,
+    running: Weak<LiveWalls>,
     control: Arc<dyn ProcessControl>,
     held: Arc<ExecutionWatchState>,
 ) {
@@ -321,7 +321,7 @@ async fn watch_execution(
 
 /// Ends an execution for a limit.
 async fn end_execution(
-    running: &Running,
+    running: &LiveWalls,
     control: &dyn ProcessControl,
     held: &ExecutionWatchState,
     limit: LimitKind,
@@ -370,20 +370,20 @@ mod tests {
     }
 
     /// A sandbox whose control group is this directory, and whose last process is this one.
-    fn running(group: &std::path::Path) -> Arc<Running> {
+    fn running(group: &std::path::Path) -> Arc<LiveWalls> {
         let own = rustix::process::getpid();
         let pidfd = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::NONBLOCK);
         let built = crate::linux::running::Built {
             backend: stockade_core::BackendName::literal("test"),
             last: (own.as_raw_pid(), pidfd.unwrap()),
-            ending: crate::linux::running::Ending::Signal(rustix::process::Signal::CONT),
+            ending: crate::linux::running::KillMethod::Signal(rustix::process::Signal::CONT),
             group: Some(Group::V2(group.to_owned())),
             written: Vec::new(),
             held: None,
         };
         let spec = stockade_core::SandboxSpec::default();
         let admitted = crate::linux::admit_provisionally(built.backend.clone(), &spec).unwrap();
-        Arc::new(Running::new("watched".parse().unwrap(), built, &admitted))
+        Arc::new(LiveWalls::new("watched".parse().unwrap(), built, &admitted))
     }
 
     fn oom_kills(group: &std::path::Path, kills: u64) {
@@ -405,7 +405,7 @@ mod tests {
         let before = Before::of(&running);
         // On a busy host it is over before this side goes on.
         oom_kills(group.path(), 1);
-        let begun = Begun { before, program: Program::Unknown, kernel: Kernel::Shared };
+        let begun = Begun { before, program: KnownProgram::Unknown, kernel: Kernel::Shared };
         let watching = Watching::start_watching(begun, &running, &control, None);
         assert_eq!(judged(&watching, lost.clone()), memory);
         assert_eq!(judged(&watching, ExitStatus::Signalled(Signal::KILL)), memory);

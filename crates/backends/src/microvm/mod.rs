@@ -42,7 +42,7 @@ use stockade_core::{
 use tokio::time::timeout;
 
 use crate::across::far::FAR_DIGEST;
-use crate::across::words::Ask;
+use crate::across::words::RemoteRequest;
 use crate::linux::{fingerprint, lock};
 use crate::managed::{Cancellation, Managed, WallBuilder};
 use crate::native::Native;
@@ -268,7 +268,9 @@ impl LiveSandbox {
         let bridge = self.bridge.lock().await.take();
         if let Some(bridge) = &bridge {
             let asked = match goes_on {
-                Ok(()) => timeout(TEARDOWN_TIMEOUT, bridge.ask("destroy", &Ask::Destroy)).await,
+                Ok(()) => {
+                    timeout(TEARDOWN_TIMEOUT, bridge.ask("destroy", &RemoteRequest::Destroy)).await
+                }
                 Err(error) => Ok(Err(error)),
             };
             bridge.link().close();

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::lock;
 use super::sandbox::MockMachine;
-use super::tree::{Errno, Tree};
+use super::tree::{Errno, MockTree};
 
 /// A program of the mock.
 #[async_trait]
@@ -82,7 +82,7 @@ impl Guest {
     }
 
     /// Works with the sandbox's files.
-    pub fn files<T>(&self, work: impl FnOnce(&mut Tree) -> T) -> T {
+    pub fn files<T>(&self, work: impl FnOnce(&mut MockTree) -> T) -> T {
         work(&mut lock(&self.machine.tree))
     }
 

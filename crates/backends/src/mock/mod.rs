@@ -25,7 +25,7 @@ pub use faults::{Fault, Faults};
 pub use guest::{Guest, MockProgram};
 use sandbox::MockSandbox;
 pub use script::{Script, Step};
-pub use tree::{Errno, Node, Tree};
+pub use tree::{Errno, MockNode, MockTree};
 
 /// The mock's name.
 pub const NAME: BackendName = BackendName::literal("mock");

@@ -20,7 +20,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 use super::faults::Faults;
 use super::guest::{Guest, MockProgram};
 use super::process::{MockControl, MockEvents, run_program};
-use super::tree::{Errno, Node, Tree};
+use super::tree::{Errno, MockNode, MockTree};
 use super::{NAME, lock};
 
 /// Queue length of a program's events, signals and input.
@@ -33,7 +33,7 @@ const REPORT_GRACE: Duration = Duration::from_millis(500);
 const PROGRAM_TASK: u64 = 0;
 
 pub(super) struct MockMachine {
-    pub tree: Mutex<Tree>,
+    pub tree: Mutex<MockTree>,
     pub memory: AtomicU64,
     pub cpu_ms: AtomicU64,
     paused: watch::Sender<bool>,
@@ -104,7 +104,7 @@ impl MockSandbox {
     ) -> Self {
         let spec = admitted.spec();
         let room = admitted.limits().disk.map_or(u64::MAX, |disk| disk.0);
-        let tree = Tree::new(spec.read_only, spec.root == RootMode::CopyOnWrite, room);
+        let tree = MockTree::new(spec.read_only, spec.root == RootMode::CopyOnWrite, room);
         let machine = MockMachine {
             tree: Mutex::new(tree),
             memory: AtomicU64::new(0),
@@ -319,12 +319,12 @@ fn errno_error(operation: &'static str, path: &SandboxPath, errno: Errno) -> Err
     Error::new(code, operation, format!("`{path}` {what}")).backend(NAME)
 }
 
-fn to_entry(name: &str, node: &Node, mode: u32) -> Entry {
+fn to_entry(name: &str, node: &MockNode, mode: u32) -> Entry {
     let (kind, size) = match node {
-        Node::Directory => (EntryKind::Directory, 0),
-        Node::File(data) => (EntryKind::File, data.len() as u64),
-        Node::Symlink(target) => (EntryKind::Symlink, target.len() as u64),
-        Node::Fifo => (EntryKind::Other, 0),
+        MockNode::Directory => (EntryKind::Directory, 0),
+        MockNode::File(data) => (EntryKind::File, data.len() as u64),
+        MockNode::Symlink(target) => (EntryKind::Symlink, target.len() as u64),
+        MockNode::Fifo => (EntryKind::Other, 0),
     };
     Entry { name: name.to_owned(), kind, size, mode }
 }
@@ -336,7 +336,7 @@ impl MockSandbox {
         operation: &'static str,
         path: &SandboxPath,
         follow_last: bool,
-        work: impl FnOnce(&mut Tree, &str) -> Result<T, Errno>,
+        work: impl FnOnce(&mut MockTree, &str) -> Result<T, Errno>,
     ) -> Result<T> {
         self.with_partial_path(operation, path, path.as_str(), follow_last, work)
     }
@@ -348,7 +348,7 @@ impl MockSandbox {
         path: &SandboxPath,
         part: &str,
         follow_last: bool,
-        work: impl FnOnce(&mut Tree, &str) -> Result<T, Errno>,
+        work: impl FnOnce(&mut MockTree, &str) -> Result<T, Errno>,
     ) -> Result<T> {
         let mut tree = lock(&self.machine.tree);
         tree.resolve(WORKSPACE_ROOT, part, true, follow_last)
@@ -397,9 +397,11 @@ impl Files for MockSandbox {
         for end in ends.chain([whole.len()]) {
             self.with_partial_path("make directory", path, &whole[..end], true, |tree, at| {
                 match tree.node(at) {
-                    Ok(Node::Directory) => Ok(()),
-                    Ok(Node::File(_) | Node::Symlink(_) | Node::Fifo) => Err(Errno::NotDirectory),
-                    Err(_) => tree.put(at, Node::Directory),
+                    Ok(MockNode::Directory) => Ok(()),
+                    Ok(MockNode::File(_) | MockNode::Symlink(_) | MockNode::Fifo) => {
+                        Err(Errno::NotDirectory)
+                    }
+                    Err(_) => tree.put(at, MockNode::Directory),
                 }
             })?;
         }

@@ -29,7 +29,7 @@ pub enum Errno {
 
 /// One thing in the tree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Node {
+pub enum MockNode {
     /// A directory; what is in it is found by path.
     Directory,
     /// A regular file.
@@ -42,8 +42,8 @@ pub enum Node {
 
 /// A file tree. Keys are absolute paths without `.` and `..`; the root itself is not stored.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Tree {
-    nodes: BTreeMap<String, Node>,
+pub struct MockTree {
+    nodes: BTreeMap<String, MockNode>,
     /// Permission bits that were set; every other entry has the usual ones.
     modes: BTreeMap<String, u32>,
     read_only_workspace: bool,
@@ -57,22 +57,23 @@ const PRIVATE_DIRS: [&str; 5] = ["/tmp", "/var/tmp", "/run", "/home/sandbox", "/
 /// How many links may be followed: the kernel's own number.
 const MOST_LINKS: u32 = 40;
 
-impl Tree {
+impl MockTree {
     /// A tree with an empty workspace, private places and a little of `/etc`; at most `room` bytes of files.
     pub fn new(read_only_workspace: bool, writable_root: bool, room: u64) -> Self {
         let mut nodes = BTreeMap::new();
         let others = [WORKSPACE_ROOT, "/etc", "/usr", "/var", "/home", "/dev"];
         for directory in PRIVATE_DIRS.into_iter().chain(others) {
-            nodes.insert(directory.to_owned(), Node::Directory);
+            nodes.insert(directory.to_owned(), MockNode::Directory);
         }
-        nodes.insert("/etc/hostname".into(), Node::File(b"mock\n".to_vec()));
-        nodes.insert("/etc/os-release".into(), Node::File(b"NAME=mock\n".to_vec()));
+        nodes.insert("/etc/hostname".into(), MockNode::File(b"mock\n".to_vec()));
+        nodes.insert("/etc/os-release".into(), MockNode::File(b"NAME=mock\n".to_vec()));
         Self { nodes, modes: BTreeMap::new(), read_only_workspace, writable_root, room }
     }
 
     /// Bytes in regular files.
     pub fn used(&self) -> u64 {
-        let size = |node: &Node| if let Node::File(data) = node { data.len() as u64 } else { 0 };
+        let size =
+            |node: &MockNode| if let MockNode::File(data) = node { data.len() as u64 } else { 0 };
         self.nodes.values().map(size).sum()
     }
 
@@ -98,7 +99,7 @@ impl Tree {
             let next = format!("{at}/{part}");
             let last = todo.is_empty();
             match self.nodes.get(&next) {
-                Some(Node::Symlink(target)) if !last || follow_last => {
+                Some(MockNode::Symlink(target)) if !last || follow_last => {
                     links += 1;
                     if links > MOST_LINKS {
                         return Err(Errno::Loop);
@@ -111,7 +112,7 @@ impl Tree {
                     }
                     todo.extend(split_path(target));
                 }
-                Some(Node::Directory) => at = next,
+                Some(MockNode::Directory) => at = next,
                 Some(_) if !last => return Err(Errno::NotDirectory),
                 None if !last => return Err(Errno::NoEntry),
                 Some(_) | None => at = next,
@@ -121,18 +122,20 @@ impl Tree {
     }
 
     /// What is at a resolved path.
-    pub fn node(&self, at: &str) -> Result<&Node, Errno> {
+    pub fn node(&self, at: &str) -> Result<&MockNode, Errno> {
         if at.is_empty() {
-            return Ok(&Node::Directory);
+            return Ok(&MockNode::Directory);
         }
         self.nodes.get(at).ok_or(Errno::NoEntry)
     }
 
     /// The names in a directory, with what they are.
-    pub fn list(&self, at: &str) -> Result<Vec<(String, Node)>, Errno> {
+    pub fn list(&self, at: &str) -> Result<Vec<(String, MockNode)>, Errno> {
         match self.node(at)? {
-            Node::Directory => {}
-            Node::File(_) | Node::Symlink(_) | Node::Fifo => return Err(Errno::NotDirectory),
+            MockNode::Directory => {}
+            MockNode::File(_) | MockNode::Symlink(_) | MockNode::Fifo => {
+                return Err(Errno::NotDirectory);
+            }
         }
         let prefix = format!("{at}/");
         let children = self.nodes.iter().filter_map(|(path, node)| {
@@ -145,24 +148,24 @@ impl Tree {
     /// A regular file's contents.
     pub fn read(&self, at: &str) -> Result<&[u8], Errno> {
         match self.node(at)? {
-            Node::File(data) => Ok(data),
-            Node::Directory => Err(Errno::IsDirectory),
-            Node::Symlink(_) | Node::Fifo => Err(Errno::NotRegular),
+            MockNode::File(data) => Ok(data),
+            MockNode::Directory => Err(Errno::IsDirectory),
+            MockNode::Symlink(_) | MockNode::Fifo => Err(Errno::NotRegular),
         }
     }
 
     /// Writes a regular file; as much as there is room for, and then `NoSpace`.
     pub fn write(&mut self, at: &str, data: &[u8], append: bool) -> Result<(), Errno> {
         let old = match self.node(at) {
-            Ok(Node::File(old)) if append => old.clone(),
-            Ok(Node::File(_)) | Err(Errno::NoEntry) => Vec::new(),
-            Ok(Node::Directory) => return Err(Errno::IsDirectory),
-            Ok(Node::Symlink(_) | Node::Fifo) => return Err(Errno::NotRegular),
+            Ok(MockNode::File(old)) if append => old.clone(),
+            Ok(MockNode::File(_)) | Err(Errno::NoEntry) => Vec::new(),
+            Ok(MockNode::Directory) => return Err(Errno::IsDirectory),
+            Ok(MockNode::Symlink(_) | MockNode::Fifo) => return Err(Errno::NotRegular),
             Err(other) => return Err(other),
         };
-        self.put(at, Node::File(old))?;
+        self.put(at, MockNode::File(old))?;
         let room = usize::try_from(self.room.saturating_sub(self.used())).unwrap_or(usize::MAX);
-        if let Some(Node::File(file)) = self.nodes.get_mut(at) {
+        if let Some(MockNode::File(file)) = self.nodes.get_mut(at) {
             file.extend_from_slice(&data[..room.min(data.len())]);
         }
         if data.len() > room { Err(Errno::NoSpace) } else { Ok(()) }
@@ -182,11 +185,13 @@ impl Tree {
     }
 
     /// Puts something where the parent is a directory that may be written to.
-    pub fn put(&mut self, at: &str, node: Node) -> Result<(), Errno> {
+    pub fn put(&mut self, at: &str, node: MockNode) -> Result<(), Errno> {
         self.check_writable(at)?;
         match self.node(parent_path(at))? {
-            Node::Directory => {}
-            Node::File(_) | Node::Symlink(_) | Node::Fifo => return Err(Errno::NotDirectory),
+            MockNode::Directory => {}
+            MockNode::File(_) | MockNode::Symlink(_) | MockNode::Fifo => {
+                return Err(Errno::NotDirectory);
+            }
         }
         self.nodes.insert(at.to_owned(), node);
         Ok(())
@@ -259,12 +264,12 @@ fn parent_above(at: &str, floor: &str, beneath: bool) -> Result<String, Errno> {
 mod tests {
     use super::*;
 
-    fn test_tree() -> Tree {
-        let mut tree = Tree::new(false, false, 100);
-        tree.put("/workspace/up", Node::Symlink("../etc".into())).unwrap();
-        tree.put("/workspace/out", Node::Symlink("/etc".into())).unwrap();
-        tree.put("/workspace/loop", Node::Symlink("loop".into())).unwrap();
-        tree.put("/workspace/d", Node::Directory).unwrap();
+    fn test_tree() -> MockTree {
+        let mut tree = MockTree::new(false, false, 100);
+        tree.put("/workspace/up", MockNode::Symlink("../etc".into())).unwrap();
+        tree.put("/workspace/out", MockNode::Symlink("/etc".into())).unwrap();
+        tree.put("/workspace/loop", MockNode::Symlink("loop".into())).unwrap();
+        tree.put("/workspace/d", MockNode::Directory).unwrap();
         tree
     }
 
@@ -290,7 +295,7 @@ mod tests {
         let room = 100 - tree.used();
         assert_eq!(tree.write("/tmp/x", &[0; 200], false), Err(Errno::NoSpace));
         assert_eq!(tree.read("/tmp/x").map(|data| data.len() as u64), Ok(room));
-        let mut read_only = Tree::new(true, false, 100);
+        let mut read_only = MockTree::new(true, false, 100);
         assert_eq!(read_only.write("/workspace/x", b"1", false), Err(Errno::ReadOnly));
     }
 

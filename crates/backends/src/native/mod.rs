@@ -21,13 +21,13 @@ use stockade_core::{Admitted, BackendName, Capabilities, Error, Result, Sandbox,
 use stockade_launcher::{LaunchError, LaunchPlan, Launched, Launcher};
 
 #[cfg(feature = "across")]
-pub use walls::{Execution, Walls};
+pub use walls::{LimitedExecution, Walls};
 
 use crate::agent_sandbox::{AgentSandbox, HostMonitor};
 use crate::linux::archives::Archives;
 use crate::linux::brake::Brake;
 use crate::linux::cgroup::{Group, House};
-use crate::linux::running::{self, Built, Ending};
+use crate::linux::running::{self, Built, KillMethod};
 use crate::linux::site::{Site, TEARDOWN_TIMEOUT};
 use crate::linux::watch::Kernel;
 use crate::linux::{self, OWN_PROCESSES, embed, find, hold};
@@ -150,7 +150,7 @@ impl NativeWalls {
         let built = Built {
             backend: NAME,
             last: (launched.pid.cast_signed(), launched.pidfd),
-            ending: Ending::Signal(Signal::KILL),
+            ending: KillMethod::Signal(Signal::KILL),
             group,
             written: Vec::new(),
             held,

@@ -31,7 +31,7 @@ pub(super) fn build_plan(
     let user = sandbox_user(spec);
     let scratch = limits.disk.map_or(MAX_SCRATCH_BYTES, |disk| disk.0.min(MAX_SCRATCH_BYTES));
     let mounts = spec.all_mounts().map(|mount| {
-        Ok(launcher::Mount {
+        Ok(launcher::PlanMount {
             source: resolve_path(&NAME, "mounts", &mount.source)?,
             target: target_in_workspace(spec, mount.target.as_str()),
             read_only: mount.read_only,
@@ -54,10 +54,10 @@ pub(super) fn build_plan(
         host_uid: owner.map(|user| user.uid),
         host_gid: owner.map(|user| user.gid),
         network: match spec.network {
-            Network::Loopback => launcher::Network::Loopback,
-            Network::Egress(_) => launcher::Network::Helper,
+            Network::Loopback => launcher::PlanNetwork::Loopback,
+            Network::Egress(_) => launcher::PlanNetwork::Helper,
             // An admitted spec is not `Auto`.
-            Network::Auto | Network::None => launcher::Network::None,
+            Network::Auto | Network::None => launcher::PlanNetwork::None,
         },
         tmp_bytes: scratch,
         rlimits: build_rlimits(admitted, memory_is_held),
@@ -78,7 +78,7 @@ pub(super) fn call_machine(plan: &mut launcher::LaunchPlan, own: &Own) {
     plan.hostname.clone_from(&own.hostname);
     let shown = |source: &Path, target: &str| {
         let (source, target) = (source.to_owned(), target.into());
-        launcher::Mount { source, target, read_only: true }
+        launcher::PlanMount { source, target, read_only: true }
     };
     plan.mounts.push(shown(&own.boot_id, BOOT_ID));
     let has_one = match &plan.root {
@@ -97,14 +97,14 @@ pub(super) fn sandbox_user(spec: &SandboxSpec) -> User {
 
 /// Whom the guest stands for on the host, where root may choose: whose files it works on. Root without
 /// its capabilities could not write to them, and what it made would be root's.
-fn workspace_owner(workspace: &launcher::Workspace) -> Option<User> {
+fn workspace_owner(workspace: &launcher::PlanWorkspace) -> Option<User> {
     if !rustix::process::geteuid().is_root() {
         return None;
     }
     let written = match workspace {
-        launcher::Workspace::Ephemeral { .. } | launcher::Workspace::Trial => return None,
-        launcher::Workspace::Local { path } => path,
-        launcher::Workspace::Overlay { upper, .. } => upper,
+        launcher::PlanWorkspace::Ephemeral { .. } | launcher::PlanWorkspace::Trial => return None,
+        launcher::PlanWorkspace::Local { path } => path,
+        launcher::PlanWorkspace::Overlay { upper, .. } => upper,
     };
     let found = fs::metadata(written).ok()?;
     Some(User { uid: found.uid(), gid: found.gid() })
@@ -118,13 +118,13 @@ fn build_root(image: &Image) -> Result<launcher::Root> {
     }
 }
 
-fn build_workspace(workspace: &Workspace, bytes: u64) -> Result<launcher::Workspace> {
+fn build_workspace(workspace: &Workspace, bytes: u64) -> Result<launcher::PlanWorkspace> {
     match workspace {
-        Workspace::Ephemeral => Ok(launcher::Workspace::Ephemeral { bytes }),
-        Workspace::Local(path) => {
-            Ok(launcher::Workspace::Local { path: resolve_directory(&NAME, "workspace", path)? })
-        }
-        Workspace::Overlay(Layers { lower, upper, work }) => Ok(launcher::Workspace::Overlay {
+        Workspace::Ephemeral => Ok(launcher::PlanWorkspace::Ephemeral { bytes }),
+        Workspace::Local(path) => Ok(launcher::PlanWorkspace::Local {
+            path: resolve_directory(&NAME, "workspace", path)?,
+        }),
+        Workspace::Overlay(Layers { lower, upper, work }) => Ok(launcher::PlanWorkspace::Overlay {
             lower: resolve_directory(&NAME, "workspace.overlay.lower", lower)?,
             upper: resolve_directory(&NAME, "workspace.overlay.upper", upper)?,
             work: resolve_directory(&NAME, "workspace.overlay.work", work)?,

@@ -7,7 +7,7 @@ use rustix::process::{Signal, pidfd_send_signal};
 use stockade_core::{
     Boundary, Capabilities, Error, Feature, Network, RootMode, SandboxSpec, Support,
 };
-use stockade_launcher::{LaunchPlan, Workspace};
+use stockade_launcher::{LaunchPlan, PlanWorkspace};
 
 use super::{NAME, NativeWalls, plan};
 use crate::linux::cgroup::Hierarchy;
@@ -109,7 +109,7 @@ async fn try_overlay(native: &NativeWalls) -> Result<(), Error> {
     let id = linux::trial_id();
     let admitted = linux::admit_provisionally(NAME, &SandboxSpec::default())?;
     let plan =
-        LaunchPlan { workspace: Workspace::Trial, ..plan::build_plan(&id, &admitted, false)? };
+        LaunchPlan { workspace: PlanWorkspace::Trial, ..plan::build_plan(&id, &admitted, false)? };
     let (_ours, theirs) = native.site.open_pipe()?;
     let launched = native.send_plan(&plan, theirs.into()).await?;
     // It may have ended already.

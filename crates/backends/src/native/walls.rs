@@ -8,16 +8,16 @@ use stockade_core::{Admitted, Exit, ProcessControl, Result, SandboxId, Span};
 use stockade_core::{SandboxSpec, User};
 
 use super::Native;
-use crate::linux::running::Running;
+use crate::linux::running::LiveWalls;
 use crate::linux::watch::Watching;
 
 /// The walls of one sandbox. They stand until the backend destroys them.
 pub struct Walls {
-    running: Arc<Running>,
+    running: Arc<LiveWalls>,
 }
 
 /// One execution in them, held to its limits. Dropping it ends the watch.
-pub struct Execution(Watching);
+pub struct LimitedExecution(Watching);
 
 impl Native {
     /// Builds the walls and hands back the pipe to the agent, which has not said hello yet. As with
@@ -49,13 +49,13 @@ impl Walls {
         &self,
         control: &Arc<dyn ProcessControl>,
         cpu_time: Option<Span>,
-    ) -> Result<Execution> {
+    ) -> Result<LimitedExecution> {
         self.running.apply_cpu_rate()?;
-        Ok(Execution(Watching::new(&self.running, control, cpu_time)))
+        Ok(LimitedExecution(Watching::new(&self.running, control, cpu_time)))
     }
 }
 
-impl Execution {
+impl LimitedExecution {
     /// Its program runs, under this process number as the sandbox counts: what it uses can be told apart.
     pub fn start(&self, pid: u32) {
         self.0.start(pid);

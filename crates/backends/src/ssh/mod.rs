@@ -27,7 +27,7 @@ use tokio::time::timeout;
 
 use crate::across::far::FAR_DIGEST;
 use crate::across::near::Bridge;
-use crate::across::words::{Ask, Said};
+use crate::across::words::{RemoteRequest, Said};
 use crate::linux::lock;
 use crate::managed::{Cancellation, Managed, WallBuilder};
 pub use errand::{Errand, Party};
@@ -111,7 +111,7 @@ impl SshWalls {
         let mut held = live.bridge.lock().await;
         let Some(at) = *lock(&live.host) else { return Ok(()) };
         let Some(bridge) = held.clone() else { return self.destroy_on(at, id).await };
-        let asked = timeout(TAKING_DOWN, bridge.ask("destroy", &Ask::Destroy)).await;
+        let asked = timeout(TAKING_DOWN, bridge.ask("destroy", &RemoteRequest::Destroy)).await;
         bridge.link().close();
         bridge.wait_until_still().await;
         let asked = asked.unwrap_or_else(|_| Err(too_slow(&self.hosts[at])));

@@ -15,7 +15,7 @@ use super::account::ResourceAccount;
 use super::files::TreeFiles;
 use super::find::{self, StartDir};
 use super::openings::Openings;
-use super::program::Given;
+use super::program::ProgramBytes;
 use super::tree::{GuestTree, TEMP_DIR};
 use super::{NAME, WasmShared, snapshot};
 
@@ -79,7 +79,7 @@ impl WasmBody {
         &self,
         start: &StartDir<'_>,
         name: &str,
-    ) -> Result<Given, StartFailure> {
+    ) -> Result<ProgramBytes, StartFailure> {
         if name.contains('/') {
             return find::read_program_file(&self.tree, start, name).map(hash_program_bytes);
         }
@@ -109,7 +109,7 @@ impl WasmBody {
     }
 }
 
-fn hash_program_bytes(bytes: Vec<u8>) -> Given {
+fn hash_program_bytes(bytes: Vec<u8>) -> ProgramBytes {
     Data::from(bytes).into()
 }
 

@@ -22,7 +22,7 @@ use super::cache::{Cache, encode_hex};
 use super::engine::EngineMode;
 use super::ledger::{self, DiskLedger};
 use super::process::{self, PresenceGuard, ProcessInside};
-use super::relay::{Relay, relay_process};
+use super::relay::{WorkerRelay, relay_process};
 use super::report::{WORKER_DIR, WorkerOrder};
 use super::sandbox::ProgramHandles;
 use super::workshop::{self, ProgramSource, Worker, WorkerWalls, build_mount};
@@ -205,7 +205,7 @@ impl Floor {
             controls.push(Arc::downgrade(&process.control));
         }
         let answer = self.answers_dir().join(number.to_string());
-        relay_process(Relay { process, order, inside, answer }).await;
+        relay_process(WorkerRelay { process, order, inside, answer }).await;
     }
 
     fn answers_dir(&self) -> PathBuf {

@@ -54,7 +54,7 @@ pub use workshop::Worker;
 use body::WasmBody;
 use engine::{Machines, Supply};
 use isolated::IsolatedSandbox;
-use program::{Given, Library};
+use program::{Library, ProgramBytes};
 use sandbox::WasmSandbox;
 use threads::Threads;
 use workshop::WorkerWalls;
@@ -67,7 +67,7 @@ struct WasmShared {
     machines: Machines,
     library: Library,
     threads: Threads,
-    modules: HashMap<String, Given>,
+    modules: HashMap<String, ProgramBytes>,
 }
 
 /// The wasm backend.

@@ -25,12 +25,12 @@ pub(super) type Hash = [u8; 32];
 
 /// The bytes of a program, in binary or text form, with their digest.
 #[derive(Clone)]
-pub(super) struct Given {
+pub(super) struct ProgramBytes {
     pub bytes: Data,
     pub hash: Hash,
 }
 
-impl From<Data> for Given {
+impl From<Data> for ProgramBytes {
     fn from(bytes: Data) -> Self {
         let hash = Sha256::digest(&bytes).into();
         Self { bytes, hash }
@@ -79,9 +79,9 @@ impl Library {
     pub(super) fn load_program(
         &self,
         machine: &WasmMachine,
-        given: Given,
+        given: ProgramBytes,
     ) -> Result<Arc<LoadedProgram>, UnfitProgram> {
-        let Given { bytes, hash } = given;
+        let ProgramBytes { bytes, hash } = given;
         if let Some(program) = self.recall_program(machine.mode, &hash) {
             return Ok(program);
         }

@@ -12,7 +12,7 @@ use super::process::ProcessInside;
 use super::report::WorkerAnswer;
 
 /// What is to be passed on.
-pub(super) struct Relay {
+pub(super) struct WorkerRelay {
     pub process: Process,
     /// What the worker is told before anything else.
     pub order: Data,
@@ -22,8 +22,8 @@ pub(super) struct Relay {
 }
 
 /// Passes everything on until the worker's end.
-pub(super) async fn relay_process(relay: Relay) {
-    let Relay { process, order, inside, answer } = relay;
+pub(super) async fn relay_process(relay: WorkerRelay) {
+    let WorkerRelay { process, order, inside, answer } = relay;
     let Process { mut events, control } = process;
     let ProcessInside { events: out, input, exit, mut killed, present } = inside;
     let feeding = tokio::spawn(feed_stdin(Arc::clone(&control), order, input));

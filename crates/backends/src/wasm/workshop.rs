@@ -18,7 +18,7 @@ use super::cache::Cache;
 use super::check::UnfitProgram;
 use super::engine::EngineMode;
 use super::process::PresenceGuard;
-use super::program::Given;
+use super::program::ProgramBytes;
 use super::report::{WORKER_DIR, WorkerMode};
 use super::{NAME, find, worker};
 use crate::linux;
@@ -89,7 +89,7 @@ impl WorkerWalls {
 pub(super) struct ProgramSource<'a> {
     pub mode: EngineMode,
     pub name: &'a str,
-    pub given: Given,
+    pub given: ProgramBytes,
     /// Held until nothing of its compiler is left.
     pub present: PresenceGuard,
 }
@@ -101,7 +101,7 @@ pub(super) async fn load_or_compile(
     machine: &str,
     source: ProgramSource<'_>,
 ) -> Result<Vec<u8>, StartFailure> {
-    let ProgramSource { mode, name, given: Given { bytes, hash }, present } = source;
+    let ProgramSource { mode, name, given: ProgramBytes { bytes, hash }, present } = source;
     let key = format!("walled-{machine}");
     if let Some(code) = cache.load_entry(&key, &hash) {
         return Ok(code.into_bytes());

@@ -6,7 +6,7 @@ use stockade_core::{
     Command, Error, ErrorCode, Image, Limits, Result, SandboxPath, SandboxSpec, SnapshotId, Span,
     Workspace, WorkspaceId,
 };
-use stockade_engine::{HostThings, Snapshot, VerifiedParts, WorkspaceGuard};
+use stockade_engine::{HostThings, Snapshot, WorkspaceGuard};
 
 use super::snapshot;
 use crate::args::SpecArgs;
@@ -84,21 +84,9 @@ pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
     warn_of_network(&spec.network, printer);
     let idle = Some(require_positive_span("--idle", args.life.idle)?);
     let lifetime = Some(require_positive_span("--lifetime", args.life.lifetime)?);
-    let origin = configured.origin.clone();
-    let from = args.from;
-    let (command, workspace, verified) = (None, None, VerifiedParts::default());
-    let secrets = args.spec.secret_values()?;
-    let order = SupervisorOrder {
-        spec,
-        idle,
-        lifetime,
-        command,
-        workspace,
-        origin,
-        from,
-        verified,
-        secrets,
-    };
+    let (from, secrets) = (args.from, args.spec.secret_values()?);
+    let blank = SupervisorOrder::new(spec, configured.origin.clone());
+    let order = SupervisorOrder { idle, lifetime, from, secrets, ..blank };
     let (ready, workspace) = build_sandbox(order, &wanted, &configured.settings, printer).await?;
     if printer.is_json() {
         printer.json(&json!({
@@ -281,21 +269,9 @@ pub async fn run_detached(
         return Err(Error::new(ErrorCode::Invalid, "run", message)
             .remedy("leave one of them out, or use `stockade create` and `stockade exec`"));
     }
-    let origin = configured.origin.clone();
     let command = Some(Command { detached: true, ..command });
-    let (idle, lifetime, workspace) = (None, None, None);
-    let verified = VerifiedParts::default();
-    let order = SupervisorOrder {
-        spec,
-        idle,
-        lifetime,
-        command,
-        workspace,
-        origin,
-        from,
-        verified,
-        secrets,
-    };
+    let blank = SupervisorOrder::new(spec, configured.origin.clone());
+    let order = SupervisorOrder { command, from, secrets, ..blank };
     let (ready, workspace) = build_sandbox(order, wanted, &configured.settings, printer).await?;
     match &ready.job {
         _ if printer.is_json() => {

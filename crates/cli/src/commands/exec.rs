@@ -18,7 +18,7 @@ use crate::daemon::remote::Remote;
 use crate::daemon::sandbox_directory::SandboxDirectory;
 use crate::report::capture::Captured;
 use crate::terminal::interrupts::{self, Interrupts};
-use crate::terminal::output::Output;
+use crate::terminal::output::TerminalOutput;
 use crate::terminal::printer::Printer;
 use crate::terminal::stdio_loop::{
     ProgramEnd, ProgramEvents, attend_program, collect_output, conclude_program, relay_output,
@@ -149,7 +149,7 @@ pub async fn exec_attached(
     if printer.is_json() {
         return exec_captured(remote, &command, interrupts, printer).await;
     }
-    let mut output = Output::default();
+    let mut output = TerminalOutput::default();
     let relay = relay_output(&mut remote.events, &mut output);
     let end = attend_program(&remote.control, &mut interrupts, &command, relay).await;
     see_off(&mut remote, &end).await;

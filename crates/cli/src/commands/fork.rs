@@ -11,7 +11,6 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::snapshot;
 use super::teleport::ORIGIN_LABEL;
-use crate::args::secrets::SecretValues;
 use crate::config::Settings;
 use crate::daemon::client::SupervisorConnection;
 use crate::daemon::end::end_sandbox;
@@ -132,15 +131,11 @@ async fn build_order(
     // A copy has not taken the place of another sandbox, so it has no origin.
     spec.labels.remove(ORIGIN_LABEL);
     Ok(SupervisorOrder {
-        spec,
         idle: described.idle,
         lifetime: described.lifetime,
-        command: None,
-        workspace: None,
-        origin: Workspace::Ephemeral,
         from: Some(from.id.clone()),
         verified,
-        secrets: SecretValues::new(),
+        ..SupervisorOrder::new(spec, Workspace::Ephemeral)
     })
 }
 

@@ -18,7 +18,9 @@ use stockade_core::{
 use stockade_engine::Engine;
 use stockade_server::mcp::http::{self, HttpOptions, Token};
 use stockade_server::mcp::{Desk, DeskOptions, serve_stdio, stdio_pipes};
-use stockade_tools::{AllowedDirectories, HostAsks, LocalOptions, Quota, Toolbox, ToolboxOptions};
+use stockade_tools::{
+    AllowedDirectories, HostAsks, LocalOptions, SandboxQuota, Toolbox, ToolboxOptions,
+};
 use stockade_workspaces::SandboxWorkspaces;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -65,7 +67,7 @@ pub struct McpArgs {
     #[arg(long, help_heading = "Server")]
     local: bool,
     /// Maximum number of sandboxes that agents may have made at once, in all sessions together.
-    #[arg(long, value_name = "N", default_value_t = Quota::DEFAULT_SANDBOXES, help_heading = "Server")]
+    #[arg(long, value_name = "N", default_value_t = SandboxQuota::DEFAULT_SANDBOXES, help_heading = "Server")]
     max_sandboxes: usize,
     /// Let agents make sandboxes over directories beneath this one; may be given several times. Without it,
     /// they have the workspace alone.
@@ -148,7 +150,7 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
     let options = ToolboxOptions {
         workspaces: workspaces.clone(),
         directories: AllowedDirectories::new(allowed),
-        quota: Quota::new(args.max_sandboxes),
+        quota: SandboxQuota::new(args.max_sandboxes),
         hosts,
         local,
         ..build_toolbox_options(spec, &settings, args.local)?

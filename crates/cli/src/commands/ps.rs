@@ -19,7 +19,7 @@ use crate::terminal::table::{Cell, Table};
 /// Timeout for an owner's reply about what runs.
 const INFO_REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest command line of an owner.
-const LONGEST_LINE: usize = 200;
+const MAX_LINE_CHARS: usize = 200;
 
 /// What to list.
 #[derive(Debug, Args)]
@@ -206,7 +206,7 @@ fn command_line(pid: u32) -> Option<String> {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let arguments = line.split(|byte| *byte == 0).filter(|argument| !argument.is_empty());
     let arguments: Vec<_> = arguments.map(String::from_utf8_lossy).collect();
-    Some(arguments.join(" ").chars().take(LONGEST_LINE).collect())
+    Some(arguments.join(" ").chars().take(MAX_LINE_CHARS).collect())
 }
 
 /// In the largest unit that leaves a whole number.

@@ -24,7 +24,7 @@ use crate::registry::{self, Isolation};
 use crate::report::capture::{self, Captured};
 use crate::report::reasons::{describe_watched_limits, warn_of_network};
 use crate::terminal::interrupts::{self, Interrupts};
-use crate::terminal::output::Output;
+use crate::terminal::output::TerminalOutput;
 use crate::terminal::printer::Printer;
 use crate::terminal::prompt::AtTerminal;
 use crate::terminal::stdio_loop::{
@@ -192,7 +192,7 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
     if printer.is_json() {
         return session.run_captured(printer).await;
     }
-    let output = turn.map_or_else(Output::default, Output::beside_questions);
+    let output = turn.map_or_else(TerminalOutput::default, TerminalOutput::beside_questions);
     session.run_streamed(output, args.review, printer).await
 }
 
@@ -304,7 +304,7 @@ impl RunSession {
     /// Output as it comes, and the reasons at the end.
     async fn run_streamed(
         mut self,
-        mut output: Output,
+        mut output: TerminalOutput,
         ask: bool,
         printer: &Printer,
     ) -> Result<i32> {

@@ -116,7 +116,7 @@ fn notify_ready() {
         Some(name) => UnixAddress::from_abstract_name(name),
         None => UnixAddress::from_pathname(&path),
     };
-    // Nobody is there to be told where this fails.
+    // A failure here has no reader.
     let _ = address
         .and_then(|address| UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address).map(drop));
 }

@@ -8,7 +8,7 @@ use stockade_backends::exec::{self, Exec};
 use stockade_backends::mock;
 use stockade_core::{Backend, BackendChoice, BackendName, Error, ErrorCode, Result};
 use stockade_tck::simulated::Simulated;
-use stockade_tck::{OnHost, Options, Report, Subject, run, serve_engine};
+use stockade_tck::{KitOptions, OnHost, Report, Subject, run, serve_engine};
 
 use crate::config::Settings;
 use crate::terminal::printer::Printer;
@@ -62,7 +62,7 @@ pub fn tck(args: &TckArgs, printer: &Printer) -> Result<i32> {
             .take(1)
             .collect(),
     };
-    let options = Options { only: args.only.clone(), jobs: args.jobs };
+    let options = KitOptions { only: args.only.clone(), jobs: args.jobs };
     let mut subjects: Vec<Arc<dyn Subject>> = Vec::new();
     for backend in backends {
         subjects.push(Arc::new(build_subject(backend, &args.exec)?));
@@ -86,7 +86,7 @@ pub fn tck(args: &TckArgs, printer: &Printer) -> Result<i32> {
 /// Many cases at once, on threads of their own.
 fn run_cases(
     subjects: Vec<Arc<dyn Subject>>,
-    options: &Options,
+    options: &KitOptions,
     printer: &Printer,
 ) -> Result<Vec<Report>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();

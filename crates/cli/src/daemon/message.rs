@@ -265,6 +265,23 @@ pub struct SupervisorOrder {
     pub secrets: SecretValues,
 }
 
+impl SupervisorOrder {
+    /// A new sandbox that lives until it is ended, without a program and without secrets.
+    pub fn new(spec: SandboxSpec, origin: Workspace) -> Self {
+        Self {
+            spec,
+            idle: None,
+            lifetime: None,
+            command: None,
+            workspace: None,
+            origin,
+            from: None,
+            verified: VerifiedParts::default(),
+            secrets: SecretValues::new(),
+        }
+    }
+}
+
 /// What a supervisor says on its standard output, once.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]

@@ -37,7 +37,7 @@ const CACHE_FLAG: &str = "--cache";
 const PROJECTS_DIR: &str = "projects";
 /// The part of an entry that guests see. The entry itself, which is what locks are on, is beyond their reach.
 const FILES_DIR: &str = "files";
-/// Open to whomever commands run as. Nobody else gets there: the entry around it is its user's alone.
+/// Open to the user that commands run as. Others cannot reach it: the entry around it is its owner's alone.
 const FILES_MODE: u32 = 0o777;
 /// The name that `auto` stands for.
 const AUTO_NAME: &str = "auto";
@@ -151,7 +151,7 @@ impl PlannedCache {
         };
         variables::set_variables(target.as_str(), spec)?;
         let mount = Mount { source, target, read_only: false };
-        spec.trees.push(HostTree { part_of: HostTree::CACHE.into(), mount, required: true });
+        spec.trees.push(HostTree { part_of: HostTree::CACHE_PART.into(), mount, required: true });
         Ok(())
     }
 
@@ -243,7 +243,7 @@ impl PlannedCache {
 /// process alone. The spec comes from a command of the same user; what is no cache stays refused.
 pub fn hold_caches(spec: &SandboxSpec, settings: &mut Settings) -> Result<Vec<HeldCache>> {
     let mut held = Vec::new();
-    for tree in spec.trees.iter().filter(|tree| tree.part_of == HostTree::CACHE) {
+    for tree in spec.trees.iter().filter(|tree| tree.part_of == HostTree::CACHE_PART) {
         let path = tree.mount.source.as_path();
         let is_cache = path.file_name().is_some_and(|name| name == FILES_DIR)
             && entry_of(path).parent() == Some(projects_dir()?.as_path());

@@ -30,7 +30,7 @@ pub type TerminalTurn = Arc<Mutex<()>>;
 
 /// Where output goes.
 #[derive(Debug, Default)]
-pub struct Output {
+pub struct TerminalOutput {
     writer: Option<OutputWriter>,
     turn: Option<TerminalTurn>,
 }
@@ -41,7 +41,7 @@ struct OutputWriter {
     end: oneshot::Receiver<Result<(), Errno>>,
 }
 
-impl Output {
+impl TerminalOutput {
     /// For a program beside which questions are asked on the same terminal: it writes nothing there while one stands,
     /// and nothing that a terminal would obey, so that it cannot change what a question shows.
     pub fn beside_questions(turn: TerminalTurn) -> Self {

@@ -1,5 +1,5 @@
 //! One line at the bottom of a terminal that is drawn over itself: on standard error, and only if that is a terminal.
-//! Whatever is said next removes it first.
+//! The next message removes it first.
 
 use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};

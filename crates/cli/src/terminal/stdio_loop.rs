@@ -13,7 +13,7 @@ use crate::report::reasons::describe_outcome;
 use crate::terminal;
 use crate::terminal::input;
 use crate::terminal::interrupts::{self, Interrupts};
-use crate::terminal::output::{Output, OutputStop};
+use crate::terminal::output::{OutputStop, TerminalOutput};
 use crate::terminal::printer::Printer;
 
 /// What a command that writes to a closed pipe ends with everywhere.
@@ -89,7 +89,7 @@ pub async fn attend_program(
 /// Writes output as it comes.
 pub async fn relay_output(
     events: &mut impl ProgramEvents,
-    output: &mut Output,
+    output: &mut TerminalOutput,
 ) -> Result<ProgramEnd> {
     while let Some(event) = events.next().await? {
         match event {
@@ -124,7 +124,7 @@ pub async fn collect_output(
 /// Waits until all output is written, says what the exit code alone does not, and answers that code.
 pub async fn conclude_program(
     end: ProgramEnd,
-    mut output: Output,
+    mut output: TerminalOutput,
     interrupts: &mut Interrupts,
     printer: &Printer,
 ) -> Result<i32> {

@@ -10,7 +10,7 @@ use stockade_core::{
 };
 use stockade_fs::Timestamp;
 
-use super::record::Digest;
+use super::record::ContentHash;
 
 /// One thing that happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -221,7 +221,7 @@ pub enum Event {
         /// The number of its last record.
         last: u64,
         /// That record's hash.
-        hash: Digest,
+        hash: ContentHash,
     },
     /// The journal goes on in a new file: always the first record of one, and nowhere else.
     Rotated {

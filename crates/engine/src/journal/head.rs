@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use super::record::{ChainLink, Digest};
+use super::record::{ChainLink, ContentHash};
 
 /// File of the head.
 pub(super) const HEAD_FILE: &str = "head";
@@ -24,16 +24,16 @@ pub(super) struct Head {
     /// Where the next record goes in it.
     pub(super) offset: u64,
     /// The last record's hash.
-    pub(super) hash: Digest,
+    pub(super) hash: ContentHash,
 }
 
 impl Head {
     /// Head of a journal without records.
     pub(super) const EMPTY_JOURNAL: Self =
-        Self { seq: 0, segment: 1, offset: 0, hash: Digest::GENESIS_HASH };
+        Self { seq: 0, segment: 1, offset: 0, hash: ContentHash::GENESIS_HASH };
 
     /// The head after one more record.
-    pub(super) fn after(self, hash: Digest, length: u64) -> Self {
+    pub(super) fn after(self, hash: ContentHash, length: u64) -> Self {
         let seq = self.seq.saturating_add(1);
         Self { seq, offset: self.offset.saturating_add(length), hash, ..self }
     }
@@ -85,7 +85,7 @@ impl Head {
             seq: seq.parse().ok()?,
             segment: segment.parse().ok()?,
             offset: offset.parse().ok()?,
-            hash: Digest::from_hex(hash.as_bytes())?,
+            hash: ContentHash::from_hex(hash.as_bytes())?,
         };
         (head.text().as_bytes() == text && head.segment > 0).then_some(head)
     }
@@ -97,7 +97,8 @@ mod tests {
 
     #[test]
     fn a_head_reads_back_and_nothing_else_does() {
-        let head = Head { seq: u64::MAX, segment: u32::MAX, offset: 7, hash: Digest::GENESIS_HASH };
+        let head =
+            Head { seq: u64::MAX, segment: u32::MAX, offset: 7, hash: ContentHash::GENESIS_HASH };
         let text = head.text();
         assert_eq!(text.len(), HEAD_TEXT_BYTES);
         assert_eq!(Head::parse(text.as_bytes()), Some(head));

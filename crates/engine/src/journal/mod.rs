@@ -28,9 +28,9 @@ use stockade_fs::{Directory, LOCK_TIMEOUT, Locked, Sharing, StateDir, draft_name
 pub use event::{EgressVerdict, Event};
 pub use follow::Follower;
 pub use newest::NewestJobs;
-pub use prune::{Prune, Removed};
+pub use prune::{Prune, PrunedSegments};
 pub use read::{Filter, Job, Jobs, Records};
-pub use record::{Digest, Record};
+pub use record::{ContentHash, Record};
 pub use verify::{Break, Damage, Verdict};
 
 use fault::{During, JournalFault};
@@ -70,7 +70,7 @@ pub struct Receipt {
     /// The record's number.
     pub seq: u64,
     /// Its hash, which stands for everything before it too.
-    pub hash: Digest,
+    pub hash: ContentHash,
 }
 
 /// The audit journal of one state directory. Any number of threads and processes may use it at once.

@@ -28,7 +28,7 @@ pub struct Prune {
 /// What was removed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Removed {
+pub struct PrunedSegments {
     /// How many files.
     pub files: u32,
     /// How large they were.
@@ -44,20 +44,20 @@ struct FinishedSegment {
 
 impl Journal {
     /// What would be removed.
-    pub fn prunable(&self, which: Prune) -> Result<Removed> {
+    pub fn prunable(&self, which: Prune) -> Result<PrunedSegments> {
         self.prune_when(which, false)
     }
 
     /// Removes it. The file that is written to stays.
-    pub fn prune(&self, which: Prune) -> Result<Removed> {
+    pub fn prune(&self, which: Prune) -> Result<PrunedSegments> {
         self.prune_when(which, true)
     }
 
-    fn prune_when(&self, which: Prune, meant: bool) -> Result<Removed> {
+    fn prune_when(&self, which: Prune, meant: bool) -> Result<PrunedSegments> {
         self.remove(which, meant).map_err(|fault| fault.during("prune the journal"))
     }
 
-    fn remove(&self, which: Prune, meant: bool) -> Result<Removed, JournalFault> {
+    fn remove(&self, which: Prune, meant: bool) -> Result<PrunedSegments, JournalFault> {
         let lock = self.lock(LOCK_TIMEOUT)?;
         let mut writer = JournalWriter::resume(&self.dir, &self.options, &lock)?;
         let finished = self.finished()?;
@@ -118,9 +118,9 @@ fn select_removable(
     &finished[..number]
 }
 
-fn sum_removed(files: &[FinishedSegment]) -> Removed {
+fn sum_removed(files: &[FinishedSegment]) -> PrunedSegments {
     let bytes = files.iter().map(|file| file.bytes).sum();
-    Removed { files: u32::try_from(files.len()).unwrap_or(u32::MAX), bytes }
+    PrunedSegments { files: u32::try_from(files.len()).unwrap_or(u32::MAX), bytes }
 }
 
 #[cfg(test)]

@@ -23,19 +23,20 @@ const AFTER_HASH: &[u8] = b"\",";
 const BEFORE_PREV: &[u8] = b"\"prev\":\"";
 const BEFORE_SEQ: &[u8] = b"\",\"seq\":";
 
-/// A SHA-256 hash, written as 64 lower-case hexadecimal digits.
+/// A hash of 32 bytes (SHA-256 of records and manifests, BLAKE3 of a snapshot's files), written as 64 lower-case
+/// hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Digest([u8; 32]);
+pub struct ContentHash([u8; 32]);
 
 /// One record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Record {
     /// The hash over everything below.
-    pub hash: Digest,
+    pub hash: ContentHash,
     /// The hash of the record before, zeroes for the first.
-    pub prev: Digest,
+    pub prev: ContentHash,
     /// Its number, from 1, without gaps.
     pub seq: u64,
     /// When it was written.
@@ -47,8 +48,8 @@ pub struct Record {
 /// What the chain needs of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ChainLink {
-    pub(super) hash: Digest,
-    pub(super) prev: Digest,
+    pub(super) hash: ContentHash,
+    pub(super) prev: ContentHash,
     pub(super) seq: u64,
 }
 
@@ -60,17 +61,17 @@ pub(super) fn encode_event(event: &Event) -> serde_json::Result<Option<Vec<u8>>>
 
 /// The whole line of a record, newline included, and its hash.
 pub(super) fn build_line(
-    prev: Digest,
+    prev: ContentHash,
     seq: u64,
     time: Timestamp,
     event: &[u8],
-) -> (Vec<u8>, Digest) {
+) -> (Vec<u8>, ContentHash) {
     let mut body = Vec::with_capacity(event.len() + MAX_ENVELOPE_BYTES);
     let fields = format!("\"prev\":\"{prev}\",\"seq\":{seq},\"time\":\"{time}\",\"event\":");
     body.extend_from_slice(fields.as_bytes());
     body.extend_from_slice(event);
     body.push(b'}');
-    let hash = Digest::of(&body);
+    let hash = ContentHash::of(&body);
     let mut line = Vec::with_capacity(body.len() + 128);
     line.extend_from_slice(BEFORE_HASH);
     line.extend_from_slice(hash.to_string().as_bytes());
@@ -87,7 +88,7 @@ pub(super) fn is_rotation(line: &[u8], segment: u32) -> bool {
 }
 
 /// What a record of removed segments says: the last one, its last record and that one's hash.
-pub(super) fn parse_pruned(line: &[u8]) -> Option<(u32, u64, Digest)> {
+pub(super) fn parse_pruned(line: &[u8]) -> Option<(u32, u64, ContentHash)> {
     let mark = b"\"event\":{\"kind\":\"pruned\"";
     line.windows(mark.len()).any(|part| part == mark).then_some(())?;
     let event = serde_json::from_slice::<Record>(line).ok()?.event;
@@ -101,7 +102,7 @@ impl ChainLink {
         let rest = line.strip_prefix(BEFORE_HASH).ok_or(Damage::Malformed)?;
         let (hash, rest) = parse_hash(rest)?;
         let body = rest.strip_prefix(AFTER_HASH).ok_or(Damage::Malformed)?;
-        if Digest::of(body) != hash {
+        if ContentHash::of(body) != hash {
             return Err(Damage::Changed);
         }
         let rest = body.strip_prefix(BEFORE_PREV).ok_or(Damage::Malformed)?;
@@ -111,9 +112,9 @@ impl ChainLink {
     }
 }
 
-fn parse_hash(given: &[u8]) -> Result<(Digest, &[u8]), Damage> {
+fn parse_hash(given: &[u8]) -> Result<(ContentHash, &[u8]), Damage> {
     let (digits, rest) = given.split_at_checked(64).ok_or(Damage::Malformed)?;
-    Ok((Digest::from_hex(digits).ok_or(Damage::Malformed)?, rest))
+    Ok((ContentHash::from_hex(digits).ok_or(Damage::Malformed)?, rest))
 }
 
 fn parse_number(given: &[u8]) -> Result<u64, Damage> {
@@ -122,7 +123,7 @@ fn parse_number(given: &[u8]) -> Result<u64, Damage> {
     text.parse().map_err(|_| Damage::Malformed)
 }
 
-impl Digest {
+impl ContentHash {
     /// Previous hash of the first record.
     pub(super) const GENESIS_HASH: Self = Self([0; 32]);
 
@@ -152,13 +153,13 @@ fn parse_nibble(digit: u8) -> Option<u8> {
     }
 }
 
-impl From<[u8; 32]> for Digest {
+impl From<[u8; 32]> for ContentHash {
     fn from(hash: [u8; 32]) -> Self {
         Self(hash)
     }
 }
 
-impl fmt::Display for Digest {
+impl fmt::Display for ContentHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const HEX_DIGITS: &[u8; 16] = b"0123456789abcdef";
         let mut text = String::with_capacity(64);
@@ -170,13 +171,13 @@ impl fmt::Display for Digest {
     }
 }
 
-impl fmt::Debug for Digest {
+impl fmt::Debug for ContentHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl TryFrom<String> for Digest {
+impl TryFrom<String> for ContentHash {
     type Error = &'static str;
 
     fn try_from(given: String) -> Result<Self, Self::Error> {
@@ -184,8 +185,8 @@ impl TryFrom<String> for Digest {
     }
 }
 
-impl From<Digest> for String {
-    fn from(hash: Digest) -> String {
+impl From<ContentHash> for String {
+    fn from(hash: ContentHash) -> String {
         hash.to_string()
     }
 }
@@ -198,11 +199,11 @@ mod tests {
     fn a_line_reads_back_as_the_link_and_the_record_it_was_made_from() {
         let event = Event::Rotated { segment: 7 };
         let json = encode_event(&event).unwrap().unwrap();
-        let (line, hash) = build_line(Digest::GENESIS_HASH, 3, Timestamp::now(), &json);
+        let (line, hash) = build_line(ContentHash::GENESIS_HASH, 3, Timestamp::now(), &json);
         let line = line.strip_suffix(b"\n").unwrap();
         assert_eq!(
             ChainLink::read(line),
-            Ok(ChainLink { hash, prev: Digest::GENESIS_HASH, seq: 3 })
+            Ok(ChainLink { hash, prev: ContentHash::GENESIS_HASH, seq: 3 })
         );
         let record: Record = serde_json::from_slice(line).unwrap();
         assert_eq!((record.hash, record.seq, record.event), (hash, 3, event));
@@ -211,8 +212,8 @@ mod tests {
 
     #[test]
     fn another_spelling_of_the_hash_is_not_accepted() {
-        assert!(Digest::from_hex("A".repeat(64).as_bytes()).is_none());
-        assert!(Digest::from_hex("a".repeat(64).as_bytes()).is_some());
-        assert!(Digest::from_hex("a".repeat(63).as_bytes()).is_none());
+        assert!(ContentHash::from_hex("A".repeat(64).as_bytes()).is_none());
+        assert!(ContentHash::from_hex("a".repeat(64).as_bytes()).is_some());
+        assert!(ContentHash::from_hex("a".repeat(63).as_bytes()).is_none());
     }
 }

@@ -14,7 +14,7 @@ use stockade_fs::Directory;
 
 use super::fault::JournalFault;
 use super::head::{HEAD_FILE, Head};
-use super::record::{ChainLink, Digest, is_rotation, parse_pruned};
+use super::record::{ChainLink, ContentHash, is_rotation, parse_pruned};
 use super::walk::{JournalWalk, LinePlace, LineShape, list_archived_segments};
 
 /// What verification found.
@@ -26,7 +26,7 @@ pub enum Verdict {
         /// How many records there are.
         records: u64,
         /// The last one's hash: kept elsewhere, it proves later that nothing was replaced.
-        head: Digest,
+        head: ContentHash,
     },
     /// It was changed outside its writers.
     Broken(Break),
@@ -92,9 +92,9 @@ struct JournalCheck<'a> {
     /// The last record before the oldest segment, by that one's word.
     floor: Head,
     /// The last record of each segment: its number and its hash.
-    ends: BTreeMap<u32, (u64, Digest)>,
+    ends: BTreeMap<u32, (u64, ContentHash)>,
     /// What the newest record of a removal says.
-    pruned: Option<(u32, u64, Digest)>,
+    pruned: Option<(u32, u64, ContentHash)>,
 }
 
 impl<'a> JournalCheck<'a> {

@@ -16,7 +16,7 @@ use stockade_fs::{Directory, Locked, Timestamp};
 use super::event::Event;
 use super::fault::{During, JournalFault};
 use super::head::{HEAD_FILE, Head};
-use super::record::{self, Digest};
+use super::record::{self, ContentHash};
 use super::tail::Tail;
 use super::verify::Damage;
 use super::{CURRENT_SEGMENT_FILE, JournalOptions, Receipt, archive_file_name};
@@ -61,7 +61,7 @@ impl<'a> JournalWriter<'a> {
         self.head.offset
     }
 
-    fn build_line(&self, event: &[u8]) -> (Vec<u8>, Digest) {
+    fn build_line(&self, event: &[u8]) -> (Vec<u8>, ContentHash) {
         record::build_line(self.head.hash, self.head.seq.saturating_add(1), Timestamp::now(), event)
     }
 
@@ -101,7 +101,7 @@ impl<'a> JournalWriter<'a> {
         self.write_record(&line, hash).map(|_| ())
     }
 
-    fn write_record(&mut self, line: &[u8], hash: Digest) -> Result<Receipt, JournalFault> {
+    fn write_record(&mut self, line: &[u8], hash: ContentHash) -> Result<Receipt, JournalFault> {
         let next = self.head.after(hash, line.len() as u64);
         let done = self.write(line).and_then(|()| self.move_head(next));
         if let Err(fault) = done {

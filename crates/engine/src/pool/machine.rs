@@ -17,7 +17,8 @@ pub(super) type PoolAsker = u64;
 
 /// Delay after the first failed creation in a row; each further failure doubles it.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(100);
-const LONGEST_REST: Duration = Duration::from_secs(30);
+/// Upper bound of that delay.
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
 
 /// Pause of creation after a ready sandbox had to make room.
 const EVICTION_PAUSE: Duration = Duration::from_secs(1);
@@ -172,7 +173,8 @@ impl PoolMachine {
         if !self.making.remove(&seat) {
             return Vec::new();
         }
-        let rest = FIRST_RETRY_DELAY.saturating_mul(1 << self.failures.min(16)).min(LONGEST_REST);
+        let rest =
+            FIRST_RETRY_DELAY.saturating_mul(1 << self.failures.min(16)).min(MAX_RETRY_DELAY);
         self.failures = self.failures.saturating_add(1);
         self.rests_until = now + rest;
         let mut acts = Vec::new();

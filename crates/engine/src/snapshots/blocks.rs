@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use stockade_fs::next_data;
 
-use crate::journal::Digest;
+use crate::journal::ContentHash;
 
 /// Size of every block but the last.
 pub(super) const BLOCK_BYTES: u64 = 64 << 10;
@@ -28,8 +28,8 @@ impl Digester {
         self.0.update(data);
     }
 
-    pub(super) fn finish(self) -> Digest {
-        Digest::from(*self.0.finalize().as_bytes())
+    pub(super) fn finish(self) -> ContentHash {
+        ContentHash::from(*self.0.finalize().as_bytes())
     }
 }
 
@@ -66,7 +66,7 @@ fn is_zero(block: &[u8]) -> bool {
 }
 
 /// The digest of a whole file.
-pub(super) fn digest_file(file: &File, size: u64) -> io::Result<Digest> {
+pub(super) fn digest_file(file: &File, size: u64) -> io::Result<ContentHash> {
     let mut digester = Digester::new(size);
     for_each_block(file, size, |index, block| {
         digester.block(index, block);

@@ -12,7 +12,7 @@ use stockade_core::{
 };
 use stockade_fs::Timestamp;
 
-use crate::journal::Digest;
+use crate::journal::ContentHash;
 
 /// Format that this version writes, and the newest that it reads.
 pub(super) const MANIFEST_FORMAT: u32 = 2;
@@ -92,7 +92,7 @@ pub struct Part {
     /// How long it is, with all that is empty.
     pub size: Bytes,
     /// What it holds.
-    pub digest: Digest,
+    pub digest: ContentHash,
 }
 
 #[derive(Deserialize)]
@@ -238,8 +238,8 @@ fn read_processor_features() -> Vec<String> {
     flags
 }
 
-fn hash_bytes(bytes: &[u8]) -> Digest {
-    Digest::from(<[u8; 32]>::from(Sha256::digest(bytes)))
+fn hash_bytes(bytes: &[u8]) -> ContentHash {
+    ContentHash::from(<[u8; 32]>::from(Sha256::digest(bytes)))
 }
 
 /// The error for a snapshot that is not as it was captured.

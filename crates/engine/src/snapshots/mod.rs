@@ -36,7 +36,7 @@ pub use passing::Passing;
 pub use verified::VerifiedParts;
 
 use crate::engine::lock_mutex;
-use crate::journal::Digest;
+use crate::journal::ContentHash;
 use manifest::{MAX_MANIFEST, build_damaged_error, is_part_name};
 
 const LOCK_FILE: &str = "lock";
@@ -56,7 +56,7 @@ pub struct Snapshots {
     named: Directory,
     drafts: PathBuf,
     /// Files whose every byte was read, as they were then.
-    read: Mutex<HashMap<PartFileStamp, Digest>>,
+    read: Mutex<HashMap<PartFileStamp, ContentHash>>,
 }
 
 /// What changes whenever the content of a file does. Further names do not change it: what backends
@@ -169,7 +169,7 @@ impl Snapshots {
         Ok(Parts { kind: snapshot.kind, files })
     }
 
-    fn object_path(&self, digest: &Digest) -> PathBuf {
+    fn object_path(&self, digest: &ContentHash) -> PathBuf {
         self.objects.join(digest.to_string())
     }
 
@@ -188,7 +188,7 @@ impl Snapshots {
 
     /// Reads a file once and remembers what it was like: only a change makes it read again. One that was
     /// written just now could change without its time telling.
-    fn digest(&self, file: &File) -> io::Result<Digest> {
+    fn digest(&self, file: &File) -> io::Result<ContentHash> {
         let stamp = PartFileStamp::of(file)?;
         if let Some(known) = lock_mutex(&self.read).get(&stamp) {
             return Ok(*known);
@@ -200,7 +200,7 @@ impl Snapshots {
         Ok(digest)
     }
 
-    fn remember_digest(&self, stamp: PartFileStamp, digest: Digest) {
+    fn remember_digest(&self, stamp: PartFileStamp, digest: ContentHash) {
         let mut read = lock_mutex(&self.read);
         if read.len() >= MAX_CACHED_DIGESTS {
             read.clear();

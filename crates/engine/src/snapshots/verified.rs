@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use stockade_core::Result;
 
 use super::{PartFileStamp, Snapshot, Snapshots, open_plain};
-use crate::journal::Digest;
+use crate::journal::ContentHash;
 
 /// Files of a snapshot whose every byte was found right.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct VerifiedParts(Vec<(PartFileStamp, Digest)>);
+pub struct VerifiedParts(Vec<(PartFileStamp, ContentHash)>);
 
 impl Snapshots {
     /// Reads every byte of a snapshot; an error if one is wrong.
@@ -53,7 +53,7 @@ mod tests {
         fs::write(&path, "before").unwrap();
         let open = || File::open(&path).unwrap();
         let real = snapshots.digest(&open()).unwrap();
-        let told = Digest::from([7; 32]);
+        let told = ContentHash::from([7; 32]);
         let over_a_wire = serde_json::to_string(&VerifiedParts(vec![(
             PartFileStamp::of(&open()).unwrap(),
             told,

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::error::{At, Failure, Wall};
 use crate::open::format_path;
-use crate::plan::Network;
+use crate::plan::PlanNetwork;
 use crate::sys::{self, RulesetAttr};
 
 const ACCESS_FS_EXECUTE: u64 = 1;
@@ -124,13 +124,13 @@ pub(crate) fn open_rule_path(path: &str) -> Result<OwnedFd, Errno> {
 /// Puts the process under its rules. Comes after the last mount, which Landlock would refuse.
 pub(crate) fn restrict_process(
     abi: u32,
-    network: Network,
+    network: PlanNetwork,
     writable: &[PathBuf],
 ) -> Result<(), Failure> {
     let wall = Wall::Landlock;
     let tcp = match network {
-        Network::None => BOTH_TCP,
-        Network::Loopback | Network::Helper => 0,
+        PlanNetwork::None => BOTH_TCP,
+        PlanNetwork::Loopback | PlanNetwork::Helper => 0,
     };
     let rules = Rules::new(abi, tcp)?;
     open_rule_path("/").and_then(|root| rules.read(root)).at(wall, "/")?;

@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::thread::UnshareFlags;
 
 use crate::error::{At, Failure, Wall};
-use crate::plan::Network;
+use crate::plan::PlanNetwork;
 use crate::sys;
 
 /// Where a network namespace says from which port on anybody may listen.
@@ -35,14 +35,14 @@ impl Spare {
     }
 
     /// Enters an unused network namespace, set up as the plan says, and uses it up.
-    pub(crate) fn take(&mut self, network: Network) -> Result<(), Failure> {
+    pub(crate) fn take(&mut self, network: PlanNetwork) -> Result<(), Failure> {
         if !std::mem::take(&mut self.fresh) {
             create_network_namespace().at(Wall::Network, "a network namespace")?;
         }
         match network {
-            Network::None => Ok(()),
-            Network::Loopback => bring_up_loopback().at(Wall::Network, "loopback"),
-            Network::Helper => {
+            PlanNetwork::None => Ok(()),
+            PlanNetwork::Loopback => bring_up_loopback().at(Wall::Network, "loopback"),
+            PlanNetwork::Helper => {
                 bring_up_loopback().at(Wall::Network, "loopback")?;
                 open_low_ports().at(Wall::Network, "the ports below 1024 of its loopback")
             }

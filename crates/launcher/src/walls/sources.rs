@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::error::{At, Failure, Wall};
 use crate::fs;
 use crate::open::{Sources, format_path};
-use crate::plan::{LaunchPlan, Workspace};
+use crate::plan::{LaunchPlan, PlanWorkspace};
 use crate::walls::{overlay, scratch};
 use rustix::io::Errno;
 
@@ -23,21 +23,21 @@ pub(crate) fn mount_workspace(
     let attach =
         |tree: &OwnedFd| fs::attach_mount(tree, &place).at(Wall::Workspace, &format_path(target));
     match (&plan.workspace, &sources.workspace, &sources.layers) {
-        (Workspace::Local { .. }, Some(source), _) => attach(&source.tree),
-        (Workspace::Overlay { .. }, _, Some(layers)) => {
+        (PlanWorkspace::Local { .. }, Some(source), _) => attach(&source.tree),
+        (PlanWorkspace::Overlay { .. }, _, Some(layers)) => {
             attach(&overlay::mount_overlay(layers, plan.read_only)?)
         }
-        (Workspace::Trial, ..) => attach(&overlay::mount_trial_overlay()?),
+        (PlanWorkspace::Trial, ..) => attach(&overlay::mount_trial_overlay()?),
         // Nothing is ever in it.
-        (Workspace::Ephemeral { bytes }, ..) if plan.read_only => {
+        (PlanWorkspace::Ephemeral { bytes }, ..) if plan.read_only => {
             let tree = fs::make_tmpfs(*bytes, "0755", fs::READ_ONLY_MOUNT)
                 .at(Wall::Workspace, "a tmpfs")?;
             attach(&tree)
         }
-        (Workspace::Ephemeral { .. }, ..) => {
+        (PlanWorkspace::Ephemeral { .. }, ..) => {
             attach(&scratch::make_scratch_workspace().at(Wall::Workspace, "a private place")?)
         }
-        (Workspace::Local { .. } | Workspace::Overlay { .. }, ..) => {
+        (PlanWorkspace::Local { .. } | PlanWorkspace::Overlay { .. }, ..) => {
             Err(Failure::new(Wall::Workspace, Errno::NOENT, format_path(target)))
         }
     }
@@ -85,10 +85,10 @@ pub(crate) fn mount_extras(
 }
 
 /// Whether what is made in it outlives the sandbox.
-fn is_kept(workspace: &Workspace) -> bool {
+fn is_kept(workspace: &PlanWorkspace) -> bool {
     match workspace {
-        Workspace::Ephemeral { .. } | Workspace::Trial => false,
-        Workspace::Local { .. } | Workspace::Overlay { .. } => true,
+        PlanWorkspace::Ephemeral { .. } | PlanWorkspace::Trial => false,
+        PlanWorkspace::Local { .. } | PlanWorkspace::Overlay { .. } => true,
     }
 }
 

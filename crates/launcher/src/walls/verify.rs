@@ -10,7 +10,7 @@ use rustix::process::{Signal, parent_process_death_signal};
 
 use crate::error::{At, Failure, Wall};
 use crate::ground::{Ground, read_namespace_id};
-use crate::plan::{LaunchPlan, Workspace};
+use crate::plan::{LaunchPlan, PlanWorkspace};
 use crate::walls::{landlock, overlay, parent, rlimits};
 use crate::wire::Proof;
 
@@ -259,14 +259,16 @@ fn verify_workspace(plan: &LaunchPlan, mounts: &VerifiedMounts<'_>) -> Result<St
         mounts.has(wall, alias, option)?;
     }
     match &plan.workspace {
-        Workspace::Ephemeral { .. } | Workspace::Local { .. } => Ok(evidence),
-        Workspace::Overlay { .. } | Workspace::Trial => match mounts.find(wall, target)?.kind {
-            overlay::OVERLAY_FS_TYPE => Ok(format!("{evidence}, an overlay")),
-            kind => refuse_missing_wall(
-                wall,
-                format!("{} is a {kind}, not an overlay", target.display()),
-            ),
-        },
+        PlanWorkspace::Ephemeral { .. } | PlanWorkspace::Local { .. } => Ok(evidence),
+        PlanWorkspace::Overlay { .. } | PlanWorkspace::Trial => {
+            match mounts.find(wall, target)?.kind {
+                overlay::OVERLAY_FS_TYPE => Ok(format!("{evidence}, an overlay")),
+                kind => refuse_missing_wall(
+                    wall,
+                    format!("{} is a {kind}, not an overlay", target.display()),
+                ),
+            }
+        }
     }
 }
 

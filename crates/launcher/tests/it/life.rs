@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::common;
 use crate::common::{failure, for_each_owner, launch, readable, try_launch, until};
 use rustix::process::{Pid, Signal, kill_process};
-use stockade_launcher::{Cgroup, LaunchPlan, Launcher, Mount, Wall, Workspace};
+use stockade_launcher::{Cgroup, LaunchPlan, Launcher, PlanMount, PlanWorkspace, Wall};
 
 fn plan() -> LaunchPlan {
     LaunchPlan::default()
@@ -21,11 +21,11 @@ fn kill(launcher: &Launcher) {
 fn a_missing_source_is_named() {
     for_each_owner(|_, launcher| {
         let path = PathBuf::from("/nowhere/at/all");
-        let workspace = Workspace::Local { path: path.clone() };
+        let workspace = PlanWorkspace::Local { path: path.clone() };
         let refused = failure(try_launch(launcher, &LaunchPlan { workspace, ..plan() }));
         assert_eq!((refused.wall, refused.errno), (Wall::Source, libc::ENOENT));
         assert!(refused.detail.contains("/nowhere/at/all"));
-        let mounts = vec![Mount { source: path, target: "/x".into(), read_only: true }];
+        let mounts = vec![PlanMount { source: path, target: "/x".into(), read_only: true }];
         let refused = failure(try_launch(launcher, &LaunchPlan { mounts, ..plan() }));
         assert!(refused.to_string().contains("/nowhere/at/all"), "{refused}");
         launch(launcher, &plan());
@@ -38,7 +38,7 @@ fn a_source_behind_a_symbolic_link_is_refused() {
         let directory = common::directory(owner);
         let link = directory.path().join("link");
         std::os::unix::fs::symlink("/etc", &link).unwrap();
-        let workspace = Workspace::Local { path: link };
+        let workspace = PlanWorkspace::Local { path: link };
         let refused = failure(try_launch(launcher, &LaunchPlan { workspace, ..plan() }));
         assert_eq!((refused.wall, refused.errno), (Wall::Source, libc::ELOOP));
         assert!(refused.remedy.is_some());
@@ -61,7 +61,7 @@ fn a_target_that_cannot_be_made_is_named() {
         let directory = common::directory(owner);
         let source = directory.path().canonicalize().unwrap();
         let target = PathBuf::from("/usr/no-such-place");
-        let mounts = vec![Mount { source, target, read_only: true }];
+        let mounts = vec![PlanMount { source, target, read_only: true }];
         let refused = failure(try_launch(launcher, &LaunchPlan { mounts, ..plan() }));
         assert_eq!(refused.wall, Wall::Mounts);
         assert!(refused.detail.contains("/usr/no-such-place"));

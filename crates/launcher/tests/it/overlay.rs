@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::common;
 use crate::common::{Owner, directory, failure, for_each_owner, give, launch, local, try_launch};
 use serde_json::json;
-use stockade_launcher::{LaunchPlan, Mount, Wall, Workspace};
+use stockade_launcher::{LaunchPlan, PlanMount, PlanWorkspace, Wall};
 
 /// A directory to show, and one for the changes.
 struct TestLayers {
@@ -34,7 +34,10 @@ impl TestLayers {
 
     fn plan(&self) -> LaunchPlan {
         let [lower, upper, work] = ["lower", "upper", "work"].map(|name| self.path(name));
-        LaunchPlan { workspace: Workspace::Overlay { lower, upper, work }, ..LaunchPlan::default() }
+        LaunchPlan {
+            workspace: PlanWorkspace::Overlay { lower, upper, work },
+            ..LaunchPlan::default()
+        }
     }
 }
 
@@ -140,7 +143,7 @@ fn layers_inside_of_what_is_shown_cannot_be_reached_through_it() {
         let layers = TestLayers::new(owner);
         let [lower, upper, work] = ["", "upper", "work"].map(|name| layers.path(name));
         let lower = lower.components().collect();
-        let workspace = Workspace::Overlay { lower, upper, work };
+        let workspace = PlanWorkspace::Overlay { lower, upper, work };
         let mut inside = launch(launcher, &LaunchPlan { workspace, ..LaunchPlan::default() });
         assert_eq!(inside.read("/workspace/lower/kept").unwrap(), "lower");
         for trapped in ["/workspace/upper", "/workspace/work"] {
@@ -156,8 +159,11 @@ fn nothing_is_mounted_into_a_view_by_making_a_place_in_it() {
         let layers = TestLayers::new(owner);
         let source = directory(owner);
         let source = source.path().canonicalize().unwrap();
-        let mount =
-            |target: &str| Mount { source: source.clone(), target: target.into(), read_only: true };
+        let mount = |target: &str| PlanMount {
+            source: source.clone(),
+            target: target.into(),
+            read_only: true,
+        };
         let known = LaunchPlan { mounts: vec![mount("/workspace/dir")], ..layers.plan() };
         assert_eq!(launch(launcher, &known).list("/workspace/dir").unwrap(), Vec::<String>::new());
         let new = LaunchPlan { mounts: vec![mount("/workspace/new")], ..layers.plan() };
@@ -175,7 +181,7 @@ fn layers_that_cannot_be_used_are_refused_by_name() {
         fs::create_dir(layers.path("elsewhere")).unwrap();
         for wrong in ["link", "file", "elsewhere/upper", "absent"] {
             let [lower, work] = ["lower", "work"].map(|name| layers.path(name));
-            let workspace = Workspace::Overlay { lower, upper: layers.path(wrong), work };
+            let workspace = PlanWorkspace::Overlay { lower, upper: layers.path(wrong), work };
             let plan = LaunchPlan { workspace, ..LaunchPlan::default() };
             let refused = failure(try_launch(launcher, &plan));
             assert_eq!(refused.wall, Wall::Source, "{wrong}: {refused:?}");
@@ -213,7 +219,7 @@ mod needs_root {
         }
         for read_only in [false, true] {
             let (upper, work) = (upper.clone(), work.clone());
-            let workspace = Workspace::Overlay { lower: layers.path("lower"), upper, work };
+            let workspace = PlanWorkspace::Overlay { lower: layers.path("lower"), upper, work };
             let ordinary = Some(common::UNPRIVILEGED_UID);
             let plan = LaunchPlan {
                 workspace,

@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::common;
 use crate::common::{Owner, directory, for_each_owner, give, launch, local};
 use serde_json::{Value, json};
-use stockade_launcher::{LaunchPlan, Launcher, Mount, Network};
+use stockade_launcher::{LaunchPlan, Launcher, PlanMount, PlanNetwork};
 
 /// A program of the host that listens in a directory, open to every user.
 struct SocketHost {
@@ -69,7 +69,7 @@ fn no_socket_of_the_host_is_reached_in_whatever_view_it_lies() {
             let plan = LaunchPlan { workspace, read_only, ..LaunchPlan::default() };
             nothing_is_reached(launcher, &plan, "/workspace", &host);
             let source = shown.path().canonicalize().unwrap();
-            let mounts = vec![Mount { source, target: "/data".into(), read_only }];
+            let mounts = vec![PlanMount { source, target: "/data".into(), read_only }];
             let plan = LaunchPlan { mounts, ..LaunchPlan::default() };
             nothing_is_reached(launcher, &plan, "/data", &host);
         }
@@ -117,7 +117,7 @@ fn sockets_of_the_sandbox_can_be_connected_to_wherever_they_lie() {
 #[test]
 fn a_connection_over_loopback_works_as_ever() {
     for_each_owner(|_, launcher| {
-        let network = Network::Loopback;
+        let network = PlanNetwork::Loopback;
         let mut inside = launch(launcher, &LaunchPlan { network, ..LaunchPlan::default() });
         let expected = json!({ "heard": "hello", "nobody": libc::ECONNREFUSED });
         assert_eq!(inside.ask(json!({ "tcp": "" })), expected);

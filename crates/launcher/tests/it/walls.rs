@@ -2,7 +2,7 @@
 use crate::common;
 use crate::common::{Owner, directory, for_each_owner, launch, local};
 use serde_json::json;
-use stockade_launcher::{DENIED_SYSCALLS, LaunchPlan, Mount, Network, Rlimits, Wall};
+use stockade_launcher::{DENIED_SYSCALLS, LaunchPlan, PlanMount, PlanNetwork, Rlimits, Wall};
 
 fn plan() -> LaunchPlan {
     LaunchPlan::default()
@@ -291,7 +291,7 @@ fn extra_mounts_appear_at_their_targets() {
         let file = directory.path().join("file");
         std::fs::write(&file, "content").unwrap();
         common::give(owner, &file);
-        let mount = |source: &std::path::Path, target: &str, read_only| Mount {
+        let mount = |source: &std::path::Path, target: &str, read_only| PlanMount {
             source: source.canonicalize().unwrap(),
             target: target.into(),
             read_only,
@@ -333,8 +333,8 @@ fn a_directory_can_be_the_root() {
 }
 
 /// The host's libraries: the stand-in agent is linked dynamically, so that an image borrows them.
-fn borrowed_libraries() -> Vec<Mount> {
-    let library = |name: &str| Mount {
+fn borrowed_libraries() -> Vec<PlanMount> {
+    let library = |name: &str| PlanMount {
         source: std::path::Path::new("/").join(name).canonicalize().unwrap(),
         target: format!("/{name}").into(),
         read_only: true,
@@ -447,7 +447,8 @@ mod needs_python {
             assert_eq!(interfaces.lines().count(), 3, "two lines of heading and lo: {interfaces}");
             let result = closed.ask(json!({ "run": ["python3", "-c", connect] }));
             assert_ne!(result["code"], 0, "{result}");
-            let mut open = launch(launcher, &LaunchPlan { network: Network::Loopback, ..plan() });
+            let mut open =
+                launch(launcher, &LaunchPlan { network: PlanNetwork::Loopback, ..plan() });
             open.run(&["python3", "-c", connect]);
         });
     }

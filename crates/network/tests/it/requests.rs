@@ -125,7 +125,14 @@ async fn a_second_request_is_judged_by_its_own_method_and_path() {
 #[tokio::test]
 async fn a_rule_that_denies_a_path_wins_over_the_whole_host() {
     let rules = ["HOST", "!HOST/admin", "!DELETE@HOST"];
-    for line in ["GET /admin", "GET /Admin/x", "GET /%61dmin", "DELETE /v1"] {
+    for line in [
+        "GET /admin",
+        "GET /Admin/x",
+        "GET /%61dmin",
+        "GET /admin%20",
+        "GET /admin./x",
+        "DELETE /v1",
+    ] {
         let record = Reached::open(&rules).await.refuse(line, "").await;
         let (reason, missing) = denial_of(&record);
         assert!(reason.contains("is denied by `!") && missing.is_none(), "{line}: {reason}");
@@ -151,6 +158,12 @@ async fn what_could_be_read_in_two_ways_is_refused() {
         "GET /v1/%00",
         "GET /v1/%252e%252e/admin",
         "GET /v1/%c0%ae",
+        "GET /v1/..%20/admin",
+        "GET /v1/.../admin",
+        "GET /v1/%EF%BC%8E%EF%BC%8E/admin",
+        "GET /v1/..%EF%BC%8Fadmin",
+        "GET /v1/.%E2%80%8B./admin",
+        "GET /v1/%u002e%u002e/admin",
         "OPTIONS *",
         "get /v1/a",
     ] {
@@ -163,10 +176,25 @@ async fn what_could_be_read_in_two_ways_is_refused() {
 
 #[tokio::test]
 async fn headers_that_name_another_request_are_refused() {
-    for header in ["X-HTTP-Method-Override: DELETE\r\n", "X-Original-URL: /admin\r\n"] {
+    for header in [
+        "X-HTTP-Method-Override: DELETE\r\n",
+        "X-Original-URL: /admin\r\n",
+        "Destination: /admin\r\n",
+    ] {
         let record = Reached::open(&["GET@HOST"]).await.refuse("GET /", header).await;
         assert!(denial_of(&record).0.contains("may name another request"), "{record:?}");
     }
+}
+
+#[tokio::test]
+async fn parameters_that_name_another_method_are_refused() {
+    for line in ["GET /?a=1&_method=DELETE", "GET /?%5Fmethod=DELETE", "GET /a?_METHOD=PUT"] {
+        let record = Reached::open(&["GET@HOST"]).await.refuse(line, "").await;
+        let (reason, missing) = denial_of(&record);
+        assert!(reason.contains("has the parameter `_method`"), "{line}: {reason}");
+        assert!(missing.is_none() && !reason.contains('?'), "{line}: {reason}");
+    }
+    Reached::open(&["GET@HOST"]).await.pass("GET /?payment_method=card").await;
 }
 
 #[tokio::test]
@@ -197,6 +225,18 @@ async fn a_request_that_loses_its_right_is_cut() {
     reached.replace_rules(&["HOST", "!HOST/v2"]);
     reached.helper.hear_until(&Said::Reset(1)).await;
     let record = reached.helper.wait_for_records(1).await.remove(0);
+    assert_eq!(record.request.as_deref(), Some("GET /v2"));
+}
+
+#[tokio::test]
+async fn a_request_that_may_be_another_one_is_cut_when_requests_are_to_be_judged() {
+    let mut reached = Reached::open(&["HOST"]).await;
+    reached.say_with("GET /v2", "X-HTTP-Method-Override: DELETE\r\n");
+    assert_eq!(reached.read_line().await, "GET /v2 HTTP/1.1");
+    reached.replace_rules(&["GET@HOST"]);
+    reached.helper.hear_until(&Said::Reset(1)).await;
+    let record = reached.helper.wait_for_records(1).await.remove(0);
+    assert!(denial_of(&record).0.contains("may name another request"), "{record:?}");
     assert_eq!(record.request.as_deref(), Some("GET /v2"));
 }
 

@@ -11,7 +11,7 @@ use stockade_core::{LimitKind, Support};
 use stockade_tck::control::Control;
 use stockade_tck::simulated::Simulated;
 use stockade_tck::{
-    EngineFailure, OnHost, Options, Subject, churn_engine, hostile, run, serve_engine,
+    EngineFailure, KitOptions, OnHost, Subject, churn_engine, hostile, run, serve_engine,
 };
 
 /// The variable that names the configuration of `ssh` for the subject of that name.
@@ -109,7 +109,7 @@ async fn judge_subject(subject: Arc<dyn Subject>, only: Vec<String>) -> Result<(
         };
         writeln!(out, "{kind}: {told}")?;
     }
-    let options = Options { only: only.clone(), jobs: 1 };
+    let options = KitOptions { only: only.clone(), jobs: 1 };
     let reports = [run(Arc::clone(&subject), &options).await, hostile::run(subject, only).await];
     for report in &reports {
         writeln!(out, "{}", report.table())?;

@@ -85,11 +85,11 @@ impl Subject for Control {
 
 #[derive(Default)]
 struct Plain {
-    sandboxes: Mutex<BTreeMap<SandboxId, Arc<NoWalls>>>,
+    sandboxes: Mutex<BTreeMap<SandboxId, Arc<ControlSandbox>>>,
 }
 
 impl Plain {
-    fn sandboxes(&self) -> MutexGuard<'_, BTreeMap<SandboxId, Arc<NoWalls>>> {
+    fn sandboxes(&self) -> MutexGuard<'_, BTreeMap<SandboxId, Arc<ControlSandbox>>> {
         self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -108,7 +108,7 @@ impl Backend for Plain {
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
-        let sandbox = Arc::new(NoWalls::new(id, admitted)?);
+        let sandbox = Arc::new(ControlSandbox::new(id, admitted)?);
         self.sandboxes().insert(id.clone(), Arc::clone(&sandbox));
         Ok(sandbox)
     }
@@ -127,14 +127,14 @@ impl Backend for Plain {
 }
 
 /// A directory and a list of children: all that there is.
-struct NoWalls {
+struct ControlSandbox {
     id: SandboxId,
     files: PlainFiles,
     children: Children,
     _own: Option<TempDir>,
 }
 
-impl NoWalls {
+impl ControlSandbox {
     fn new(id: &SandboxId, admitted: &Admitted) -> Result<Self> {
         let failed = |error: std::io::Error| {
             Error::new(ErrorCode::Invalid, "create", "the workspace cannot be used").source(error)
@@ -155,7 +155,7 @@ impl NoWalls {
 }
 
 #[async_trait]
-impl Sandbox for NoWalls {
+impl Sandbox for ControlSandbox {
     fn id(&self) -> &SandboxId {
         &self.id
     }

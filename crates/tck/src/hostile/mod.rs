@@ -18,7 +18,7 @@ use stockade_core::{Command, Ending, Feature, LimitKind, SandboxSpec, Span};
 use crate::case::check;
 use crate::kit::probe_command;
 use crate::runner::run_cases;
-use crate::{Case, Kit, Options, Ran, Report, Subject, Verdict};
+use crate::{Case, Kit, KitOptions, Ran, Report, Subject, Verdict};
 
 const MIB_BYTES: u64 = 1 << 20;
 
@@ -35,12 +35,12 @@ pub fn all() -> Vec<Case> {
 
 /// Runs the corpus, one program at a time: what one uses up, another would miss.
 pub async fn run(subject: Arc<dyn Subject>, only: Vec<String>) -> Report {
-    run_cases(all(), subject, &Options { only, jobs: 1 }).await
+    run_cases(all(), subject, &KitOptions { only, jobs: 1 }).await
 }
 
 /// Runs what means harm as WebAssembly, likewise.
 pub async fn run_wasm(subject: Arc<dyn Subject>, only: Vec<String>) -> Report {
-    run_cases(wasm::HOSTILE_WASM_CASES.to_vec(), subject, &Options { only, jobs: 1 }).await
+    run_cases(wasm::HOSTILE_WASM_CASES.to_vec(), subject, &KitOptions { only, jobs: 1 }).await
 }
 
 /// The kit's spec, with limits that hold as far as the backend can make them.

@@ -1,7 +1,7 @@
 //! The verbs about files, played over the virtual tree.
 
 use serde_json::{Value, json};
-use stockade_backends::mock::{Errno, Guest, Node};
+use stockade_backends::mock::{Errno, Guest, MockNode};
 
 use super::verbs::{Played, number_argument, text_argument};
 
@@ -11,8 +11,8 @@ pub(super) fn run_file_verb(verb: &str, guest: &Guest) -> Option<Played> {
         "read" => read_file(guest),
         "write" => write_file(guest, text_argument(guest, 1).as_bytes()),
         "remove" => remove_file(guest),
-        "make-link" => create_node(guest, 1, Node::Symlink(text_argument(guest, 0))),
-        "make-fifo" => create_node(guest, 0, Node::Fifo),
+        "make-link" => create_node(guest, 1, MockNode::Symlink(text_argument(guest, 0))),
+        "make-fifo" => create_node(guest, 0, MockNode::Fifo),
         "list" => list_directory(guest),
         "stat" => stat_file(guest),
         "fill" => return Some(Ok(fill_file(guest))),
@@ -49,7 +49,7 @@ fn remove_file(guest: &Guest) -> Result<Value, Errno> {
     if there { Ok(json!({})) } else { Err(Errno::NoEntry) }
 }
 
-fn create_node(guest: &Guest, at: usize, node: Node) -> Result<Value, Errno> {
+fn create_node(guest: &Guest, at: usize, node: MockNode) -> Result<Value, Errno> {
     let at = guest.resolve(&text_argument(guest, at))?;
     guest.files(|tree| tree.put(&at, node)).map(|()| json!({}))
 }
@@ -63,7 +63,7 @@ fn list_directory(guest: &Guest) -> Result<Value, Errno> {
 fn stat_file(guest: &Guest) -> Result<Value, Errno> {
     let at = guest.resolve(&text_argument(guest, 0))?;
     let node = guest.files(|tree| tree.node(&at).cloned())?;
-    let size = if let Node::File(data) = node { data.len() } else { 0 };
+    let size = if let MockNode::File(data) = node { data.len() } else { 0 };
     Ok(json!({ "size": size }))
 }
 

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use crate::engines::{ContainerEngine, EngineKind};
 use crate::sample;
-use stockade_backends::docker::{Docker, Options as DockerOptions};
+use stockade_backends::docker::{Docker, DockerOptions};
 use stockade_core::{Backend, Command, Ending, ErrorCode, HostPath, Image, SandboxSpec, Workspace};
 use stockade_engine::{Engine as Stockade, EngineConfig};
 use stockade_tck::{
-    Case, ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK_VARIABLE, OnHost, Options, Report,
+    Case, ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, KitOptions, MARK_VARIABLE, OnHost, Report,
     Status, Subject, cases, hostile, probe_bytes, run, write_image,
 };
 
@@ -85,7 +85,7 @@ fn assert_report(report: &Report, least: usize) {
 pub async fn judge_engine(kind: EngineKind, least: usize) {
     let engine = ContainerEngine::start(kind);
     let subject = make_subject(&engine, None).await;
-    assert_report(&run(subject, &Options { only: read_case_filter(), jobs: 4 }).await, least);
+    assert_report(&run(subject, &KitOptions { only: read_case_filter(), jobs: 4 }).await, least);
     assert_eq!(engine.list_containers(), Vec::<String>::new());
 }
 
@@ -97,7 +97,7 @@ pub async fn judge_runtime(kind: EngineKind, runtime: &str, least: usize) {
     let changed = |case: &Case| case.isolation || RUNTIME_CLAUSES.contains(&case.clause);
     let names = cases::all().into_iter().filter(changed).map(|case| case.name.to_owned()).collect();
     let only = sample::pick_rounds([&names, &Vec::new()]).clone();
-    assert_report(&run(subject, &Options { only, jobs: 4 }).await, least);
+    assert_report(&run(subject, &KitOptions { only, jobs: 4 }).await, least);
     assert_eq!(engine.list_containers(), Vec::<String>::new());
 }
 

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use stockade_tck::control::{Control, EXCUSED_CASES};
-use stockade_tck::{CaseReport, Options, Status, cases, run};
+use stockade_tck::{CaseReport, KitOptions, Status, cases, run};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn without_walls_the_cases_about_walls_fail_and_no_others() {
     let engine = env!("CARGO_BIN_EXE_stockade-tck-engine").into();
     let subject = Control::default().with_engine_process(engine);
-    let report = run(Arc::new(subject), &Options::default()).await;
+    let report = run(Arc::new(subject), &KitOptions::default()).await;
     println!("{}", report.table());
     let isolation = |case: &CaseReport| {
         cases::all().iter().any(|known| known.name == case.name && known.isolation)

@@ -9,7 +9,7 @@ use stockade_backends::landlock::Landlock;
 use stockade_backends::native::Native;
 use stockade_core::{Backend, BackendName, SandboxSpec};
 use stockade_engine::{Engine, EngineConfig};
-use stockade_tck::{OnHost, Options, Status, run};
+use stockade_tck::{KitOptions, OnHost, Status, run};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_landlock_backend_passes_every_case_it_declares_the_features_for() {
@@ -18,7 +18,7 @@ async fn the_landlock_backend_passes_every_case_it_declares_the_features_for() {
         .without_namespaces()
         .leaving_nothing_in(std::env::temp_dir())
         .with_engine_process(engine, vec!["landlock".into()]);
-    let report = run(Arc::new(subject), &Options::default()).await;
+    let report = run(Arc::new(subject), &KitOptions::default()).await;
     println!("{}", report.table());
     for case in &report.cases {
         if let Status::Failed(reason) = &case.status {

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use stockade_tck::simulated::Simulated;
-use stockade_tck::{Options, Report, Status, run};
+use stockade_tck::{KitOptions, Report, Status, run};
 
 async fn run_kit_on_mock() -> Report {
     let engine = env!("CARGO_BIN_EXE_stockade-tck-engine").into();
     let subject = Simulated::default().with_engine_process(engine);
-    run(Arc::new(subject), &Options::default()).await
+    run(Arc::new(subject), &KitOptions::default()).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

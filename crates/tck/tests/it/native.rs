@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use crate::ordinary;
 use stockade_backends::native::Native;
-use stockade_tck::{OnHost, Options, Status, run};
+use stockade_tck::{KitOptions, OnHost, Status, run};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_native_backend_passes_every_case_it_declares_the_features_for() {
     let engine = env!("CARGO_BIN_EXE_stockade-tck-engine").into();
     let subject =
         OnHost::new(Arc::new(Native::new())).with_engine_process(engine, vec!["native".into()]);
-    let report = run(Arc::new(subject), &Options::default()).await;
+    let report = run(Arc::new(subject), &KitOptions::default()).await;
     println!("{}", report.table());
     for case in &report.cases {
         if let Status::Failed(reason) = &case.status {

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use stockade_tck::{Options, Report, cases, run, saboteurs};
+use stockade_tck::{KitOptions, Report, cases, run, saboteurs};
 use tokio::task::JoinSet;
 
 async fn judge_saboteur(saboteur: saboteurs::Saboteur) -> (saboteurs::Saboteur, Report) {
     let only = saboteur.caught_by.iter().map(|name| (*name).to_owned()).collect();
-    let report = run(Arc::new(saboteur.subject()), &Options { only, jobs: 2 }).await;
+    let report = run(Arc::new(saboteur.subject()), &KitOptions { only, jobs: 2 }).await;
     (saboteur, report)
 }
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// What is to be found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Request {
+pub struct FinderRequest {
     /// The workspace: relative paths resolve beneath it, and never outside (C-21).
     pub workspace: String,
     /// The file or directory to search.
@@ -79,7 +79,7 @@ pub enum Answer {
     #[serde(rename_all = "camelCase")]
     Failed {
         /// Whose fault it is.
-        kind: Failure,
+        kind: FinderFailure,
         /// Why.
         why: String,
     },
@@ -88,7 +88,7 @@ pub enum Answer {
 /// Why nothing was looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Failure {
+pub enum FinderFailure {
     /// The pattern cannot be understood.
     Pattern,
     /// The glob cannot be understood.

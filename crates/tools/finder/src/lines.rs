@@ -13,7 +13,7 @@ use grep_searcher::{
     SinkMatch,
 };
 use ignore::{DirEntry, WalkState};
-use stockade_finder::{Answer, Failure, Request, What};
+use stockade_finder::{Answer, FinderFailure, FinderRequest, What};
 
 use crate::Refused;
 use crate::kept::KeptResults;
@@ -23,12 +23,12 @@ use crate::root::{SearchRoot, SearchStart};
 use crate::walk::{self, Problems, inner};
 
 /// The longest line that is looked at, and the most of one that is told.
-const LONGEST_LINE: usize = 16 << 20;
-const MOST_TOLD: usize = 500;
+const MAX_LINE_BYTES: usize = 16 << 20;
+const MAX_TOLD_CHARS: usize = 500;
 /// The most that is told of all of them: escaped, it may be several times as much.
-const MOST_BYTES: usize = 2 << 20;
+const MAX_ANSWER_BYTES: usize = 2 << 20;
 
-pub fn find(request: &Request, root: &SearchRoot) -> Result<Vec<Answer>, Refused> {
+pub fn find(request: &FinderRequest, root: &SearchRoot) -> Result<Vec<Answer>, Refused> {
     let search = Search::new(request)?;
     let (kept, problems) = (Mutex::new(KeptResults::new(request.limit)), Problems::default());
     match &root.start {
@@ -86,7 +86,7 @@ fn build_answers(mut kept: Results, limit: usize, problems: Problems) -> Vec<Ans
     for answer in kept.into_results().flatten() {
         hits += usize::from(is_hit(&answer));
         bytes += estimate_answer_size(&answer);
-        if hits > limit || bytes > MOST_BYTES {
+        if hits > limit || bytes > MAX_ANSWER_BYTES {
             more = true;
             break;
         }
@@ -114,11 +114,11 @@ struct Search {
 }
 
 impl Search {
-    fn new(request: &Request) -> Result<Self, Refused> {
+    fn new(request: &FinderRequest) -> Result<Self, Refused> {
         let What::Lines { pattern, glob: only, ignore_case, fixed, context, files_only } =
             &request.what
         else {
-            return Err(Refused(Failure::Pattern, "no pattern was given".into()));
+            return Err(Refused(FinderFailure::Pattern, "no pattern was given".into()));
         };
         let matcher = RegexMatcherBuilder::new()
             .case_insensitive(*ignore_case)
@@ -126,7 +126,7 @@ impl Search {
             .multi_line(true)
             .line_terminator(Some(b'\n'))
             .build(pattern)
-            .map_err(|error| Refused(Failure::Pattern, error.to_string()))?;
+            .map_err(|error| Refused(FinderFailure::Pattern, error.to_string()))?;
         let whole = |pattern: &String| pattern.contains('/');
         let only = only.as_ref().map(|text| Ok((glob(text)?, whole(text)))).transpose()?;
         let (context, limit) = (*context as usize, request.limit as usize);
@@ -138,7 +138,7 @@ impl Search {
             .binary_detection(BinaryDetection::quit(0))
             // A file that shrinks while it is mapped kills who reads it.
             .memory_map(MmapChoice::never())
-            .heap_limit(Some(LONGEST_LINE))
+            .heap_limit(Some(MAX_LINE_BYTES))
             .line_number(!self.files_only)
             .before_context(self.context)
             .after_context(self.context)
@@ -213,9 +213,9 @@ struct MatchSink<'a> {
 impl MatchSink<'_> {
     fn push_line(&mut self, number: Option<u64>, bytes: &[u8], hit: bool) {
         let line = bytes.strip_suffix(b"\n").unwrap_or(bytes);
-        let text = String::from_utf8_lossy(&line[..line.len().min(4 * MOST_TOLD)]);
-        let end = text.char_indices().nth(MOST_TOLD).map_or(text.len(), |(at, _)| at);
-        let cut = end < text.len() || line.len() > 4 * MOST_TOLD;
+        let text = String::from_utf8_lossy(&line[..line.len().min(4 * MAX_TOLD_CHARS)]);
+        let end = text.char_indices().nth(MAX_TOLD_CHARS).map_or(text.len(), |(at, _)| at);
+        let cut = end < text.len() || line.len() > 4 * MAX_TOLD_CHARS;
         let text = if cut { format!("{} …", &text[..end]) } else { text.into_owned() };
         let (path, number) = ((self.name)(), number.unwrap_or(0));
         self.found.push(Answer::Line { path, number, text, hit });

@@ -15,10 +15,10 @@ mod walk;
 use std::io::Write;
 use std::process::ExitCode;
 
-use stockade_finder::{Answer, Failure, Request, What};
+use stockade_finder::{Answer, FinderFailure, FinderRequest, What};
 
 /// Why nothing was looked for.
-pub struct Refused(pub Failure, pub String);
+pub struct Refused(pub FinderFailure, pub String);
 
 fn main() -> ExitCode {
     let Some(request) = std::env::args().nth(1).and_then(|text| serde_json::from_str(&text).ok())
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run_search(request: &Request) -> Result<Vec<Answer>, Refused> {
+fn run_search(request: &FinderRequest) -> Result<Vec<Answer>, Refused> {
     let root = root::SearchRoot::open(&request.workspace, &request.path)?;
     confine::to(&root);
     match &request.what {

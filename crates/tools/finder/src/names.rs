@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use globset::{GlobBuilder, GlobMatcher};
 use ignore::WalkState;
-use stockade_finder::{Answer, Failure, Request, shown};
+use stockade_finder::{Answer, FinderFailure, FinderRequest, shown};
 
 use crate::Refused;
 use crate::kept::Firsts;
@@ -17,14 +17,18 @@ pub fn glob(pattern: &str) -> Result<GlobMatcher, Refused> {
     let built = GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build();
     built
         .map(|glob| glob.compile_matcher())
-        .map_err(|error| Refused(Failure::Glob, error.to_string()))
+        .map_err(|error| Refused(FinderFailure::Glob, error.to_string()))
 }
 
-pub fn find(request: &Request, root: &SearchRoot, pattern: &str) -> Result<Vec<Answer>, Refused> {
+pub fn find(
+    request: &FinderRequest,
+    root: &SearchRoot,
+    pattern: &str,
+) -> Result<Vec<Answer>, Refused> {
     let matcher = glob(pattern.strip_prefix("./").unwrap_or(pattern))?;
     let SearchStart::Directory(start) = &root.start else {
         let why = format!("`{}` is a file, not a directory", request.path);
-        return Err(Refused(Failure::Unusable, why));
+        return Err(Refused(FinderFailure::Unusable, why));
     };
     let (all, problems) = (Mutex::new(Firsts::new(request.limit)), Problems::default());
     walk::over(request, root, start)?.run(|| {

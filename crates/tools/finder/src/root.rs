@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat};
 use rustix::io::Errno;
-use stockade_finder::Failure;
+use stockade_finder::FinderFailure;
 use stockade_fs::open_beneath;
 
 use crate::Refused;
@@ -60,7 +60,7 @@ enum StartKind {
 
 fn classify_start(opened: &OwnedFd, path: &str) -> Result<StartKind, Refused> {
     let stat = fstat(opened).map_err(|errno| open_error(path, errno))?;
-    let unusable = |what| Err(Refused(Failure::Unusable, format!("`{path}` is {what}")));
+    let unusable = |what| Err(Refused(FinderFailure::Unusable, format!("`{path}` is {what}")));
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => Ok(StartKind::Directory),
         FileType::RegularFile => Ok(StartKind::File),
@@ -73,9 +73,9 @@ fn classify_start(opened: &OwnedFd, path: &str) -> Result<StartKind, Refused> {
 
 fn open_error(path: &str, errno: Errno) -> Refused {
     let (failure, why) = match errno {
-        Errno::NOENT => (Failure::NotFound, "is not there".to_owned()),
-        Errno::XDEV => (Failure::Escapes, "leaves its root".to_owned()),
-        errno => (Failure::Unusable, std::io::Error::from(errno).to_string()),
+        Errno::NOENT => (FinderFailure::NotFound, "is not there".to_owned()),
+        Errno::XDEV => (FinderFailure::Escapes, "leaves its root".to_owned()),
+        errno => (FinderFailure::Unusable, std::io::Error::from(errno).to_string()),
     };
     Refused(failure, format!("`{path}` {why}"))
 }

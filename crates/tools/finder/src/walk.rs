@@ -8,17 +8,17 @@ use std::sync::PoisonError;
 use ignore::gitignore::Gitignore;
 use ignore::{DirEntry, WalkBuilder, WalkParallel};
 use rustix::fd::OwnedFd;
-use stockade_finder::{Failure, Request, shown};
+use stockade_finder::{FinderFailure, FinderRequest, shown};
 
 use crate::Refused;
 use crate::root::SearchRoot;
 
 /// How many problems are told.
-const MOST_PROBLEMS: usize = 20;
+const MAX_PROBLEMS: usize = 20;
 /// Depth of a walk, in directories.
 const MAX_WALK_DEPTH: usize = 256;
 /// More threads than this do not help.
-const MOST_THREADS: usize = 8;
+const MAX_THREADS: usize = 8;
 
 /// What could not be looked into.
 #[derive(Default)]
@@ -27,7 +27,7 @@ pub struct Problems(Mutex<Vec<String>>);
 impl Problems {
     pub fn add(&self, problem: String) {
         let mut problems = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if problems.len() < MOST_PROBLEMS {
+        if problems.len() < MAX_PROBLEMS {
             problems.push(problem);
         }
     }
@@ -41,15 +41,17 @@ impl Problems {
 
 /// A walk over everything below a directory, which becomes the current one.
 pub fn over(
-    request: &Request,
+    request: &FinderRequest,
     root: &SearchRoot,
     start: &OwnedFd,
 ) -> Result<WalkParallel, Refused> {
     let above = load_parent_ignores(request, root)?;
     let entered = rustix::process::fchdir(start);
-    entered.map_err(|errno| Refused(Failure::Unusable, std::io::Error::from(errno).to_string()))?;
+    entered.map_err(|errno| {
+        Refused(FinderFailure::Unusable, std::io::Error::from(errno).to_string())
+    })?;
     let all = request.no_ignore;
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
     let mut builder = WalkBuilder::new(".");
     builder.follow_links(false).max_depth(Some(MAX_WALK_DEPTH)).threads(threads);
     builder.hidden(!request.hidden).parents(false).require_git(false).git_global(false);
@@ -63,14 +65,16 @@ pub fn over(
 
 /// The ignore files of the directories above the start, which the walk itself does not see.
 fn load_parent_ignores(
-    request: &Request,
+    request: &FinderRequest,
     root: &SearchRoot,
 ) -> Result<Vec<(PathBuf, Gitignore)>, Refused> {
     if request.no_ignore || root.above.is_empty() {
         return Ok(Vec::new());
     }
     let entered = rustix::process::fchdir(&root.base);
-    entered.map_err(|errno| Refused(Failure::Unusable, std::io::Error::from(errno).to_string()))?;
+    entered.map_err(|errno| {
+        Refused(FinderFailure::Unusable, std::io::Error::from(errno).to_string())
+    })?;
     let mut dir = PathBuf::new();
     let mut found = Vec::new();
     for part in &root.above {

@@ -4,13 +4,13 @@ use stockade_core::{Boundary, ErrorCode, JobId, SandboxId, TenantName};
 use stockade_engine::{Engine, Event};
 
 use super::facts::cut_middle;
-use super::{ApprovalConfig, Detail, Facts, Programs, Ruling, Verdict};
+use super::{ApprovalConfig, Detail, Facts, Programs, RuleVerdict, Ruling};
 use crate::{Call, Decision, Question, ToolError};
 
 /// The most of a fact that is recorded or shown.
-const MOST_SHOWN: usize = 2000;
+const MAX_SHOWN_BYTES: usize = 2000;
 /// The most paths in a question.
-const MOST_PATHS: usize = 1000;
+const MAX_SHOWN_PATHS: usize = 1000;
 
 /// What a decision is about.
 pub(crate) struct ApprovalSubject<'a> {
@@ -31,9 +31,9 @@ pub(crate) async fn approve_call(
 ) -> Result<(), ToolError> {
     let ruling = config.judge(&subject.facts);
     let refusal = match ruling.verdict {
-        Verdict::Allow => None,
-        Verdict::Deny => Some("the user's rules do not allow it".to_owned()),
-        Verdict::Ask => ask_user(config, &subject, call).await,
+        RuleVerdict::Allow => None,
+        RuleVerdict::Deny => Some("the user's rules do not allow it".to_owned()),
+        RuleVerdict::Ask => ask_user(config, &subject, call).await,
     };
     record_decision(&subject, &ruling, refusal.is_none()).await?;
     match refusal {
@@ -75,9 +75,9 @@ async fn ask_user(
 /// The facts as they are shown: of very many paths the first and the last. Rules have seen all of them.
 fn shorten_paths(facts: &Facts) -> Facts {
     let mut shown = facts.clone();
-    let left_out = shown.paths.len().saturating_sub(MOST_PATHS);
+    let left_out = shown.paths.len().saturating_sub(MAX_SHOWN_PATHS);
     if left_out > 0 {
-        let between = MOST_PATHS / 2..MOST_PATHS / 2 + left_out;
+        let between = MAX_SHOWN_PATHS / 2..MAX_SHOWN_PATHS / 2 + left_out;
         shown.paths.splice(between, [format!("… {left_out} paths are not shown …")]);
     }
     shown
@@ -94,7 +94,7 @@ async fn record_decision(
         tenant: subject.tenant.clone(),
         tool: subject.facts.tool.clone(),
         allowed,
-        asked: ruling.verdict == Verdict::Ask,
+        asked: ruling.verdict == RuleVerdict::Ask,
         rule: ruling.rule.clone(),
         facts: format!(
             "{}: {}{}",
@@ -144,7 +144,7 @@ fn describe_details(facts: &Facts, reader: DetailAudience) -> String {
             format!("; {}: {:?}", detail.name, detail.text)
         }
     };
-    cut_middle(&facts.details.iter().map(one).collect::<String>(), MOST_SHOWN)
+    cut_middle(&facts.details.iter().map(one).collect::<String>(), MAX_SHOWN_BYTES)
 }
 
 /// What would be done, with control characters escaped: it is the agent's text.
@@ -157,7 +157,7 @@ fn describe_action(facts: &Facts) -> String {
         Programs::Opaque(line) => line.escape_debug().to_string(),
     };
     let wider = if facts.widens { " (more than the server was started with)" } else { "" };
-    format!("{}{wider}", cut_middle(&text, MOST_SHOWN))
+    format!("{}{wider}", cut_middle(&text, MAX_SHOWN_BYTES))
 }
 
 fn join_words(words: &[String], between: &str) -> String {

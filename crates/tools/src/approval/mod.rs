@@ -11,4 +11,4 @@ mod shell;
 pub(crate) use facts::plain_path;
 pub use facts::{Detail, Facts, NetworkFact, Programs};
 pub(crate) use gate::{ApprovalSubject, approve_call};
-pub use rules::{ApprovalConfig, Match, Rule, Ruling, Verdict};
+pub use rules::{ApprovalConfig, Match, Rule, RuleVerdict, Ruling};

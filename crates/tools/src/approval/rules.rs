@@ -24,7 +24,7 @@ pub struct ApprovalConfig {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Rule {
     /// What it says.
-    pub verdict: Verdict,
+    pub verdict: RuleVerdict,
     /// What it is called in records. Absent: its number.
     #[serde(default)]
     pub name: Option<String>,
@@ -58,7 +58,7 @@ pub struct Match {
 /// What a rule says, the strictest last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum RuleVerdict {
     /// Go ahead.
     Allow,
     /// Ask a person.
@@ -71,7 +71,7 @@ pub enum Verdict {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ruling {
     /// What is to be done.
-    pub verdict: Verdict,
+    pub verdict: RuleVerdict,
     /// The rule's name or number, or `default`.
     pub rule: String,
 }
@@ -167,11 +167,11 @@ impl ApprovalConfig {
         let strictest = rulings.max_by_key(|ruling| ruling.verdict);
         let ruling = strictest.unwrap_or_else(|| default_ruling(facts));
         match ruling.verdict {
-            Verdict::Allow if facts.person_only => {
+            RuleVerdict::Allow if facts.person_only => {
                 let rule = format!("{}, but only a person may allow this", ruling.rule);
-                Ruling { verdict: Verdict::Ask, rule }
+                Ruling { verdict: RuleVerdict::Ask, rule }
             }
-            Verdict::Allow | Verdict::Ask | Verdict::Deny => ruling,
+            RuleVerdict::Allow | RuleVerdict::Ask | RuleVerdict::Deny => ruling,
         }
     }
 
@@ -199,7 +199,7 @@ enum Unit<'a> {
 
 fn default_ruling(facts: &Facts) -> Ruling {
     let free = facts.boundary != Boundary::None && !facts.widens;
-    let verdict = if free { Verdict::Allow } else { Verdict::Ask };
+    let verdict = if free { RuleVerdict::Allow } else { RuleVerdict::Ask };
     Ruling { verdict, rule: "default".into() }
 }
 
@@ -212,14 +212,14 @@ enum Fit {
 }
 
 impl Rule {
-    fn verdict_on(&self, facts: &Facts, unit: Unit<'_>) -> Option<Verdict> {
+    fn verdict_on(&self, facts: &Facts, unit: Unit<'_>) -> Option<RuleVerdict> {
         if !self.on.surroundings_fit(facts) || !self.paths_fit(facts) {
             return None;
         }
         match (self.program_fit(unit), self.verdict) {
             (Fit::Yes, verdict) => Some(verdict),
-            (Fit::Perhaps, Verdict::Deny | Verdict::Ask) => Some(Verdict::Ask),
-            (Fit::Perhaps, Verdict::Allow) | (Fit::No, _) => None,
+            (Fit::Perhaps, RuleVerdict::Deny | RuleVerdict::Ask) => Some(RuleVerdict::Ask),
+            (Fit::Perhaps, RuleVerdict::Allow) | (Fit::No, _) => None,
         }
     }
 
@@ -243,7 +243,7 @@ impl Rule {
         let named = self.on.programs.as_ref().is_none_or(|names| {
             names.iter().any(|name| {
                 name == program
-                    || (self.verdict != Verdict::Allow && name == program_base_name(program))
+                    || (self.verdict != RuleVerdict::Allow && name == program_base_name(program))
             })
         });
         named
@@ -258,8 +258,8 @@ impl Rule {
         let Some(globs) = &self.on.paths else { return true };
         let fit = |path: &String| globs.iter().any(|glob| pattern::path_fits(glob, path));
         match self.verdict {
-            Verdict::Allow => !facts.paths.is_empty() && facts.paths.iter().all(fit),
-            Verdict::Ask | Verdict::Deny => facts.paths.iter().any(fit),
+            RuleVerdict::Allow => !facts.paths.is_empty() && facts.paths.iter().all(fit),
+            RuleVerdict::Ask | RuleVerdict::Deny => facts.paths.iter().any(fit),
         }
     }
 }

@@ -9,7 +9,7 @@ use super::exec::{describe_outcome, ended_by, split_ending};
 use super::{approve_command, cut};
 use crate::approval::{Detail, Facts, Programs};
 use crate::arguments::Bash;
-use crate::place::{LONGEST_WAIT, ToolJob, ToolPlace};
+use crate::place::{MAX_OUTPUT_WAIT, ToolJob, ToolPlace};
 use crate::toolbox::ToolSession;
 use crate::{Call, ToolAnswer, ToolError};
 
@@ -153,7 +153,7 @@ pub(super) fn list_jobs(place: &ToolPlace) -> Result<ToolAnswer, ToolError> {
 }
 
 fn wait_duration(args: &Bash) -> Duration {
-    Duration::from_millis(args.wait_ms.unwrap_or(0)).min(LONGEST_WAIT)
+    Duration::from_millis(args.wait_ms.unwrap_or(0)).min(MAX_OUTPUT_WAIT)
 }
 
 fn state_name(outcome: Option<&Outcome>) -> &'static str {

@@ -8,13 +8,13 @@ use stockade_core::{EntryKind, Files, FilesExt, SandboxPath};
 use super::{approve_files, escape_path, media, unless_cancelled};
 use crate::arguments::Artifacts;
 use crate::toolbox::ToolSession;
-use crate::{Call, Image, ToolAnswer, ToolError};
+use crate::{AnswerImage, Call, ToolAnswer, ToolError};
 
 /// Bytes of one file, of all files together, and how many files.
 const DEFAULT_FILE_BYTES: u64 = 1 << 20;
-const MOST_EACH: u64 = 8 << 20;
+const MAX_FILE_BYTES: u64 = 8 << 20;
 const MAX_TOTAL_BYTES: u64 = 16 << 20;
-const MOST_FILES: usize = 100;
+const MAX_FILES: usize = 100;
 
 /// One file. Exactly one of content, picture and problem is there.
 #[derive(Debug, Serialize)]
@@ -35,8 +35,8 @@ pub(crate) async fn fetch_artifacts(
     args: Artifacts,
     call: &Call,
 ) -> Result<ToolAnswer, ToolError> {
-    if args.paths.len() > MOST_FILES {
-        return Err(ToolError::field("paths", format!("names more than {MOST_FILES} files")));
+    if args.paths.len() > MAX_FILES {
+        return Err(ToolError::field("paths", format!("names more than {MAX_FILES} files")));
     }
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
     let mut wanted = Vec::new();
@@ -51,7 +51,7 @@ pub(crate) async fn fetch_artifacts(
         true => place.files()?,
         false => approve_files(session, &place, "artifacts", &paths, call).await?,
     };
-    let each = args.max_bytes.unwrap_or(DEFAULT_FILE_BYTES).min(MOST_EACH);
+    let each = args.max_bytes.unwrap_or(DEFAULT_FILE_BYTES).min(MAX_FILE_BYTES);
     unless_cancelled(call, collect_artifacts(files, &wanted, each)).await
 }
 
@@ -99,7 +99,7 @@ async fn fetch_file(
     read.map_err(|error| (entry.size, error.message().to_owned()))
 }
 
-fn pack_artifact(path: &SandboxPath, data: Vec<u8>, images: &mut Vec<Image>) -> Artifact {
+fn pack_artifact(path: &SandboxPath, data: Vec<u8>, images: &mut Vec<AnswerImage>) -> Artifact {
     let kind = media::detect_kind(path.as_str(), &data);
     let mut artifact = Artifact {
         mime: Some(kind.mime),
@@ -108,7 +108,7 @@ fn pack_artifact(path: &SandboxPath, data: Vec<u8>, images: &mut Vec<Image>) -> 
     artifact.problem = None;
     if kind.picture {
         artifact.picture = Some(images.len());
-        images.push(Image { mime: kind.mime.into(), bytes: data });
+        images.push(AnswerImage { mime: kind.mime.into(), bytes: data });
         return artifact;
     }
     let (encoding, content) = match String::from_utf8(data) {

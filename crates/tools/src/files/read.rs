@@ -14,12 +14,12 @@ use crate::{Call, ToolAnswer, ToolError};
 const READ_CHUNK_BYTES: u32 = 1 << 20;
 /// Lines of one answer, and bytes of them.
 const DEFAULT_LINES: u64 = 2000;
-const MOST_LINES: u64 = 20_000;
-const MOST_TEXT: usize = 256 << 10;
+const MAX_LINES: u64 = 20_000;
+const MAX_TEXT_BYTES: usize = 256 << 10;
 /// How much of a single line.
-const MOST_LINE: usize = 2000;
+const MAX_LINE_CHARS: usize = 2000;
 /// How far into a file lines are counted.
-const MOST_SCANNED: u64 = 256 << 20;
+const MAX_SCANNED_BYTES: u64 = 256 << 20;
 
 /// What was read.
 #[derive(Debug, Default, Serialize)]
@@ -54,7 +54,7 @@ async fn read_or_describe(files: &dyn Files, args: &ReadFile) -> Result<ToolAnsw
         return describe_binary(files, &args.path, &start).await;
     }
     let first = args.offset.unwrap_or(1).max(1);
-    let most = args.limit.unwrap_or(DEFAULT_LINES).clamp(1, MOST_LINES);
+    let most = args.limit.unwrap_or(DEFAULT_LINES).clamp(1, MAX_LINES);
     let mut reader = LineReader::new(&args.path, first, most);
     let (mut at, mut piece) = (0, start);
     loop {
@@ -64,7 +64,7 @@ async fn read_or_describe(files: &dyn Files, args: &ReadFile) -> Result<ToolAnsw
         if reader.is_full() || last {
             return reader.finish_answer(last);
         }
-        if at >= MOST_SCANNED {
+        if at >= MAX_SCANNED_BYTES {
             let message = format!("`{}` has no line {first} in its first {at} bytes", args.path);
             return Err(ToolError::new(ErrorCode::TooLarge, message)
                 .remedy("use `grep`, or `bash` with `tail -c` or `dd`"));
@@ -123,7 +123,7 @@ impl LineReader {
                 None => (part, false),
             };
             if self.is_wanted() {
-                let room = (MOST_LINE * 4).saturating_sub(self.line.len()).min(text.len());
+                let room = (MAX_LINE_CHARS * 4).saturating_sub(self.line.len()).min(text.len());
                 self.line.extend_from_slice(&text[..room]);
                 self.cut |= room < text.len();
             }
@@ -135,7 +135,7 @@ impl LineReader {
 
     fn end_line(&mut self, newline: bool) {
         if self.is_wanted() {
-            if self.lines.lines == self.most || self.lines.content.len() >= MOST_TEXT {
+            if self.lines.lines == self.most || self.lines.content.len() >= MAX_TEXT_BYTES {
                 self.full = true;
                 self.lines.next_offset = Some(self.number);
                 return;
@@ -149,7 +149,7 @@ impl LineReader {
 
     fn push_line(&mut self, newline: bool) {
         let text = String::from_utf8_lossy(&self.line);
-        let end = text.char_indices().nth(MOST_LINE).map_or(text.len(), |(at, _)| at);
+        let end = text.char_indices().nth(MAX_LINE_CHARS).map_or(text.len(), |(at, _)| at);
         self.lines.content.push_str(&text[..end]);
         if self.cut || end < text.len() {
             self.lines.long_lines_cut = true;

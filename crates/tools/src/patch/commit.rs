@@ -13,7 +13,7 @@ use crate::files::{MAX_EDIT_BYTES, replace};
 use crate::place::ToolPlace;
 
 /// The most that all old files together may hold.
-const MOST_HELD: usize = 64 << 20;
+const MAX_HELD_BYTES: usize = 64 << 20;
 
 /// One file before and after.
 pub(super) struct PatchStep {
@@ -38,8 +38,9 @@ pub(super) async fn plan_steps(
     for change in changes {
         let before = read_state(files, &change.path).await?;
         held += before.as_ref().map_or(0, |state| state.content.len());
-        if held > MOST_HELD {
-            let message = format!("the files to patch hold more than {MOST_HELD} bytes together");
+        if held > MAX_HELD_BYTES {
+            let message =
+                format!("the files to patch hold more than {MAX_HELD_BYTES} bytes together");
             return Err(ToolError::new(ErrorCode::TooLarge, message));
         }
         steps.extend(steps_of(files, change, before).await?);

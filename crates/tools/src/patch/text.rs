@@ -7,7 +7,7 @@ use crate::files::LineEnds;
 
 /// How many lines are compared before it is given up: less than a second's worth. Lines that are all alike could
 /// keep this going for years.
-const MOST_WORK: usize = 20_000_000;
+const MAX_COMPARED_LINES: usize = 20_000_000;
 
 /// Offset in lines from the place it names at which a hunk of a unified diff may be found.
 const MAX_HUNK_OFFSET: usize = 200;
@@ -97,7 +97,7 @@ impl Text {
     /// Applies hunks in order. Each is looked for behind the one before.
     pub(super) fn apply(&mut self, hunks: &[Hunk]) -> Result<(), (usize, Misfit)> {
         let ends = LineEnds::of(&self.write());
-        let work = WorkBudget(Cell::new(MOST_WORK));
+        let work = WorkBudget(Cell::new(MAX_COMPARED_LINES));
         let (mut from, mut shift) = (0, 0);
         for hunk in hunks {
             // Putting lines in moves those behind them.

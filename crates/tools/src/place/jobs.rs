@@ -18,8 +18,8 @@ use super::spool::Spool;
 use crate::ToolError;
 
 /// The most executions that are remembered, and the most output that is kept of ended ones.
-const MOST_JOBS: usize = 200;
-const MOST_KEPT: u64 = 256 << 20;
+const MAX_JOBS: usize = 200;
+const MAX_KEPT_BYTES: u64 = 256 << 20;
 
 /// The executions of one place.
 pub(crate) struct ToolJobs {
@@ -121,7 +121,7 @@ fn make_room(known: &mut VecDeque<Arc<ToolJob>>) {
     let size = |job: &Arc<ToolJob>| job.state.borrow().kept.iter().sum::<u64>();
     let mut kept: u64 = known.iter().map(size).sum();
     let mut at = 0;
-    while at < known.len() && (known.len() > MOST_JOBS || kept > MOST_KEPT) {
+    while at < known.len() && (known.len() > MAX_JOBS || kept > MAX_KEPT_BYTES) {
         if known[at].state.borrow().outcome.is_none() {
             at += 1;
             continue;

@@ -32,7 +32,7 @@ use crate::workspace::WorkspaceView;
 use crate::{Call, ToolError};
 
 /// How many sessions of this process have adopted a sandbox.
-static ADOPTIONS: AtomicU64 = AtomicU64::new(0);
+static ADOPTED_SESSIONS: AtomicU64 = AtomicU64::new(0);
 /// How often it is looked whether walls still stand: they go down without an event.
 const ALIVE_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// How long it may take to hear why they do not.
@@ -108,7 +108,7 @@ impl ToolPlace {
             (Some(_), None) | (None, _) => None,
         };
         // Several sessions may be in it, each with output of its own.
-        let session = ADOPTIONS.fetch_add(1, Ordering::Relaxed);
+        let session = ADOPTED_SESSIONS.fetch_add(1, Ordering::Relaxed);
         let jobs = ToolJobs::new(spools.join(id.as_str()).join(format!("session-{session}")));
         Ok(Self { adopted: true, ..Self::of_live(engine, id.clone(), spec, jobs, view)? })
     }
@@ -358,7 +358,7 @@ pub(crate) struct OutputPiece {
 }
 
 /// How long to wait for something new at most.
-pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(600);
+pub(crate) const MAX_OUTPUT_WAIT: Duration = Duration::from_secs(600);
 
 impl From<Stream> for stockade_core::StreamId {
     fn from(stream: Stream) -> Self {

@@ -15,7 +15,7 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit};
 use super::ToolPlace;
 use crate::directories::UsedDirectory;
 use crate::options::{AdoptedSandbox, SandboxShare};
-use crate::{LocalOptions, Quota, ToolError, ToolboxOptions};
+use crate::{LocalOptions, SandboxQuota, ToolError, ToolboxOptions};
 
 /// Directory of kept output, below the state directory: one directory for each sandbox.
 const SPOOL_DIR: &str = "spools";
@@ -42,7 +42,7 @@ pub(crate) struct ToolPlaces {
     local: Option<LocalOptions>,
     workspaces: Option<SandboxWorkspaces>,
     state_dir: PathBuf,
-    quota: Quota,
+    quota: SandboxQuota,
     /// What the next answer has to say about sandboxes that were lost.
     notices: std::sync::Mutex<Vec<String>>,
     /// The place of calls that name none, and whether this session is over.

@@ -7,7 +7,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use stockade_core::{Bytes, Command, Ending, ErrorCode, Span, Stdin, clean_foreign};
-use stockade_finder::{Answer, Failure, Request};
+use stockade_finder::{Answer, FinderFailure, FinderRequest};
 use stockade_fs::{Survives, draft_name, write_atomically};
 
 use crate::place::ToolPlace;
@@ -29,7 +29,7 @@ const INSTALL_SCRIPT: &str = "umask 077 && d=$(mktemp -d) && cat > \"$d/finder\"
 pub(super) async fn run_finder(
     session: &ToolSession,
     place: &ToolPlace,
-    request: &Request,
+    request: &FinderRequest,
     call: &Call,
 ) -> Result<Vec<Answer>, ToolError> {
     let program = match place.local {
@@ -65,13 +65,13 @@ fn parse_answers(stdout: &[u8]) -> Result<Vec<Answer>, ToolError> {
     }
 }
 
-fn refusal_error(kind: Failure, why: &str) -> ToolError {
+fn refusal_error(kind: FinderFailure, why: &str) -> ToolError {
     match kind {
-        Failure::Pattern => ToolError::field("pattern", why),
-        Failure::Glob => ToolError::field("glob", why),
-        Failure::NotFound => ToolError::new(ErrorCode::NotFound, why),
-        Failure::Escapes => ToolError::new(ErrorCode::PathEscapes, why),
-        Failure::Unusable => ToolError::new(ErrorCode::Invalid, why),
+        FinderFailure::Pattern => ToolError::field("pattern", why),
+        FinderFailure::Glob => ToolError::field("glob", why),
+        FinderFailure::NotFound => ToolError::new(ErrorCode::NotFound, why),
+        FinderFailure::Escapes => ToolError::new(ErrorCode::PathEscapes, why),
+        FinderFailure::Unusable => ToolError::new(ErrorCode::Invalid, why),
     }
 }
 

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use stockade_backends::local;
 use stockade_core::{SandboxPath, WORKSPACE_ROOT, Workspace};
-use stockade_finder::{Answer, Request, What};
+use stockade_finder::{Answer, FinderRequest, What};
 
 use crate::approval::Programs;
 use crate::arguments::{Glob, Grep};
@@ -16,10 +16,10 @@ use crate::toolbox::ToolSession;
 use crate::{Call, ToolAnswer, ToolError};
 
 const DEFAULT_FILES: u32 = 1000;
-const MOST_FILES: u32 = 20_000;
+const MAX_FILES: u32 = 20_000;
 const DEFAULT_HITS: u32 = 500;
-const MOST_HITS: u32 = 5000;
-const MOST_CONTEXT: u32 = 20;
+const MAX_HITS: u32 = 5000;
+const MAX_CONTEXT_LINES: u32 = 20;
 /// Longest pattern.
 const MAX_PATTERN_BYTES: usize = 16 << 10;
 
@@ -32,12 +32,12 @@ pub(crate) async fn find_files(
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
     let path = resolve_start_path(args.path.as_ref())?;
     approve_search(session, &place, "glob", &path, call).await?;
-    let request = Request {
+    let request = FinderRequest {
         workspace: ".".into(),
         path: make_workspace_relative(&place, &path)?.to_string(),
         no_ignore: args.no_ignore,
         hidden: args.hidden,
-        limit: args.limit.unwrap_or(DEFAULT_FILES).clamp(1, MOST_FILES),
+        limit: args.limit.unwrap_or(DEFAULT_FILES).clamp(1, MAX_FILES),
         what: What::Names { glob: args.pattern },
     };
     let answers = finder::run_finder(session, &place, &request, call).await?;
@@ -61,18 +61,18 @@ pub(crate) async fn search_text(
     let place = session.places.find(args.sandbox_id.as_ref()).await?;
     let path = resolve_start_path(args.path.as_ref())?;
     approve_search(session, &place, "grep", &path, call).await?;
-    let request = Request {
+    let request = FinderRequest {
         workspace: ".".into(),
         path: make_workspace_relative(&place, &path)?.to_string(),
         no_ignore: args.no_ignore,
         hidden: args.hidden,
-        limit: args.limit.unwrap_or(DEFAULT_HITS).clamp(1, MOST_HITS),
+        limit: args.limit.unwrap_or(DEFAULT_HITS).clamp(1, MAX_HITS),
         what: What::Lines {
             pattern: args.pattern,
             glob: args.glob,
             ignore_case: args.ignore_case,
             fixed: args.fixed,
-            context: args.context.min(MOST_CONTEXT),
+            context: args.context.min(MAX_CONTEXT_LINES),
             files_only: args.files_only,
         },
     };

@@ -12,7 +12,7 @@ use stockade_backends::native::Native;
 use stockade_core::{
     Backend, ErrorCode, HostPath, Limits, Network, SandboxId, SandboxSpec, Workspace,
 };
-use stockade_tools::{ApprovalConfig, LocalOptions, Quota};
+use stockade_tools::{ApprovalConfig, LocalOptions, SandboxQuota};
 
 /// Takes the walls away without a handle, as `stockade kill` does.
 async fn kill_from_outside(place: Where, id: &SandboxId) {
@@ -86,7 +86,8 @@ fn a_lost_sandbox_that_was_named_says_so_and_can_be_destroyed() {
 #[test]
 fn an_agent_makes_no_more_sandboxes_than_its_quota() {
     test(async {
-        let bench = ToolBench::with(Where::Native, |options| options.quota = Quota::new(2)).await;
+        let bench =
+            ToolBench::with(Where::Native, |options| options.quota = SandboxQuota::new(2)).await;
         // The bound one is the user's, and does not count.
         bench.ok("bash", json!({ "command": "true" })).await;
         let one = bench.ok("sandbox_create", json!({})).await["sandboxId"].clone();
@@ -107,7 +108,7 @@ fn an_agent_makes_no_more_sandboxes_than_its_quota() {
 fn the_default_quota_is_finite() {
     test(async {
         let bench = ToolBench::new(Where::Landlock).await;
-        for _ in 0..Quota::DEFAULT_SANDBOXES {
+        for _ in 0..SandboxQuota::DEFAULT_SANDBOXES {
             bench.ok("sandbox_create", json!({})).await;
         }
         bench.refuses("sandbox_create", json!({}), ErrorCode::QuotaExceeded, "as many").await;

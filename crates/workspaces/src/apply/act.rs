@@ -46,42 +46,20 @@ fn perform_action(
     action: &ApplyAction,
 ) -> FaultResult<Option<ConflictReason>> {
     let path = &action.path;
+    let rename = |flags, way| rename_slot(stage, &action.slot, target, path, flags, way);
     match &action.act {
         ApplyAct::Mode { of, after, .. } => set_mode(target, path, *of, *after),
         ApplyAct::Place { .. } => {
-            let moved = rename_slot(
-                stage,
-                &action.slot,
-                target,
-                path,
-                RenameFlags::NOREPLACE,
-                RenameWay::Out,
-            );
+            let moved = rename(RenameFlags::NOREPLACE, RenameWay::Out);
             conflict_of_rename(moved, path, ConflictReason::AppearedSince)
         }
         ApplyAct::Take { old } => {
-            let moved = rename_slot(
-                stage,
-                &action.slot,
-                target,
-                path,
-                RenameFlags::NOREPLACE,
-                RenameWay::In,
-            );
-            let lost = conflict_of_rename(moved, path, ConflictReason::Gone)?;
-            lost.map_or_else(|| check_identity(stage, action, old), |reason| Ok(Some(reason)))
+            let moved = rename(RenameFlags::NOREPLACE, RenameWay::In);
+            check_taken(moved, stage, action, old)
         }
         ApplyAct::Swap { old, .. } => {
-            let moved = rename_slot(
-                stage,
-                &action.slot,
-                target,
-                path,
-                RenameFlags::EXCHANGE,
-                RenameWay::Out,
-            );
-            let lost = conflict_of_rename(moved, path, ConflictReason::Gone)?;
-            lost.map_or_else(|| check_identity(stage, action, old), |reason| Ok(Some(reason)))
+            let moved = rename(RenameFlags::EXCHANGE, RenameWay::Out);
+            check_taken(moved, stage, action, old)
         }
     }
 }
@@ -122,6 +100,19 @@ fn conflict_of_rename(
         Err(Errno::NOENT | Errno::EXIST) => Ok(Some(otherwise)),
         Err(Errno::NOTDIR | Errno::LOOP) => Ok(Some(ConflictReason::NoDirectory)),
         Err(errno) => Err(errno).step("change", path),
+    }
+}
+
+/// Whether a rename took something out of the tree, and what was to be replaced.
+fn check_taken(
+    moved: rustix::io::Result<()>,
+    stage: &OwnedFd,
+    action: &ApplyAction,
+    old: &FileIdentity,
+) -> FaultResult<Option<ConflictReason>> {
+    match conflict_of_rename(moved, &action.path, ConflictReason::Gone)? {
+        Some(reason) => Ok(Some(reason)),
+        None => check_identity(stage, action, old),
     }
 }
 

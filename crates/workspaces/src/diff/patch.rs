@@ -16,14 +16,14 @@ use crate::layer::Layer;
 use crate::tree::{NodeKind, OpenTree};
 
 /// The longest file whose text is compared.
-const LONGEST_FILE: usize = 1 << 20;
+const MAX_COMPARED_BYTES: usize = 1 << 20;
 /// The longest text that is made.
-const LONGEST_TEXT: usize = 16 << 20;
+const MAX_PATCH_BYTES: usize = 16 << 20;
 /// Timeout of comparing two texts; after it a coarser answer is taken.
 const FILE_DIFF_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long is spent on all of them.
-const PATIENCE_IN_ALL: Duration = Duration::from_secs(20);
+/// Timeout of the whole patch; the rest is left out.
+const PATCH_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What one side of a change holds.
 enum PatchSide {
@@ -37,7 +37,7 @@ pub(crate) fn format_patch(diff: &Diff, lower: &OpenTree, layer: &Layer) -> Faul
     let mut text = String::new();
     let begun = Instant::now();
     for change in &diff.changes {
-        if text.len() > LONGEST_TEXT || begun.elapsed() > PATIENCE_IN_ALL {
+        if text.len() > MAX_PATCH_BYTES || begun.elapsed() > PATCH_TIMEOUT {
             text.push_str("# The rest is left out: there is too much of it.\n");
             break;
         }
@@ -96,7 +96,7 @@ fn read_side(file: std::fs::File, change: &Change) -> FaultResult<PatchSide> {
     if content::is_binary(&file).step("read", &change.path)? {
         return Ok(PatchSide::Unshown("not text"));
     }
-    let whole = content::read_bounded(&file, LONGEST_FILE).step("read", &change.path)?;
+    let whole = content::read_bounded(&file, MAX_COMPARED_BYTES).step("read", &change.path)?;
     Ok(whole.map_or(PatchSide::Unshown("too long to show"), PatchSide::Text))
 }
 

@@ -15,7 +15,7 @@ use crate::protocol::network::{MAX_PORTS_PER_NAME, Setup};
 /// The most sockets for names.
 const MAX_NAME_LISTENERS: usize = 4096;
 /// Connections that wait to be accepted.
-const BACKLOG: i32 = 512;
+const LISTEN_BACKLOG: i32 = 512;
 /// How long an earlier helper, which was killed, may still hold the addresses.
 const BIND_TIMEOUT: Duration = Duration::from_secs(5);
 const BIND_RETRY_INTERVAL: Duration = Duration::from_millis(5);
@@ -117,7 +117,7 @@ fn listen_at(address: Ipv4Addr, port: u16) -> io::Result<TcpListener> {
     let socket = open_socket(AddressFamily::INET)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
     bind(&socket, &SocketAddrV4::new(address, port))?;
-    listen(&socket, BACKLOG)?;
+    listen(&socket, LISTEN_BACKLOG)?;
     Ok(TcpListener::from(socket))
 }
 

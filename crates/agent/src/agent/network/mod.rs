@@ -30,7 +30,7 @@ use dns::{DnsQuestion, MAX_MESSAGE_BYTES, Reply, build_reply, parse_query, refus
 use greeting::ProxyKind;
 use listeners::Listeners;
 use names::NameTable;
-use stream::{Stream, StreamState};
+use stream::{HelperStream, StreamState};
 use tcp_queries::TcpQueries;
 
 /// While more waits to be sent, no socket is read.
@@ -73,7 +73,7 @@ struct Helper {
     own_name: String,
     queries: HashMap<u32, (DnsQuestion, Asker)>,
     next_query: u32,
-    streams: BTreeMap<u32, Stream>,
+    streams: BTreeMap<u32, HelperStream>,
     /// The next number of a stream that begins here: odd.
     next_stream: u32,
 }
@@ -236,7 +236,7 @@ impl Helper {
             HelperSource::Proxy(kind) => {
                 if let Some(socket) = self.listeners.accept_proxy(kind) {
                     let number = self.take_number();
-                    self.streams.insert(number, Stream::to_proxy(socket, kind));
+                    self.streams.insert(number, HelperStream::to_proxy(socket, kind));
                 }
             }
             HelperSource::Name(at) => self.accept_name(at),
@@ -256,7 +256,7 @@ impl Helper {
         let number = self.take_number();
         let via = crate::protocol::network::Via::Name;
         encode(&mut self.outbox, &FromHelper::Open { stream: number, host: &name, port, via });
-        self.streams.insert(number, Stream::to_name(socket));
+        self.streams.insert(number, HelperStream::to_name(socket));
     }
 
     fn serve_stream(&mut self, number: u32, flags: PollFlags) {
@@ -384,7 +384,7 @@ impl Helper {
     }
 
     /// Changes a stream and passes on what can be. One that the engine misuses is broken.
-    fn change_stream(&mut self, number: u32, change: impl FnOnce(&mut Stream) -> bool) {
+    fn change_stream(&mut self, number: u32, change: impl FnOnce(&mut HelperStream) -> bool) {
         let Some(stream) = self.streams.get_mut(&number) else { return };
         if change(stream) {
             self.serve_stream(number, PollFlags::OUT);
@@ -404,7 +404,7 @@ impl Helper {
 
     /// Connects to a server of the sandbox.
     fn connect_inward(&mut self, number: u32, port: u16) {
-        match Stream::to_port(port) {
+        match HelperStream::to_port(port) {
             Ok(stream) if self.streams.len() < MAX_STREAMS => {
                 self.streams.insert(number, stream);
             }

@@ -25,7 +25,7 @@ enum StreamPhase {
 }
 
 /// One connection.
-pub struct Stream {
+pub struct HelperStream {
     socket: TcpStream,
     phase: StreamPhase,
     /// Bytes for the program that its socket has not taken yet.
@@ -60,7 +60,7 @@ pub enum StreamState {
 /// Messages for the engine.
 pub type Outbox<'a> = &'a mut dyn FnMut(&FromHelper<'_>);
 
-impl Stream {
+impl HelperStream {
     /// A program that connected to an invented address. The engine was asked.
     pub fn to_name(socket: TcpStream) -> Self {
         Self::new(socket, StreamPhase::Asked(Via::Name))

@@ -9,7 +9,7 @@ use stockade_core::{Error, ErrorCode, Result};
 use super::link::{PeerLink, Turn, WorkspaceTree};
 use super::lock;
 use crate::across::tree::{Conflict, Tree, TreeError};
-use crate::across::words::{Ask, Tell};
+use crate::across::words::{RemoteRequest, Tell};
 
 /// The workspace's two copies.
 pub(crate) struct Bridge {
@@ -112,13 +112,18 @@ impl Bridge {
     }
 
     /// Asks, and takes the guest's changes over.
-    pub async fn ask(&self, operation: &'static str, ask: &Ask) -> Result<Tell> {
+    pub async fn ask(&self, operation: &'static str, ask: &RemoteRequest) -> Result<Tell> {
         let turn = self.take_turn().await;
         self.ask_in(turn, operation, ask).await
     }
 
     /// The same, for a caller that already has the turn.
-    pub async fn ask_in(&self, turn: Turn, operation: &'static str, ask: &Ask) -> Result<Tell> {
+    pub async fn ask_in(
+        &self,
+        turn: Turn,
+        operation: &'static str,
+        ask: &RemoteRequest,
+    ) -> Result<Tell> {
         let (tell, taken) = turn.ask(operation, ask, self.returning_tree()).await?;
         match taken {
             Ok(conflicts) => {
@@ -138,7 +143,7 @@ impl Bridge {
         if !turn.send_tree(tree).await? {
             return Ok(());
         }
-        let (tell, _) = turn.ask("copy the workspace", &Ask::Push, None).await?;
+        let (tell, _) = turn.ask("copy the workspace", &RemoteRequest::Push, None).await?;
         match tell {
             // What had changed there too comes back with the next command, and stays as it is here.
             Tell::Done { conflicts } => self.note_conflicts(lock(tree).agreed(&conflicts)),
@@ -157,7 +162,7 @@ impl Bridge {
     }
 
     async fn pull_in(&self, turn: Turn) -> Result<()> {
-        self.ask_in(turn, "copy the workspace", &Ask::Pull).await?;
+        self.ask_in(turn, "copy the workspace", &RemoteRequest::Pull).await?;
         self.check_together()
     }
 

@@ -20,7 +20,7 @@ use super::bridge::Bridge;
 use super::link::PeerLink;
 use super::{HANDSHAKE_TIMEOUT, PeerConnection, lock};
 use crate::across::guest::Identity;
-use crate::across::words::{Ask, How, Tell};
+use crate::across::words::{How, RemoteRequest, Tell};
 use crate::agent_sandbox::{BegunExecution, Monitor, StartedProgram};
 
 /// The last numbers that were used: none is used twice, by copies neither.
@@ -168,7 +168,8 @@ impl FarExecutions {
         // The turn is held during the switch: a task that sees an execution end then asks the new machine.
         let before = self.bridge.take_turn().await;
         let (link, pipe) = PeerLink::new(before.link().peer().clone(), connection);
-        let asked = Ask::Become { identity: Box::new(identity), shared: self.bridge.is_shared() };
+        let asked =
+            RemoteRequest::Become { identity: Box::new(identity), shared: self.bridge.is_shared() };
         link.take_turn().await.ask("restore", &asked, None).await.map(drop)?;
         let own = used.of == self.id;
         link.inherit_controls(before.link(), |execution| own && execution < used.executions);
@@ -184,7 +185,7 @@ impl Monitor for FarExecutions {
     async fn begin(&self, limits: &EffectiveLimits) -> Result<Box<dyn BegunExecution>> {
         self.bridge.push_changes().await?;
         let execution = self.last.fetch_add(1, Ordering::Relaxed);
-        let watch = Ask::Watch { execution, cpu_time: limits.cpu_time };
+        let watch = RemoteRequest::Watch { execution, cpu_time: limits.cpu_time };
         // Dropped before the program has started, it tells the other side that there is none.
         let watched = self.watch_execution(execution);
         self.bridge.link().expect_execution(execution);
@@ -230,7 +231,7 @@ impl WatchedExecution {
         tokio::spawn(async move {
             if let Some(pid) = program.started().await {
                 // A send error is ignored: the caller that waits for a reply reports the lost connection.
-                let _ = link.send_request(&Ask::Started { execution, pid }).await;
+                let _ = link.send_request(&RemoteRequest::Started { execution, pid }).await;
             }
         });
     }
@@ -261,7 +262,7 @@ impl WatchedExecution {
                 return exit;
             }
             let (how, cpu_time) = (How::of(&exit.status), exit.cpu_time);
-            let ask = Ask::Ended { execution, how, cpu_time };
+            let ask = RemoteRequest::Ended { execution, how, cpu_time };
             let told = bridge.ask_in(turn, "take the changes over", &ask).await;
             link.forget_execution(execution);
             let verdict = match told {

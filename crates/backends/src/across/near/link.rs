@@ -24,7 +24,7 @@ use super::{Peer, PeerConnection, lock};
 use crate::across::frame::Frame;
 use crate::across::pour;
 use crate::across::tree::{Conflict, Tree, TreeError};
-use crate::across::words::{Ask, Tell};
+use crate::across::words::{RemoteRequest, Tell};
 
 /// Interval of the heartbeat that the other side hears.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
@@ -158,7 +158,7 @@ impl PeerLink {
     }
 
     /// Says something that is not answered.
-    pub async fn send_request(&self, ask: &Ask) -> Result<()> {
+    pub async fn send_request(&self, ask: &RemoteRequest) -> Result<()> {
         self.send_frame(request_frame(ask)?).await
     }
 
@@ -206,8 +206,9 @@ impl PeerLink {
         let (goes_on, until) = oneshot::channel();
         let mut turn = self.take_turn().await;
         turn.open = true;
-        let ask =
-            request_frame(&Ask::StandStill)?.encode().map_err(|_| self.lost_error(operation))?;
+        let ask = request_frame(&RemoteRequest::StandStill)?
+            .encode()
+            .map_err(|_| self.lost_error(operation))?;
         self.out
             .send(QueuedFrame::Last(ask, until))
             .await
@@ -230,7 +231,7 @@ impl PeerLink {
     }
 }
 
-fn request_frame(ask: &Ask) -> Result<Frame> {
+fn request_frame(ask: &RemoteRequest) -> Result<Frame> {
     let text = serde_json::to_vec(ask).map_err(|error| {
         Error::new(ErrorCode::Invalid, "send", "the request has no written form").source(error)
     })?;
@@ -286,7 +287,7 @@ impl Turn {
     }
 
     /// Says something that is part of the request and not answered by itself.
-    pub async fn send_request(&mut self, ask: &Ask) -> Result<()> {
+    pub async fn send_request(&mut self, ask: &RemoteRequest) -> Result<()> {
         self.open = true;
         let said = self.deadline.within(self.link.send_request(ask)).await;
         said.map_err(|_| self.link.too_slow("send"))?
@@ -297,7 +298,7 @@ impl Turn {
     pub async fn ask(
         mut self,
         operation: &'static str,
-        ask: &Ask,
+        ask: &RemoteRequest,
         tree: Option<&WorkspaceTree>,
     ) -> Result<TurnAnswer> {
         self.send_request(ask).await?;
@@ -397,7 +398,8 @@ async fn write_frames(
     mut waiting: mpsc::Receiver<QueuedFrame>,
     mut input: impl AsyncWrite + Unpin,
 ) {
-    let Some(go_on) = request_frame(&Ask::GoOn).ok().and_then(|word| word.encode().ok()) else {
+    let Some(go_on) = request_frame(&RemoteRequest::GoOn).ok().and_then(|word| word.encode().ok())
+    else {
         return;
     };
     while let Some(item) = waiting.recv().await {

@@ -21,7 +21,7 @@ use tokio::io::{AsyncBufRead, AsyncWrite};
 
 use super::guest::Identity;
 use super::tree::{Side, Tree};
-use super::words::{Ask, Failure};
+use super::words::{RemoteFailure, RemoteRequest};
 use crate::agent_sandbox::AgentSandbox;
 use crate::linux::archives::Archives;
 use crate::native::Native;
@@ -58,7 +58,7 @@ impl Peer {
     }
 
     /// What the other side says went wrong.
-    fn failure_error(&self, operation: &'static str, failure: Failure) -> Error {
+    fn failure_error(&self, operation: &'static str, failure: RemoteFailure) -> Error {
         failure.error(operation, &self.called).backend(self.backend.clone())
     }
 }
@@ -158,7 +158,7 @@ pub(crate) async fn take_over(
 ) -> Result<FarSandbox> {
     let tree = open_workspace(&peer.backend, admitted)?;
     let (link, pipe) = PeerLink::new(peer, connection);
-    let asked = Ask::Become { identity: Box::new(identity), shared: tree.is_some() };
+    let asked = RemoteRequest::Become { identity: Box::new(identity), shared: tree.is_some() };
     link.take_turn().await.ask("create", &asked, None).await.map(drop)?;
     let bridge = Arc::new(Bridge::new(link, tree, !admitted.spec().read_only));
     let (reader, writer) = tokio::io::split(pipe);
@@ -181,7 +181,7 @@ async fn request_creation(
 ) -> Result<()> {
     let mut turn = link.take_turn().await;
     let capacity = link.peer().capacity;
-    turn.send_request(&Ask::Open { id: id.clone(), capacity }).await?;
+    turn.send_request(&RemoteRequest::Open { id: id.clone(), capacity }).await?;
     if let Some(tree) = tree {
         turn.send_tree(tree).await?;
     }
@@ -195,7 +195,7 @@ async fn request_creation(
         trees: Vec::new(),
         ..admitted.spec().clone()
     });
-    let create = Ask::Create { spec, enforcement: admitted.enforcement().to_vec() };
+    let create = RemoteRequest::Create { spec, enforcement: admitted.enforcement().to_vec() };
     turn.ask("create", &create, None).await.map(drop)?;
     if let Some(tree) = tree {
         lock(tree).agreed(&[]);

@@ -75,7 +75,7 @@ async fn a_flood_of_kills_starts_one_task() {
     }
     // Heard after all that was said before it.
     peer.write_all(&encode_tell(&Tell::Done { conflicts: Vec::new() })).await.unwrap();
-    link.take_turn().await.ask("pull", &Ask::Pull, None).await.map(drop).unwrap();
+    link.take_turn().await.ask("pull", &RemoteRequest::Pull, None).await.map(drop).unwrap();
     assert!(tasks() <= before + 1, "{} tasks", tasks());
     assert!(slow.0.load(Ordering::Relaxed) <= 1);
     // The same where it is not known yet whom to tell.
@@ -84,7 +84,7 @@ async fn a_flood_of_kills_starts_one_task() {
         peer.write_all(&encode_tell(&Tell::Kill { execution: 8 })).await.unwrap();
     }
     peer.write_all(&encode_tell(&Tell::Done { conflicts: Vec::new() })).await.unwrap();
-    link.take_turn().await.ask("pull", &Ask::Pull, None).await.map(drop).unwrap();
+    link.take_turn().await.ask("pull", &RemoteRequest::Pull, None).await.map(drop).unwrap();
     link.attach_control(8, &control);
     assert!(tasks() <= before + 2, "{} tasks", tasks());
 }
@@ -95,7 +95,7 @@ async fn given_up(wire: TestWire, speak: impl AsyncFnOnce(DuplexStream)) -> Dura
     let begun = Instant::now();
     let asking = async {
         let turn = link.take_turn().await;
-        turn.ask("pull", &Ask::Pull, None).await.map(drop)
+        turn.ask("pull", &RemoteRequest::Pull, None).await.map(drop)
     };
     let error = tokio::select! {
         asked = asking => asked.unwrap_err(),
@@ -105,7 +105,7 @@ async fn given_up(wire: TestWire, speak: impl AsyncFnOnce(DuplexStream)) -> Dura
     let took = begun.elapsed();
     assert!(torn_down.load(Ordering::Relaxed));
     assert_eq!(pipe.read(&mut [0; 16]).await.unwrap(), 0, "the agent's pipe has ended");
-    let again = link.take_turn().await.ask("pull", &Ask::Pull, None).await.unwrap_err();
+    let again = link.take_turn().await.ask("pull", &RemoteRequest::Pull, None).await.unwrap_err();
     assert_eq!((again.code(), begun.elapsed()), (ErrorCode::Unavailable, took));
     took
 }
@@ -144,7 +144,7 @@ async fn changes_that_drip_have_one_deadline() {
         std::future::pending().await
     };
     let asked = tokio::select! {
-        asked = async { link.take_turn().await.ask("pull", &Ask::Pull, Some(&tree)).await } => asked,
+        asked = async { link.take_turn().await.ask("pull", &RemoteRequest::Pull, Some(&tree)).await } => asked,
         never = drip => never,
     };
     assert_eq!(asked.map(drop).unwrap_err().code(), ErrorCode::TooSlow);
@@ -154,7 +154,7 @@ async fn changes_that_drip_have_one_deadline() {
 async fn a_peer_that_does_not_read_is_hung_up_on() {
     let TestWire { link, mut pipe, peer: _held, torn_down } = test_wire();
     let begun = Instant::now();
-    while link.send_request(&Ask::Push).await.is_ok() {}
+    while link.send_request(&RemoteRequest::Push).await.is_ok() {}
     assert!(begun.elapsed() <= Duration::from_secs(40), "{:?}", begun.elapsed());
     assert_eq!(pipe.read(&mut [0; 16]).await.unwrap(), 0, "the agent's pipe has ended");
     assert!(torn_down.load(Ordering::Relaxed));
@@ -165,9 +165,9 @@ async fn what_a_peer_says_went_wrong_is_clean_and_short() {
     let TestWire { link, pipe: _pipe, mut peer, .. } = test_wire();
     let evil = format!("a\x1b]0;owned\x07{}", "x".repeat(50_000));
     let failure =
-        Failure { code: "denied".into(), message: evil.clone(), remedy: Some(evil.clone()) };
+        RemoteFailure { code: "denied".into(), message: evil.clone(), remedy: Some(evil.clone()) };
     peer.write_all(&encode_tell(&Tell::Failed(failure))).await.unwrap();
-    let asked = link.take_turn().await.ask("pull", &Ask::Pull, None).await;
+    let asked = link.take_turn().await.ask("pull", &RemoteRequest::Pull, None).await;
     let error = asked.map(drop).unwrap_err();
     for text in [error.message(), error.hint().unwrap()] {
         assert!(!text.chars().any(stockade_core::is_unsafe_to_show), "{text:?}");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use stockade_backends::across::frame::{Frame, FrameError};
-use stockade_backends::across::words::{Ask, Tell};
+use stockade_backends::across::words::{RemoteRequest, Tell};
 use stockade_backends::native::Native;
 use stockade_core::Result;
 use tokio::io::{AsyncWriteExt, BufReader};
@@ -71,7 +71,7 @@ pub enum SessionRequest {
     /// A piece of the other copy of the workspace.
     Piece(Bytes),
     /// A request.
-    Ask(Ask),
+    Ask(RemoteRequest),
     /// Something that cannot be read.
     Nonsense(serde_json::Error),
 }
@@ -183,15 +183,15 @@ impl FrameReader {
     /// request is in progress.
     async fn handle_word(&self, text: &[u8]) -> bool {
         let asked = match serde_json::from_slice(text) {
-            Ok(Ask::Watch { execution, cpu_time }) => {
+            Ok(RemoteRequest::Watch { execution, cpu_time }) => {
                 return self.watches.watch_execution(execution, cpu_time).await.is_ok();
             }
-            Ok(Ask::Started { execution, pid }) => {
+            Ok(RemoteRequest::Started { execution, pid }) => {
                 self.watches.mark_started(execution, pid);
                 return true;
             }
-            Ok(Ask::StandStill) => return self.stand_still().await.is_ok(),
-            Ok(Ask::GoOn) => return self.ways.send(ResumeMode::On).await.is_ok(),
+            Ok(RemoteRequest::StandStill) => return self.stand_still().await.is_ok(),
+            Ok(RemoteRequest::GoOn) => return self.ways.send(ResumeMode::On).await.is_ok(),
             Ok(ask) => SessionRequest::Ask(ask),
             Err(error) => SessionRequest::Nonsense(error),
         };

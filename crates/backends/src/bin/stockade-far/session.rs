@@ -9,7 +9,7 @@ use stockade_backends::across::frame::{Frame, FrameError};
 use stockade_backends::across::guest::Identity;
 use stockade_backends::across::pour;
 use stockade_backends::across::tree::{Conflict, Side, Tree, TreeError};
-use stockade_backends::across::words::{Ask, Tell, Verdict};
+use stockade_backends::across::words::{CounterReport, RemoteRequest, Tell};
 use stockade_backends::native::Native;
 use stockade_core::{
     Admitted, BackendChoice, Enforcement, Error, ErrorCode, Exit, HostPath, Image, LimitKind,
@@ -145,22 +145,27 @@ impl FarSession {
         Err(io::Error::from(io::ErrorKind::InvalidData).into())
     }
 
-    async fn answer_request(&mut self, ask: Ask) -> Result<(), FrameError> {
+    async fn answer_request(&mut self, ask: RemoteRequest) -> Result<(), FrameError> {
         let answer = match ask {
-            Ask::Open { id, capacity } => {
+            RemoteRequest::Open { id, capacity } => {
                 self.open_place(id, capacity).await;
                 return Ok(());
             }
             // Begun where it was heard.
-            Ask::Watch { .. } | Ask::Started { .. } | Ask::StandStill | Ask::GoOn => return Ok(()),
-            Ask::Create { spec, enforcement } => self.create_walls(*spec, &enforcement).await,
-            Ask::Ended { execution, how, cpu_time } => {
+            RemoteRequest::Watch { .. }
+            | RemoteRequest::Started { .. }
+            | RemoteRequest::StandStill
+            | RemoteRequest::GoOn => return Ok(()),
+            RemoteRequest::Create { spec, enforcement } => {
+                self.create_walls(*spec, &enforcement).await
+            }
+            RemoteRequest::Ended { execution, how, cpu_time } => {
                 self.end_execution(execution, Exit { cpu_time, ..how.exit() }).await
             }
-            Ask::Push => self.finish_receiving().await.map(done_reply),
-            Ask::Pull => self.send_changes().await.map(|()| done_reply(Vec::new())),
-            Ask::Become { identity, shared } => self.become_copy(&identity, shared).await,
-            Ask::Destroy => self.destroy_sandbox().await,
+            RemoteRequest::Push => self.finish_receiving().await.map(done_reply),
+            RemoteRequest::Pull => self.send_changes().await.map(|()| done_reply(Vec::new())),
+            RemoteRequest::Become { identity, shared } => self.become_copy(&identity, shared).await,
+            RemoteRequest::Destroy => self.destroy_sandbox().await,
         };
         let answer = answer.unwrap_or_else(|error| Tell::Failed((&error).into()));
         send_tell(&self.out, &answer).await
@@ -285,7 +290,7 @@ impl FarSession {
             .watches
             .remove_execution(execution)
             .map_or(exit.clone(), |watched| watched.judge(exit));
-        let verdict = Verdict::of(&judged);
+        let verdict = CounterReport::of(&judged);
         self.send_changes().await?;
         Ok(Tell::Judged(verdict))
     }

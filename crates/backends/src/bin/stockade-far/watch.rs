@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use stockade_backends::across::frame::{Frame, FrameError};
 use stockade_backends::across::words::Tell;
-use stockade_backends::native::{Execution, Walls};
+use stockade_backends::native::{LimitedExecution, Walls};
 use stockade_core::{Error, ErrorCode, ProcessControl, Result, Span};
 
 use crate::serve::Outbox;
@@ -27,7 +27,7 @@ pub struct Watches {
 #[derive(Default)]
 struct WatchState {
     walls: Option<Walls>,
-    executions: HashMap<u32, Execution>,
+    executions: HashMap<u32, LimitedExecution>,
 }
 
 /// Ends an execution.
@@ -102,7 +102,7 @@ impl Watches {
     }
 
     /// One that has ended is not watched any more.
-    pub fn remove_execution(&self, execution: u32) -> Option<Execution> {
+    pub fn remove_execution(&self, execution: u32) -> Option<LimitedExecution> {
         self.lock_state().executions.remove(&execution)
     }
 

@@ -49,11 +49,11 @@ const CODE_SELECTOR: u16 = 0x08;
 const DATA_SELECTOR: u16 = 0x10;
 
 /// Where everything lies in the machine's memory, which is mapped one to one.
-pub(super) struct Layout {
+pub(super) struct ProbeLayout {
     steps: &'static [ProbeStep],
 }
 
-impl Layout {
+impl ProbeLayout {
     pub(super) const MEMORY_BYTES: usize = 8 * PAGE_BYTES;
     const PAGE_TABLES_ADDRESS: usize = PAGE_BYTES;
     const GDT_ADDRESS: usize = 4 * PAGE_BYTES;

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm as Device, VcpuExit, VcpuFd, VmFd};
 
-use super::code::{Layout, ProbeStep};
+use super::code::{ProbeLayout, ProbeStep};
 use super::{KICK_SIGNAL, ProbeResult, RUN_TIMEOUT};
 
 /// The KVM API version, the only one that there ever was.
@@ -17,10 +17,10 @@ const KVM_SET_SIGNAL_MASK: libc::c_ulong = 0x4004_ae8b;
 
 /// The memory of the throw-away machine. It and the kernel write to it at will.
 #[repr(C, align(4096))]
-struct ProbeMemory(UnsafeCell<[u8; Layout::MEMORY_BYTES]>);
+struct ProbeMemory(UnsafeCell<[u8; ProbeLayout::MEMORY_BYTES]>);
 
 impl ProbeMemory {
-    fn from_image(image: [u8; Layout::MEMORY_BYTES]) -> Box<Self> {
+    fn from_image(image: [u8; ProbeLayout::MEMORY_BYTES]) -> Box<Self> {
         Box::new(Self(UnsafeCell::new(image)))
     }
 
@@ -33,7 +33,7 @@ impl ProbeMemory {
         let mut found = [0; COUNT];
         let from = self.0.get().cast::<u8>();
         for (offset, byte) in found.iter_mut().enumerate() {
-            if at + offset < Layout::MEMORY_BYTES {
+            if at + offset < ProbeLayout::MEMORY_BYTES {
                 // SAFETY: within the memory, as was just asked; volatile, for others have written it.
                 *byte = unsafe { from.add(at + offset).read_volatile() };
             }
@@ -47,7 +47,7 @@ pub(super) fn run_steps(device: &Device, steps: &'static [ProbeStep]) -> ProbeRe
     if device.get_api_version() != KVM_API_VERSION {
         return Err("/dev/kvm is no KVM device".into());
     }
-    let layout = Layout::new(steps);
+    let layout = ProbeLayout::new(steps);
     let memory = ProbeMemory::from_image(layout.build_image());
     let vm = device.create_vm().map_err(|error| format!("no machine can be made: {error}"))?;
     let mut cpu = prepare_vcpu(device, &vm, &memory, &layout)
@@ -56,13 +56,13 @@ pub(super) fn run_steps(device: &Device, steps: &'static [ProbeStep]) -> ProbeRe
     // Before the memory: it is theirs until then.
     drop((cpu, vm));
     ended.map_err(|what| {
-        match layout.step_name(memory.read_bytes::<1>(Layout::PROGRESS_ADDRESS)[0]) {
+        match layout.step_name(memory.read_bytes::<1>(ProbeLayout::PROGRESS_ADDRESS)[0]) {
             Some(step) => format!("{what} at `{step}`"),
             None => format!("{what} before the first instruction"),
         }
     })?;
     layout
-        .check_data(memory.read_bytes(Layout::DATA_ADDRESS))
+        .check_data(memory.read_bytes(ProbeLayout::DATA_ADDRESS))
         .map_err(|step| format!("`{step}` has no effect"))
 }
 
@@ -70,10 +70,10 @@ fn prepare_vcpu(
     device: &Device,
     vm: &VmFd,
     memory: &ProbeMemory,
-    layout: &Layout,
+    layout: &ProbeLayout,
 ) -> Result<VcpuFd, kvm_ioctls::Error> {
     let region = kvm_userspace_memory_region {
-        memory_size: Layout::MEMORY_BYTES as u64,
+        memory_size: ProbeLayout::MEMORY_BYTES as u64,
         userspace_addr: memory.address(),
         ..kvm_userspace_memory_region::default()
     };

@@ -8,8 +8,8 @@ use wasmtime::component::{Component, Type, Val, types::ComponentItem};
 use wasmtime::{Module, Store, Val as CoreVal, ValType};
 
 use super::exports;
-use super::image::Image;
-use super::{Answer, Arguments};
+use super::image::CapturedInstance;
+use super::{Arguments, CallAnswer};
 use crate::wasm::account::ResourceAccount;
 use crate::wasm::check::{self, ProgramKind};
 use crate::wasm::engine::{EngineMode, TickingGuard, WasmMachine};
@@ -94,7 +94,7 @@ impl Callee {
         &mut self,
         name: &str,
         arguments: Arguments,
-    ) -> Result<Answer> {
+    ) -> Result<CallAnswer> {
         self.store.data_mut().meter.restart_clock();
         if self.machine.mode.is_fuel_counted() {
             // The machine counts, so that setting it cannot fail.
@@ -109,7 +109,7 @@ impl Callee {
             }
         }?;
         let left = self.store.get_fuel().ok().filter(|_| self.machine.mode.is_fuel_counted());
-        Ok(Answer {
+        Ok(CallAnswer {
             values,
             cpu_time: Span::from(self.store.data().meter.cpu_time()),
             fuel: left.map(|left| self.limits.fuel.unwrap_or(u64::MAX).saturating_sub(left)),
@@ -121,12 +121,12 @@ impl Callee {
         Arc::clone(&self.store.data().ended)
     }
 
-    pub(super) fn capture_image(&mut self) -> Result<Image> {
+    pub(super) fn capture_image(&mut self) -> Result<CapturedInstance> {
         let instance = self.core_instance("capture")?;
-        Image::capture_from(&mut self.store, instance, self.number)
+        CapturedInstance::capture_from(&mut self.store, instance, self.number)
     }
 
-    pub(super) fn bring_back(&mut self, image: &Image) -> Result<()> {
+    pub(super) fn bring_back(&mut self, image: &CapturedInstance) -> Result<()> {
         let instance = self.core_instance("restore")?;
         image.bring_back(&mut self.store, instance, self.number)
     }

@@ -13,7 +13,7 @@ use crate::wasm::state::StoreState;
 ///
 /// It fits the instance that it was taken of, and no other: a table's functions are that instance's own.
 #[derive(Clone)]
-pub struct Image {
+pub struct CapturedInstance {
     parts: Arc<Vec<(String, ImagePart)>>,
     of: u64,
 }
@@ -24,7 +24,7 @@ enum ImagePart {
     Table(Vec<Ref>),
 }
 
-impl std::fmt::Debug for Image {
+impl std::fmt::Debug for CapturedInstance {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Image of {} parts", self.parts.len())
     }
@@ -34,7 +34,7 @@ fn image_error(what: impl Into<String>) -> Error {
     Error::new(ErrorCode::Invalid, "restore", what).backend(NAME)
 }
 
-impl Image {
+impl CapturedInstance {
     /// The bytes of memory that were captured.
     pub fn bytes(&self) -> usize {
         let size = |part: &ImagePart| match part {

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 pub use wasmtime::component::Val;
 
 use callee::Callee;
-pub use image::Image;
+pub use image::CapturedInstance;
 
 use super::engine::EngineMode;
 use super::{NAME, Wasm, WasmShared};
@@ -22,7 +22,7 @@ const REQUEST_QUEUE_LENGTH: usize = 16;
 
 /// What a call did to its end: its values, and what it took.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Answer {
+pub struct CallAnswer {
     /// What the function gave back.
     pub values: Vec<Val>,
     /// Processor time.
@@ -38,10 +38,10 @@ enum Arguments {
 }
 
 enum CallRequest {
-    Call(String, Arguments, oneshot::Sender<Result<Answer>>),
+    Call(String, Arguments, oneshot::Sender<Result<CallAnswer>>),
     Functions(oneshot::Sender<Vec<String>>),
-    Capture(oneshot::Sender<Result<Image>>),
-    BringBack(Image, oneshot::Sender<Result<()>>),
+    Capture(oneshot::Sender<Result<CapturedInstance>>),
+    BringBack(CapturedInstance, oneshot::Sender<Result<()>>),
 }
 
 /// A module or component, instantiated once. Dropping it ends it.
@@ -138,12 +138,12 @@ async fn serve_requests(
 impl Instance {
     /// Calls an exported function with typed values. A component's function in an interface is named
     /// `interface#function`.
-    pub async fn call(&self, function: &str, arguments: &[Val]) -> Result<Answer> {
+    pub async fn call(&self, function: &str, arguments: &[Val]) -> Result<CallAnswer> {
         self.send_call(function, Arguments::Values(arguments.to_vec())).await
     }
 
     /// Calls an exported function with arguments in text form, read by its own types.
-    pub async fn call_text(&self, function: &str, arguments: &[String]) -> Result<Answer> {
+    pub async fn call_text(&self, function: &str, arguments: &[String]) -> Result<CallAnswer> {
         self.send_call(function, Arguments::Text(arguments.to_vec())).await
     }
 
@@ -156,14 +156,14 @@ impl Instance {
 
     /// Captures memories, globals and tables as they are between two calls. Requires a core module: a
     /// component is refused by name.
-    pub async fn capture(&self) -> Result<Image> {
+    pub async fn capture(&self) -> Result<CapturedInstance> {
         let (reply, answer) = oneshot::channel();
         self.send_request(CallRequest::Capture(reply)).await?;
         answer.await.map_err(|_| instance_gone("capture"))?
     }
 
     /// Brings a captured state of this very instance back.
-    pub async fn bring_back(&self, image: &Image) -> Result<()> {
+    pub async fn bring_back(&self, image: &CapturedInstance) -> Result<()> {
         let (reply, answer) = oneshot::channel();
         self.send_request(CallRequest::BringBack(image.clone(), reply)).await?;
         answer.await.map_err(|_| instance_gone("restore"))?
@@ -174,7 +174,7 @@ impl Instance {
         self.ended.get().cloned()
     }
 
-    async fn send_call(&self, function: &str, arguments: Arguments) -> Result<Answer> {
+    async fn send_call(&self, function: &str, arguments: Arguments) -> Result<CallAnswer> {
         let (reply, answer) = oneshot::channel();
         self.send_request(CallRequest::Call(function.to_owned(), arguments, reply)).await?;
         answer.await.map_err(|_| instance_gone("call"))?

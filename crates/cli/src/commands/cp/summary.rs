@@ -7,7 +7,7 @@ use stockade_core::{Error, ErrorCode, Result};
 use super::CP_OPERATION;
 
 /// Most files and directories of one copy.
-const MOST_ENTRIES: u64 = 1_000_000;
+const MAX_ENTRIES: u64 = 1_000_000;
 /// Reason for leaving out a link.
 pub const ESCAPING_LINK_SKIPPED: &str =
     "left out: a symbolic link that leads out of what is copied";
@@ -50,10 +50,10 @@ impl CopySummary {
     pub fn within_bounds(&self) -> Result<()> {
         let left_out = self.skipped.len() as u64;
         let entries = self.files + self.directories + self.links + left_out;
-        if entries < MOST_ENTRIES {
+        if entries < MAX_ENTRIES {
             return Ok(());
         }
-        let message = format!("there are more than {MOST_ENTRIES} files and directories");
+        let message = format!("there are more than {MAX_ENTRIES} files and directories");
         Err(Error::new(ErrorCode::TooLarge, CP_OPERATION, message)
             .remedy("copy a part, or an archive"))
     }

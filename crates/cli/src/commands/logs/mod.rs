@@ -13,14 +13,14 @@ use crate::daemon::remote::Remote;
 use crate::daemon::sandbox_directory::SandboxDirectory;
 use crate::report::capture::{CaptureReport, Captured};
 use crate::report::reasons::describe_outcome;
-use crate::terminal::output::{Output, OutputStop};
+use crate::terminal::output::{OutputStop, TerminalOutput};
 use crate::terminal::printer::Printer;
 use crate::terminal::stdio_loop::{CLOSED_PIPE, ProgramEvents};
 use stored::Stored;
 
 const LOGS_OPERATION: &str = "logs";
 /// Most output that one object holds.
-const MOST_HELD: usize = 64 << 20;
+const MAX_HELD_BYTES: usize = 64 << 20;
 
 /// Whose output to show.
 #[derive(Debug, Args)]
@@ -94,7 +94,7 @@ async fn show_stored_logs(
 }
 
 async fn stream_logs(events: &mut impl ProgramEvents, printer: &Printer) -> Result<i32> {
-    let mut output = Output::default();
+    let mut output = TerminalOutput::default();
     match relay_output(events, &mut output, printer).await {
         Ok(outcome) => {
             let outcome = outcome?;
@@ -108,7 +108,7 @@ async fn stream_logs(events: &mut impl ProgramEvents, printer: &Printer) -> Resu
 
 async fn relay_output(
     events: &mut impl ProgramEvents,
-    output: &mut Output,
+    output: &mut TerminalOutput,
     printer: &Printer,
 ) -> Result<Result<Option<Outcome>>, OutputStop> {
     let mut last = Ok(None);
@@ -145,7 +145,7 @@ async fn collect_output(events: &mut impl ProgramEvents) -> Result<HeldOutput> {
     let mut held = HeldOutput::default();
     while let Some(event) = events.next().await? {
         match event {
-            OutputEvent::Output { data, .. } if held.bytes + data.len() > MOST_HELD => {
+            OutputEvent::Output { data, .. } if held.bytes + data.len() > MAX_HELD_BYTES => {
                 held.missing += data.len() as u64;
             }
             OutputEvent::Output { stream, data, .. } => {

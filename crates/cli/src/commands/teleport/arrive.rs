@@ -8,14 +8,13 @@ use std::time::Duration;
 use clap::Args;
 use rustix::fs::OFlags;
 use stockade_core::{Error, ErrorCode, Result, SandboxId, SandboxSpec, Workspace};
-use stockade_engine::{Passing, StateDir, VerifiedParts};
+use stockade_engine::{Passing, StateDir};
 use stockade_fs::{Locked, Sharing};
 
 use super::protocol::{
     ArrivalAnswer, HELLO_LINE, KEEP_LINE, MAX_PASSAGE, Passage, TELEPORT_VERSION, Whole,
 };
 use super::{ARRIVE_COMMAND, MAX_SNAPSHOT_BYTES, ORIGIN_LABEL};
-use crate::args::secrets::SecretValues;
 use crate::commands::snapshot;
 use crate::config::Settings;
 use crate::daemon::end::end_sandbox;
@@ -113,10 +112,8 @@ fn build_order(passage: Passage, came: &Passing) -> SupervisorOrder {
     spec.labels.remove(ORIGIN_LABEL);
     spec.labels.extend(of.map(|of| (ORIGIN_LABEL.to_owned(), of.to_string())));
     let from = Some(came.snapshot().id.clone());
-    let (command, workspace, origin) = (None, None, Workspace::Ephemeral);
-    let verified = VerifiedParts::default();
-    let secrets = SecretValues::new();
-    SupervisorOrder { spec, idle, lifetime, command, workspace, origin, from, verified, secrets }
+    let blank = SupervisorOrder::new(spec, Workspace::Ephemeral);
+    SupervisorOrder { idle, lifetime, from, ..blank }
 }
 
 /// Offers what was made, and returns when it is known that it stays.

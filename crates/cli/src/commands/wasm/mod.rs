@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use stockade_backends::wasm::Wasm;
-use stockade_backends::wasm::call::Answer;
+use stockade_backends::wasm::call::CallAnswer;
 use stockade_core::{
     Admitted, Backend, BackendChoice, Bytes, Error, ErrorCode, Image, Limits, Result, SandboxSpec,
     Span, admit,
@@ -140,7 +140,7 @@ fn build_recorded_command(args: &CallArgs) -> Vec<String> {
     [file].into_iter().chain(named).collect()
 }
 
-fn convert_answer(answer: Answer) -> Result<Called> {
+fn convert_answer(answer: CallAnswer) -> Result<Called> {
     let text = |value: &stockade_backends::wasm::call::Val| {
         value.to_wave().map_err(|error| {
             Error::new(ErrorCode::Invalid, "wasm call", format!("no text for it: {error}"))

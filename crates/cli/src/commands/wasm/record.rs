@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use stockade_backends::wasm::call::{Answer, Instance};
+use stockade_backends::wasm::call::{CallAnswer, Instance};
 use stockade_core::{
     Admitted, Ending, Error, ErrorCode, ExitStatus, JobId, Outcome, Result, Span, StartFailure,
     StreamReport, Usage,
@@ -56,7 +56,7 @@ impl CallRecord {
     pub async fn close(
         self,
         instance: Option<&Instance>,
-        answer: std::result::Result<Option<&Answer>, &Error>,
+        answer: std::result::Result<Option<&CallAnswer>, &Error>,
     ) -> Result<()> {
         let ending = match answer {
             Ok(_) => Ending::Exited(0),

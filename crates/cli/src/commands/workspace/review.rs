@@ -1,7 +1,7 @@
 //! `--review`: shows what a command has changed, and asks whether to apply it. Without an answer nothing
 //! is applied, and nothing is lost.
 
-use std::io::{BufRead, Write};
+use std::io::BufRead;
 
 use stockade_core::{Error, ErrorCode, Result};
 use stockade_workspaces::{ApplyOptions, Diff};
@@ -11,7 +11,7 @@ use super::apply::{attempt_apply, report_application};
 use super::diff::paint_patch;
 use crate::terminal::interrupts::Interrupts;
 use crate::terminal::printer::Printer;
-use crate::terminal::prompt::typed;
+use crate::terminal::prompt::{typed, write_to_stderr};
 use crate::workspace::{SettledWorkspace, off_thread};
 
 /// What a person may answer.
@@ -50,9 +50,9 @@ pub async fn review_changes(
     let diff = settled.diff.clone();
     // The text of the very changes that are applied on a yes (C-23).
     let patch = off_thread(move || from.patch_of(&id, &diff)).await?;
-    printer.write_to_stderr(&paint_patch(&patch, printer));
+    write_to_stderr(&paint_patch(&patch, printer));
     let held = settled.diff.held().count();
-    let include = match ask_user(held, interrupts, printer).await {
+    let include = match ask_user(held, interrupts).await {
         ReviewAnswer::No => {
             settled.tell(printer);
             return Ok(None);
@@ -74,18 +74,18 @@ fn list_nameable_paths(diff: &Diff) -> Vec<stockade_workspaces::TreePath> {
     diff.held().filter(named).map(|change| change.path.clone()).collect()
 }
 
-async fn ask_user(held: usize, interrupts: &mut Interrupts, printer: &Printer) -> ReviewAnswer {
+async fn ask_user(held: usize, interrupts: &mut Interrupts) -> ReviewAnswer {
     let question = match held {
         0 => "apply these changes? [y/N] ".to_owned(),
         held => format!("apply these changes? {held} held back unless you say `held` [y/N/held] "),
     };
     // Input typed while the command ran was not meant for a question that had not been shown yet.
     typed::discard_typed_input();
-    printer.write_to_stderr(&question);
+    write_to_stderr(&question);
     tokio::select! {
         line = read_stdin_line() => line.map_or(ReviewAnswer::No, |line| parse_answer(&line, held)),
         _ = interrupts.next() => {
-            printer.write_to_stderr("\n");
+            write_to_stderr("\n");
             ReviewAnswer::No
         }
     }
@@ -109,14 +109,6 @@ async fn read_stdin_line() -> Option<String> {
     });
     reader.ok()?;
     receiver.await.ok().flatten()
-}
-
-/// For people: what is shown between two answers goes where the questions go.
-impl Printer {
-    fn write_to_stderr(&self, text: &str) {
-        let mut out = std::io::stderr();
-        let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    }
 }
 
 #[cfg(test)]

@@ -11,13 +11,13 @@ use crate::args::prefix::by_prefix;
 use crate::daemon::message::JobInfo;
 
 /// Most programs at once.
-const MOST_RUNNING: usize = 256;
+const MAX_RUNNING_JOBS: usize = 256;
 /// Most programs that have ended.
-const MOST_ENDED: usize = 64;
+const MAX_ENDED_JOBS: usize = 64;
 /// Most output of programs that have ended.
-const MOST_BYTES: u64 = 32 << 20;
+const MAX_ENDED_OUTPUT_BYTES: u64 = 32 << 20;
 /// Longest command line in a listing.
-const LONGEST_LINE: usize = 200;
+const MAX_LINE_CHARS: usize = 200;
 
 /// The programs of one sandbox, the oldest first.
 #[derive(Debug, Default)]
@@ -40,10 +40,10 @@ struct EndedJob {
 impl SupervisedJobs {
     /// Whether one more may be started.
     pub fn room(&self) -> Result<()> {
-        if self.running() < MOST_RUNNING {
+        if self.running() < MAX_RUNNING_JOBS {
             return Ok(());
         }
-        let message = format!("{MOST_RUNNING} programs run in it already");
+        let message = format!("{MAX_RUNNING_JOBS} programs run in it already");
         Err(Error::new(ErrorCode::TooLarge, "exec", message).remedy("wait until one has ended"))
     }
 
@@ -96,7 +96,7 @@ impl SupervisedJobs {
         let ended = || self.0.iter().filter_map(|one| one.ended);
         let bytes = ended().fold(0u64, |sum, one| sum.saturating_add(one.bytes));
         // The last one stays, however much it wrote: its own history is bounded.
-        ended().count() > MOST_ENDED || (bytes > MOST_BYTES && ended().count() > 1)
+        ended().count() > MAX_ENDED_JOBS || (bytes > MAX_ENDED_OUTPUT_BYTES && ended().count() > 1)
     }
 }
 
@@ -114,7 +114,7 @@ impl SupervisedJob {
 
 fn format_command_line(argv: &[String]) -> String {
     let whole = argv.join(" ");
-    let mut shown: String = whole.chars().take(LONGEST_LINE).collect();
+    let mut shown: String = whole.chars().take(MAX_LINE_CHARS).collect();
     if shown.len() < whole.len() {
         shown.push('…');
     }
@@ -140,13 +140,13 @@ mod tests {
         let backend = BackendChoice::Named(mock::NAME);
         let id = engine.create(SandboxSpec { backend, ..SandboxSpec::default() }).await.unwrap();
         let mut jobs = SupervisedJobs::default();
-        for _ in 0..MOST_ENDED + 3 {
+        for _ in 0..MAX_ENDED_JOBS + 3 {
             let command = Command::program(["true"]);
             let watcher = engine.exec(&id, command).await.unwrap().detach();
             jobs.add(watcher.clone());
             jobs.finish(watcher.job(), &watcher.outcome().await);
         }
-        assert_eq!((jobs.info().len(), jobs.running()), (MOST_ENDED, 0));
+        assert_eq!((jobs.info().len(), jobs.running()), (MAX_ENDED_JOBS, 0));
         let newest = jobs.find(None).unwrap().unwrap();
         assert_eq!(jobs.info().last().unwrap().job, *newest.job());
         engine.close().await.unwrap();
@@ -156,6 +156,6 @@ mod tests {
     fn a_long_command_line_is_cut() {
         assert_eq!(format_command_line(&["a".into(), "b".into()]), "a b");
         let shown = format_command_line(&["é".repeat(500)]);
-        assert!(shown.ends_with('…') && shown.chars().count() == LONGEST_LINE + 1);
+        assert!(shown.ends_with('…') && shown.chars().count() == MAX_LINE_CHARS + 1);
     }
 }

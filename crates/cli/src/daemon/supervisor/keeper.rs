@@ -22,7 +22,7 @@ use crate::terminal::interrupts::Interrupts;
 use crate::workspace::reopen_source;
 
 /// Most connections at once.
-const MOST_SESSIONS: usize = 256;
+const MAX_SESSIONS: usize = 256;
 /// Timeout for the open sessions to hear that the sandbox ended.
 const SESSIONS_CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -153,7 +153,7 @@ async fn accept_sessions(
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        if sessions.uses() >= MOST_SESSIONS {
+        if sessions.uses() >= MAX_SESSIONS {
             continue;
         }
         let (host, here) = (Arc::clone(&host), sessions.begin());

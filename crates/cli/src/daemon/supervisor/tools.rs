@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use stockade_core::{Result, SandboxSpec, Workspace};
 use stockade_server::mcp::{Desk, DeskOptions, serve_client};
-use stockade_tools::{AdoptedSandbox, AllowedDirectories, Quota, Toolbox, ToolboxOptions};
+use stockade_tools::{AdoptedSandbox, AllowedDirectories, SandboxQuota, Toolbox, ToolboxOptions};
 
 use super::host::SupervisorHost;
 use super::session::ClientSession;
@@ -53,7 +53,7 @@ fn open_desk(host: &SupervisorHost, request: ToolsRequest) -> Result<Arc<Desk>> 
         approval: settings.approval.clone(),
         template: build_template(&host.spec),
         directories: AllowedDirectories::new(request.allowed),
-        quota: Quota::new(request.max_sandboxes),
+        quota: SandboxQuota::new(request.max_sandboxes),
         ..ToolboxOptions::at(settings.state_dir()?)
     };
     let engine = Arc::new(host.engine.clone());

@@ -160,7 +160,8 @@ fn not_now(why: &str) -> Decision {
     Decision::Unanswered { because: why.to_owned() }
 }
 
-fn write_to_stderr(text: &str) {
+/// Writes text for a person at once. One that cannot be written is left out.
+pub fn write_to_stderr(text: &str) {
     let mut out = std::io::stderr();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }

@@ -3,7 +3,7 @@
 use std::fs;
 
 use stockade_core::Bytes;
-use stockade_engine::{Damage, Filter, Journal, Prune, Removed};
+use stockade_engine::{Damage, Filter, Journal, Prune, PrunedSegments};
 
 use super::{
     broken, clean_count, files, journal_at, place, refused, started, stopped, write_files,
@@ -33,7 +33,7 @@ fn what_is_left_is_clean_and_can_be_read_and_written() {
     assert!(planned.files > 2 && planned.bytes > 2 * 1000, "{planned:?}");
     assert_eq!(files(&place.path().join("journal")).len(), before, "nothing was meant yet");
     assert_eq!(journal.prune(all_but(0)).unwrap(), planned);
-    assert_eq!(journal.prune(all_but(u64::MAX)).unwrap(), Removed::default());
+    assert_eq!(journal.prune(all_but(u64::MAX)).unwrap(), PrunedSegments::default());
     let records = clean_count(&journal);
     journal.append(started("later")).unwrap();
     journal.append(stopped("later")).unwrap();

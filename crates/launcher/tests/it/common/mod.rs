@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use serde_json::{Value, json};
-use stockade_launcher::{LaunchError, LaunchPlan, Launched, Launcher, Program, Workspace};
+use stockade_launcher::{LaunchError, LaunchPlan, Launched, Launcher, PlanWorkspace, Program};
 
 /// A user that need not have an account.
 pub const UNPRIVILEGED_UID: u32 = 54321;
@@ -91,8 +91,8 @@ pub fn give(owner: Owner, path: &Path) {
     }
 }
 
-pub fn local(path: &Path) -> Workspace {
-    Workspace::Local { path: path.canonicalize().unwrap() }
+pub fn local(path: &Path) -> PlanWorkspace {
+    PlanWorkspace::Local { path: path.canonicalize().unwrap() }
 }
 
 /// A sandbox with the stand-in agent behind its pipe.

@@ -17,8 +17,8 @@ use stockade_core::{
 };
 use stockade_engine::{Engine, EngineConfig};
 use stockade_tck::{
-    ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK_VARIABLE, OnHost, Options, Report, Status,
-    hostile, probe_bytes, run,
+    ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, KitOptions, MARK_VARIABLE, OnHost, Report,
+    Status, hostile, probe_bytes, run,
 };
 
 fn make_subject() -> OnHost {
@@ -43,7 +43,7 @@ async fn the_gvisor_backend_passes_every_case_it_declares_the_features_for() {
     let only = std::env::var("STOCKADE_TCK_ONLY").map_or(Vec::new(), |only| vec![only]);
     let least = if only.is_empty() { 100 } else { 1 };
     assert_report(
-        &run(Arc::new(make_subject()), &Options { only, ..Options::default() }).await,
+        &run(Arc::new(make_subject()), &KitOptions { only, ..KitOptions::default() }).await,
         least,
     );
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::sshd::Sshd;
 use stockade_backends::ssh::Ssh;
-use stockade_tck::{OnHost, Options, Status, run};
+use stockade_tck::{KitOptions, OnHost, Status, run};
 
 /// The variable that names the server's configuration to an engine of its own.
 const SSH_CONFIG: &str = "STOCKADE_TCK_SSH_CONFIG";
@@ -23,7 +23,7 @@ async fn the_ssh_backend_passes_every_case_it_declares_the_features_for() {
     let subject = OnHost::new(Arc::new(Ssh::new(vec![sshd.host()])))
         .leaving_nothing_in(sshd.cache())
         .with_engine_process(engine, arguments);
-    let report = run(Arc::new(subject), &Options::default()).await;
+    let report = run(Arc::new(subject), &KitOptions::default()).await;
     println!("{}", report.table());
     for case in &report.cases {
         if let Status::Failed(reason) = &case.status {

@@ -16,7 +16,7 @@ use crate::sample;
 use stockade_core::{Backend, Command, SandboxSpec};
 use stockade_engine::{Engine, EngineConfig, OutputEvent};
 use stockade_tck::{
-    ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, MARK_VARIABLE, Options, Report, Status,
+    ENGINE_STATE, ENGINE_WORKSPACE, HostObserver, KitOptions, MARK_VARIABLE, Report, Status,
     probe_bytes, run,
 };
 
@@ -40,7 +40,7 @@ fn read_case_filter() -> Vec<String> {
 async fn the_microvm_backend_passes_every_case_it_declares_the_features_for() {
     let least = if read_case_filter().is_empty() { 80 } else { 1 };
     // An emulated machine keeps a processor busy: more at once would only wait for each other.
-    let options = Options { only: read_case_filter(), jobs: 2 };
+    let options = KitOptions { only: read_case_filter(), jobs: 2 };
     assert_report(&run(Arc::new(machines::make_subject()), &options).await, least);
 }
 

@@ -8,7 +8,7 @@ use crate::ordinary;
 use stockade_backends::wasm::{Settings, Wasm, Worker};
 use stockade_core::{Bytes, Command, Ending, HostPath, Image, Workspace};
 use stockade_engine::{Engine, EngineConfig, OutputEvent};
-use stockade_tck::{OnHost, Options, Report, Status, Subject, hostile, run, wasi_calls_bytes};
+use stockade_tck::{KitOptions, OnHost, Report, Status, Subject, hostile, run, wasi_calls_bytes};
 
 fn count_passed(report: &Report) -> usize {
     report.cases.iter().filter(|case| case.status == Status::Passed).count()
@@ -30,7 +30,7 @@ async fn the_wasm_backend_passes_every_case_it_declares_the_features_for() {
         .unwrap()
         .leaving_nothing_in("/tmp".into())
         .with_engine_process(engine, vec!["wasm".into()]);
-    let report = run(Arc::new(subject), &Options::default()).await;
+    let report = run(Arc::new(subject), &KitOptions::default()).await;
     print_report(&report);
     assert_eq!(report.failures(), Vec::<&str>::new());
     assert!(count_passed(&report) > 100, "only {} cases ran", count_passed(&report));
@@ -51,7 +51,7 @@ fn isolated_subject() -> OnHost {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_same_holds_where_each_program_has_a_worker_inside_native_walls() {
-    let report = run(Arc::new(isolated_subject()), &Options::default()).await;
+    let report = run(Arc::new(isolated_subject()), &KitOptions::default()).await;
     print_report(&report);
     assert_eq!(report.failures(), Vec::<&str>::new());
     assert!(count_passed(&report) > 100, "only {} cases ran", count_passed(&report));

@@ -20,17 +20,17 @@ fn rules(toml: serde_json::Value) -> ApprovalConfig {
     serde_json::from_value(serde_json::json!({ "rules": toml })).unwrap()
 }
 
-fn verdict(config: &ApprovalConfig, line: &str) -> Verdict {
+fn verdict(config: &ApprovalConfig, line: &str) -> RuleVerdict {
     config.judge(&facts(line, Boundary::None)).verdict
 }
 
 #[test]
 fn without_rules_local_execution_asks_and_walls_allow() {
     let config = ApprovalConfig::default();
-    assert_eq!(config.judge(&facts("ls", Boundary::None)).verdict, Verdict::Ask);
-    assert_eq!(config.judge(&facts("ls", Boundary::SharedKernel)).verdict, Verdict::Allow);
+    assert_eq!(config.judge(&facts("ls", Boundary::None)).verdict, RuleVerdict::Ask);
+    assert_eq!(config.judge(&facts("ls", Boundary::SharedKernel)).verdict, RuleVerdict::Allow);
     let widening = Facts { widens: true, ..facts("ls", Boundary::SharedKernel) };
-    assert_eq!(config.judge(&widening).verdict, Verdict::Ask);
+    assert_eq!(config.judge(&widening).verdict, RuleVerdict::Ask);
 }
 
 #[test]
@@ -39,9 +39,9 @@ fn the_first_rule_that_matches_decides() {
         { "verdict": "deny", "match": { "programs": ["git"], "arguments": ["push", "..."] } },
         { "verdict": "allow", "match": { "programs": ["git"] } },
     ]));
-    assert_eq!(verdict(&config, "git status"), Verdict::Allow);
-    assert_eq!(verdict(&config, "git push -f"), Verdict::Deny);
-    assert_eq!(verdict(&config, "ls"), Verdict::Ask);
+    assert_eq!(verdict(&config, "git status"), RuleVerdict::Allow);
+    assert_eq!(verdict(&config, "git push -f"), RuleVerdict::Deny);
+    assert_eq!(verdict(&config, "ls"), RuleVerdict::Ask);
     let ruling = config.judge(&facts("git push", Boundary::None));
     assert_eq!(ruling.rule, "rule 1");
 }
@@ -52,9 +52,9 @@ fn the_strictest_verdict_holds_for_a_list() {
         { "verdict": "allow", "match": { "programs": ["ls", "head"] } },
         { "verdict": "deny", "match": { "programs": ["curl"] } },
     ]));
-    assert_eq!(verdict(&config, "ls | head"), Verdict::Allow);
-    assert_eq!(verdict(&config, "ls; make"), Verdict::Ask);
-    assert_eq!(verdict(&config, "ls && curl x"), Verdict::Deny);
+    assert_eq!(verdict(&config, "ls | head"), RuleVerdict::Allow);
+    assert_eq!(verdict(&config, "ls; make"), RuleVerdict::Ask);
+    assert_eq!(verdict(&config, "ls && curl x"), RuleVerdict::Deny);
 }
 
 #[test]
@@ -63,8 +63,8 @@ fn an_opaque_line_matches_no_allow_rule_about_programs() {
         { "verdict": "allow", "match": { "programs": ["ls"] } },
         { "verdict": "allow", "match": { "arguments": ["..."] } },
     ]));
-    assert_eq!(verdict(&config, "ls $(rm -rf x)"), Verdict::Ask);
-    assert_eq!(verdict(&config, "ls > x"), Verdict::Ask);
+    assert_eq!(verdict(&config, "ls $(rm -rf x)"), RuleVerdict::Ask);
+    assert_eq!(verdict(&config, "ls > x"), RuleVerdict::Ask);
 }
 
 #[test]
@@ -73,10 +73,10 @@ fn what_could_be_a_denied_program_is_asked_about() {
         { "verdict": "deny", "match": { "programs": ["curl"] } },
         { "verdict": "allow" },
     ]));
-    assert_eq!(verdict(&config, "$X"), Verdict::Ask);
-    assert_eq!(verdict(&config, "sh -c curl"), Verdict::Ask);
-    assert_eq!(verdict(&config, "/usr/bin/curl x"), Verdict::Deny);
-    assert_eq!(verdict(&config, "ls"), Verdict::Allow);
+    assert_eq!(verdict(&config, "$X"), RuleVerdict::Ask);
+    assert_eq!(verdict(&config, "sh -c curl"), RuleVerdict::Ask);
+    assert_eq!(verdict(&config, "/usr/bin/curl x"), RuleVerdict::Deny);
+    assert_eq!(verdict(&config, "ls"), RuleVerdict::Allow);
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn an_allowed_name_is_not_a_path_to_something_of_that_name() {
     let config = rules(serde_json::json!([
         { "verdict": "allow", "match": { "programs": ["git"] } },
     ]));
-    assert_eq!(verdict(&config, "./git status"), Verdict::Ask);
+    assert_eq!(verdict(&config, "./git status"), RuleVerdict::Ask);
 }
 
 #[test]
@@ -98,10 +98,10 @@ fn paths_are_all_allowed_or_one_denied() {
         let facts = Facts { programs: Programs::NONE, paths, ..facts("", Boundary::None) };
         config.judge(&facts).verdict
     };
-    assert_eq!(on(&["src/a", "src/b/c"]), Verdict::Allow);
-    assert_eq!(on(&["src/a", "other"]), Verdict::Ask);
-    assert_eq!(on(&["src/a", "x/.env"]), Verdict::Deny);
-    assert_eq!(on(&[".env"]), Verdict::Deny);
+    assert_eq!(on(&["src/a", "src/b/c"]), RuleVerdict::Allow);
+    assert_eq!(on(&["src/a", "other"]), RuleVerdict::Ask);
+    assert_eq!(on(&["src/a", "x/.env"]), RuleVerdict::Deny);
+    assert_eq!(on(&[".env"]), RuleVerdict::Deny);
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn what_may_start_a_denied_program_is_asked_about() {
         "prlimit rm x",
         "toybox rm x",
     ] {
-        assert_eq!(verdict(&config, line), Verdict::Ask, "{line}");
+        assert_eq!(verdict(&config, line), RuleVerdict::Ask, "{line}");
     }
-    assert_eq!(verdict(&config, "git status"), Verdict::Allow);
+    assert_eq!(verdict(&config, "git status"), RuleVerdict::Allow);
 }
