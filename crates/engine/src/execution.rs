@@ -18,7 +18,7 @@ pub(crate) struct SharedExecution {
     pub job: JobId,
     pub sandbox: SandboxId,
     pub walls: (BackendName, Boundary),
-    /// The argument vector.
+    /// The argument vector, cut where it is long.
     pub command: Vec<String>,
     pub limits: Vec<Enforcement>,
     pub history: Arc<History>,
@@ -148,7 +148,7 @@ impl Watcher {
         &self.shared.sandbox
     }
 
-    /// Its arguments.
+    /// Its arguments, cut with a mark where they take more than 4 KiB.
     pub fn command(&self) -> &[String] {
         &self.shared.command
     }

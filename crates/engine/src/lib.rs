@@ -8,6 +8,7 @@ mod asking;
 mod audit;
 mod capability_cache;
 mod clean_logs;
+mod command_text;
 mod config;
 mod denials;
 mod egress;

@@ -121,6 +121,21 @@ fn files_go_in_and_out() {
 }
 
 #[test]
+fn a_long_command_runs_whole_and_is_shown_cut() {
+    let daemon = ApiDaemon::start();
+    let sandbox = daemon.create("{}");
+    let line = format!(": {}; echo end", "x".repeat(100_000));
+    let job = daemon.exec(&sandbox, &json!({ "run": { "shell": line } }).to_string());
+    assert_eq!(daemon.events(&job, &[]).next().unwrap().data, json!({"text": "end\n"}));
+    let view = daemon.ask("GET", &format!("/v1/executions/{job}"), b"").json();
+    let record = daemon.ask("GET", &format!("/v1/jobs/{job}"), b"").json();
+    for command in [&view["command"], &record["started"]["event"]["command"]] {
+        let shown = command[2].as_str().unwrap();
+        assert!(shown.len() <= 4096 && shown.contains("sha256:"), "{shown}");
+    }
+}
+
+#[test]
 fn programs_are_signalled_and_cancelled() {
     let daemon = ApiDaemon::start();
     let sandbox = daemon.create("{}");
