@@ -71,6 +71,47 @@ fn sandboxes_are_listed_by_label_state_and_page_and_deleted() {
     eventually("it is said to have ended", || ids("?state=ended").0 == [json!(other)]);
 }
 
+/// Every page of a list, one entry on each; the names or ids of the entries.
+fn read_pages(daemon: &ApiDaemon, path: &str, list: &str, field: &str, key: &str) -> Vec<String> {
+    let (mut found, mut next) = (Vec::new(), None::<serde_json::Value>);
+    loop {
+        let after = next.map(|next| format!("&{key}={}", next.to_string().trim_matches('"')));
+        let path = format!("{path}limit=1{}", after.unwrap_or_default());
+        let page = daemon.ask("GET", &path, b"").json();
+        let entries = page[list].as_array().unwrap_or_else(|| panic!("{page}"));
+        assert!(entries.len() <= 1, "{page}");
+        let names = entries.iter().map(|entry| entry.pointer(field).unwrap());
+        found.extend(names.map(|name| name.as_str().unwrap().to_owned()));
+        if page["next"].is_null() {
+            return found;
+        }
+        next = Some(page["next"].clone());
+    }
+}
+
+#[test]
+fn executions_jobs_and_files_are_listed_in_pages() {
+    let daemon = ApiDaemon::start();
+    let sandbox = daemon.create("{}");
+    let mut jobs: Vec<_> =
+        (0..3).map(|_| daemon.exec(&sandbox, r#"{"run": {"program": ["true"]}}"#)).collect();
+    let path = format!("/v1/sandboxes/{sandbox}");
+    let executions =
+        read_pages(&daemon, &format!("{path}/executions?"), "executions", "/id", "after");
+    assert_eq!(executions, jobs);
+    jobs.reverse();
+    let recorded = read_pages(&daemon, "/v1/jobs?", "jobs", "/started/event/job", "before");
+    assert_eq!(recorded, jobs);
+    let made = daemon.ask("POST", &format!("{path}/files/directory"), br#"{"path": "d"}"#);
+    assert_eq!(made.status, 204, "{made:?}");
+    for name in ["b", "a", "c"] {
+        let put = daemon.ask("PUT", &format!("{path}/files?path=d/{name}"), b"");
+        assert_eq!(put.status, 200, "{put:?}");
+    }
+    let files = format!("{path}/files/list?path=d&");
+    assert_eq!(read_pages(&daemon, &files, "entries", "/name", "after"), ["a", "b", "c"]);
+}
+
 #[test]
 fn the_same_key_makes_one_sandbox() {
     let daemon = ApiDaemon::start();

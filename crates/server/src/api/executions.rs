@@ -9,7 +9,6 @@ use axum::body::Body;
 use axum::extract::State;
 use http::HeaderMap;
 use serde::Deserialize;
-use serde_json::json;
 use stockade_core::{Command, ErrorCode, JobId, SandboxId, Signal, TerminalSize};
 
 use super::answer::{ApiAnswer, answer_created, answer_done, answer_ok};
@@ -18,6 +17,7 @@ use super::caller::ApiCaller;
 use super::failure::ApiFailure;
 use super::held::HeldSandbox;
 use super::idempotency::RequestKey;
+use super::page::PageBuilder;
 use super::query::{ApiQuery, PathId};
 use super::state::Api;
 
@@ -30,6 +30,15 @@ const CONTROL_TIMEOUT: Duration = Duration::from_secs(30);
 struct SentSignal {
     /// Its name, with or without `SIG`.
     signal: String,
+}
+
+/// Which page of executions.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ExecutionQuery {
+    /// What the page before has said.
+    after: Option<u64>,
+    limit: Option<usize>,
 }
 
 /// What comes with input.
@@ -74,11 +83,16 @@ pub(crate) async fn list_executions(
     State(api): State<Api>,
     Extension(caller): Extension<ApiCaller>,
     PathId(id): PathId<SandboxId>,
+    ApiQuery(query): ApiQuery<ExecutionQuery>,
 ) -> ApiAnswer {
     api.sandbox(&caller, &id)?;
-    let held = api.executions_of(&id);
-    let views: Vec<_> = held.iter().map(|held| held.view()).collect();
-    answer_ok(&json!({ "executions": views }))
+    let mut page = PageBuilder::new(query.limit);
+    for held in api.executions_of(&id, query.after) {
+        if !page.push(held.order, &held.view())? {
+            break;
+        }
+    }
+    answer_ok(&page.finish("executions"))
 }
 
 /// `GET /v1/executions/{id}`

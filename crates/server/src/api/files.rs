@@ -12,13 +12,13 @@ use bytes::{Bytes, BytesMut};
 use futures_util::stream;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use serde::Deserialize;
-use serde_json::json;
 use stockade_core::{Entry, EntryKind, Error, ErrorCode, Sandbox, SandboxId, SandboxPath};
 
 use super::answer::{ApiAnswer, answer_done, answer_ok};
 use super::body::{check_length, next_chunk, read_json};
 use super::caller::ApiCaller;
 use super::failure::ApiFailure;
+use super::page::{MAX_PAGE_ENTRIES, PageBuilder};
 use super::query::{ApiQuery, PathId};
 use super::state::Api;
 
@@ -34,6 +34,16 @@ const FILE_TIMEOUT: Duration = Duration::from_secs(60);
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileQuery {
     path: SandboxPath,
+}
+
+/// Which directory, and which page of what is in it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DirectoryQuery {
+    path: SandboxPath,
+    /// The last name of the page before.
+    after: Option<String>,
+    limit: Option<usize>,
 }
 
 /// Which file, and its permission bits.
@@ -212,12 +222,19 @@ pub(crate) async fn list_files(
     State(api): State<Api>,
     Extension(caller): Extension<ApiCaller>,
     PathId(id): PathId<SandboxId>,
-    ApiQuery(FileQuery { path }): ApiQuery<FileQuery>,
+    ApiQuery(query): ApiQuery<DirectoryQuery>,
 ) -> ApiAnswer {
     let sandbox = find_live_sandbox(&api, &caller, &id)?;
-    let mut entries = in_time(sandbox.files()?.list(&path)).await?;
+    let mut entries = in_time(sandbox.files()?.list(&query.path)).await?;
     entries.sort_by(|one, other| one.name.cmp(&other.name));
-    answer_ok(&json!({ "entries": entries }))
+    let mut page = PageBuilder::new(query.limit.or(Some(MAX_PAGE_ENTRIES)));
+    let later = |one: &&Entry| query.after.as_ref().is_none_or(|after| one.name > *after);
+    for entry in entries.iter().filter(later) {
+        if !page.push(&entry.name, entry)? {
+            break;
+        }
+    }
+    answer_ok(&page.finish("entries"))
 }
 
 /// `POST /v1/sandboxes/{id}/files/move`

@@ -3,7 +3,7 @@
 //! the socket's own user everything, the holder of a token what belongs to its tenant (C-05).
 //!
 //! Everything a client can feed has a bound: heads, bodies, connections, requests and executions at once,
-//! executions and idempotency keys that are remembered.
+//! executions and idempotency keys that are remembered, pages of lists.
 
 mod answer;
 mod backends;
@@ -19,6 +19,7 @@ mod idempotency;
 mod jobs;
 mod metrics;
 mod openapi;
+mod page;
 mod query;
 mod routes;
 mod sandboxes;

@@ -18,7 +18,8 @@ use super::caller::ApiCaller;
 use super::failure::ApiFailure;
 use super::held::{HeldSandbox, SandboxState};
 use super::idempotency::RequestKey;
-use super::query::{ApiQuery, PathId, page_length};
+use super::page::PageBuilder;
+use super::query::{ApiQuery, PathId};
 use super::snapshots::find_snapshot;
 use super::spec::build_spec;
 use super::state::Api;
@@ -101,11 +102,13 @@ pub(crate) async fn list_sandboxes(
     ApiQuery(query): ApiQuery<SandboxQuery>,
 ) -> ApiAnswer {
     let all = api.sandboxes(&caller);
-    let mut fitting = all.iter().filter(|held| query.admits(held, held.state(&api.engine)));
-    let page: Vec<_> = fitting.by_ref().take(page_length(query.limit)).collect();
-    let next = page.last().filter(|_| fitting.next().is_some()).map(|held| &held.id);
-    let views: Vec<_> = page.iter().map(|held| held.view(&api.engine)).collect();
-    answer_ok(&json!({ "sandboxes": views, "next": next }))
+    let mut page = PageBuilder::new(query.limit);
+    for held in all.iter().filter(|held| query.admits(held, held.state(&api.engine))) {
+        if !page.push(&held.id, &held.view(&api.engine))? {
+            break;
+        }
+    }
+    answer_ok(&page.finish("sandboxes"))
 }
 
 impl SandboxQuery {

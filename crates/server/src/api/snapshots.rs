@@ -5,7 +5,6 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use stockade_core::{
     BackendName, Boundary, ErrorCode, SandboxId, SnapshotId, SnapshotKind, TenantName,
 };
@@ -15,7 +14,8 @@ use super::answer::{ApiAnswer, answer_created, answer_done, answer_ok};
 use super::body::read_json;
 use super::caller::ApiCaller;
 use super::failure::ApiFailure;
-use super::query::PathId;
+use super::page::PageBuilder;
+use super::query::{ApiQuery, PathId};
 use super::state::Api;
 
 /// Snapshots that the tenant of a token may have.
@@ -39,6 +39,15 @@ impl Default for NewSnapshot {
 #[serde(deny_unknown_fields)]
 struct SnapshotChoice {
     snapshot: SnapshotId,
+}
+
+/// Which page of snapshots.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct SnapshotQuery {
+    /// The last id of the page before.
+    after: Option<SnapshotId>,
+    limit: Option<usize>,
 }
 
 /// A snapshot as callers see it.
@@ -106,10 +115,18 @@ pub(crate) async fn restore_snapshot(
 pub(crate) async fn list_snapshots(
     State(api): State<Api>,
     Extension(caller): Extension<ApiCaller>,
+    ApiQuery(query): ApiQuery<SnapshotQuery>,
 ) -> ApiAnswer {
-    let snapshots = list_visible(&api, &caller).await?;
-    let views: Vec<_> = snapshots.iter().map(SnapshotView::from).collect();
-    answer_ok(&json!({ "snapshots": views }))
+    let mut snapshots = list_visible(&api, &caller).await?;
+    snapshots.sort_by(|one, other| one.id.cmp(&other.id));
+    let mut page = PageBuilder::new(query.limit);
+    let later = |one: &&Snapshot| query.after.as_ref().is_none_or(|after| one.id > *after);
+    for snapshot in snapshots.iter().filter(later) {
+        if !page.push(&snapshot.id, &SnapshotView::from(snapshot))? {
+            break;
+        }
+    }
+    answer_ok(&page.finish("snapshots"))
 }
 
 /// `GET /v1/snapshots/{id}`

@@ -199,9 +199,13 @@ impl ApiShared {
             .ok_or_else(|| ApiFailure::not_found("execution", job.as_str()))
     }
 
-    /// The executions of one sandbox, in the order they began.
-    pub(crate) fn executions_of(&self, sandbox: &SandboxId) -> Vec<Arc<HeldExecution>> {
-        lock_shared(&self.executions).of_sandbox(sandbox)
+    /// The executions of one sandbox that began after this place, in the order they began.
+    pub(crate) fn executions_of(
+        &self,
+        sandbox: &SandboxId,
+        after: Option<u64>,
+    ) -> Vec<Arc<HeldExecution>> {
+        lock_shared(&self.executions).of_sandbox(sandbox, after)
     }
 
     pub(crate) fn count_running(&self) -> usize {
