@@ -280,12 +280,35 @@ fn bad_requests_are_refused_in_one_shape() {
     assert_eq!(daemon.ask("GET", "/v1/health", b"").status, 200);
 }
 
+/// Sends bytes as they are; everything that is answered.
+fn send_raw(daemon: &ApiDaemon, request: &str) -> String {
+    let mut stream = daemon.connect();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    let _ = stream.read_to_string(&mut answer);
+    answer
+}
+
 #[test]
 fn heads_that_are_too_long_or_can_be_read_in_two_ways_are_refused() {
     let daemon = ApiDaemon::start();
     let two_hosts = daemon.ask_with("GET", "/v1/health", &["Host: localhost"], b"");
     two_hosts.is_error(400, "invalid");
     daemon.ask("GET", "http://evil.example/v1/health", b"").is_error(400, "invalid");
+    // The client sends a length of its own.
+    let two_lengths = daemon.ask_with("POST", "/v1/sandboxes", &["Content-Length: 2"], b"{}");
+    two_lengths.is_error(400, "invalid");
+    for lengths in [
+        "Content-Length: 3\r\nTransfer-Encoding: chunked",
+        "Transfer-Encoding: chunked\r\nContent-Length: 3",
+    ] {
+        let reply = send_raw(
+            &daemon,
+            &format!("POST /v1/sandboxes HTTP/1.1\r\nHost: x\r\n{lengths}\r\n\r\n0\r\n\r\n"),
+        );
+        assert!(reply.starts_with("HTTP/1.1 400 ") && reply.contains("Content-Length"), "{reply}");
+    }
+    assert_eq!(daemon.ask("GET", "/v1/sandboxes", b"").json()["sandboxes"], json!([]));
     let mut stream = daemon.connect();
     // The server answers before it has read everything.
     let _ = write!(stream, "GET /v1/health HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(256 << 10));

@@ -26,7 +26,8 @@ use super::failure::ApiFailure;
 use super::state::Api;
 use super::tokens::TokenStore;
 use crate::http::{
-    Visit, build_http1, find_bearer_token, is_plain, names_loopback, names_loopback_origin,
+    FramedStream, FramingVerdict, StallTimeout, Visit, build_http1, find_bearer_token, is_plain,
+    names_loopback, names_loopback_origin,
 };
 
 const HEALTH_PATH: &str = "/v1/health";
@@ -74,9 +75,11 @@ impl ApiService {
             ApiDoor::Socket => CancellationToken::new(),
             ApiDoor::Tcp(door) => door.visit.turned_out(),
         };
+        let framing = FramingVerdict::default();
+        let stream = StallTimeout::new(FramedStream::new(stream, framing.clone()));
         let answer = service_fn(move |request: Request<Incoming>| {
-            let (service, door) = (self.clone(), door.clone());
-            async move { Ok::<_, Infallible>(service.answer(request, &door).await) }
+            let (service, door, framing) = (self.clone(), door.clone(), framing.clone());
+            async move { Ok::<_, Infallible>(service.answer(request, &door, &framing).await) }
         });
         let mut served = pin!(build_http1().serve_connection(TokioIo::new(stream), answer));
         tokio::select! {
@@ -91,9 +94,17 @@ impl ApiService {
         }
     }
 
-    async fn answer(self, request: Request<Incoming>, door: &ApiDoor) -> Response {
+    async fn answer(
+        self,
+        request: Request<Incoming>,
+        door: &ApiDoor,
+        framing: &FramingVerdict,
+    ) -> Response {
         let api = self.api.clone();
-        let answered = self.let_in(request, door).await;
+        let answered = match framing.is_ambiguous() {
+            true => Err(ambiguous_length()),
+            false => self.let_in(request, door).await,
+        };
         let response = answered.unwrap_or_else(IntoResponse::into_response);
         api.counters.count(response.status());
         response
@@ -166,6 +177,13 @@ impl ApiService {
         }
         Ok(())
     }
+}
+
+fn ambiguous_length() -> ApiFailure {
+    let message = "the request does not say in one way only how long it is and whom it is for";
+    ApiFailure::new(ErrorCode::Invalid, message)
+        .remedy("send one `Host`, and one `Content-Length` or one `Transfer-Encoding: chunked`")
+        .last()
 }
 
 fn too_many_connections() -> ApiFailure {

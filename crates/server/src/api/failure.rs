@@ -57,6 +57,14 @@ impl ApiFailure {
         failure.remedy("send `Authorization: Bearer TOKEN`; `stockade token new` makes one").last()
     }
 
+    /// A body that does not come in time.
+    pub(crate) fn slow_body() -> Self {
+        let message = "the body of the request did not come in time";
+        Self::of(StatusCode::REQUEST_TIMEOUT, ErrorCode::TooSlow.name(), message)
+            .remedy("send it without pauses")
+            .last()
+    }
+
     /// A path that exists, asked for by another method.
     pub(crate) fn wrong_method() -> Self {
         let message = "this path has no such method";
