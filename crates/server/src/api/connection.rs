@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -15,7 +16,7 @@ use http::{HeaderName, Method, Request};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use stockade_core::ErrorCode;
+use stockade_core::{ErrorCode, TenantName};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -31,6 +32,8 @@ use crate::http::{
 };
 
 const HEALTH_PATH: &str = "/v1/health";
+/// How often is looked whether the token of a request that goes on was revoked.
+const REVOCATION_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Where a connection came in.
 #[derive(Clone)]
@@ -44,8 +47,8 @@ pub(crate) enum ApiDoor {
 /// A connection that came in by TCP.
 pub(crate) struct TcpDoor {
     pub visit: Visit,
-    /// Held from the first request with a token on.
-    pub slot: OnceCell<OwnedSemaphorePermit>,
+    /// Of all connections and of the tenant's; held from the first request with a token on.
+    pub slots: OnceCell<[OwnedSemaphorePermit; 2]>,
 }
 
 /// What every connection is served with.
@@ -116,15 +119,40 @@ impl ApiService {
         door: &ApiDoor,
     ) -> Result<Response, ApiFailure> {
         let caller = self.find_caller(&request, door)?;
-        if let (ApiDoor::Tcp(door), ApiCaller::Holder(_)) = (door, &caller) {
-            let taking = async || Arc::clone(&self.slots).try_acquire_owned();
-            door.slot.get_or_try_init(taking).await.map_err(|_| too_many_connections())?;
+        if let (ApiDoor::Tcp(door), ApiCaller::Holder(token)) = (door, &caller) {
+            let taking = async || self.reserve_connection(&token.tenant);
+            door.slots.get_or_try_init(taking).await?;
             door.visit.leave();
         }
         let held = self.api.reserve_request(&caller)?;
+        let mut revoked = self.watch_revocation(&caller);
         request.extensions_mut().insert(caller);
-        let Ok(response) = self.router.call(request).await;
-        Ok(response.map(|body| Body::new(HeldBody { body, _held: held })))
+        let answered = tokio::select! {
+            answered = self.router.call(request) => answered,
+            () = &mut revoked => return Err(ApiFailure::unauthorized()),
+        };
+        let Ok(response) = answered;
+        Ok(response.map(|body| Body::new(HeldBody { body, revoked, _held: held })))
+    }
+
+    fn reserve_connection(
+        &self,
+        tenant: &TenantName,
+    ) -> Result<[OwnedSemaphorePermit; 2], ApiFailure> {
+        let of_tenant = self.api.reserve_connection(tenant)?;
+        let of_all = Arc::clone(&self.slots).try_acquire_owned();
+        Ok([of_all.map_err(|_| too_many_connections())?, of_tenant])
+    }
+
+    /// Ends when the token of a caller is revoked, or cannot be looked up any more.
+    fn watch_revocation(&self, caller: &ApiCaller) -> Revocation {
+        let ApiCaller::Holder(token) = caller else { return Box::pin(std::future::pending()) };
+        let (tokens, token) = (Arc::clone(&self.tokens), token.clone());
+        Box::pin(async move {
+            while tokens.is_known(&token).unwrap_or(false) {
+                tokio::time::sleep(REVOCATION_INTERVAL).await;
+            }
+        })
     }
 
     fn find_caller<B>(
@@ -191,9 +219,13 @@ fn too_many_connections() -> ApiFailure {
     ApiFailure::new(ErrorCode::Unavailable, message).remedy("close one, or wait").last()
 }
 
-/// A body that holds the room of its request until it is sent.
+/// Ends when the token of a request is revoked.
+type Revocation = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A body that holds the room of its request until it is sent, and is cut off when the token is revoked.
 struct HeldBody {
     body: Body,
+    revoked: Revocation,
     _held: Option<OwnedSemaphorePermit>,
 }
 
@@ -205,6 +237,9 @@ impl hyper::body::Body for HeldBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, AxumError>>> {
+        if self.revoked.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Some(Err(AxumError::new("the token was revoked"))));
+        }
         Pin::new(&mut self.body).poll_frame(context)
     }
 

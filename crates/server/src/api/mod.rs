@@ -28,6 +28,7 @@ mod snapshots;
 mod socket;
 mod spec;
 mod state;
+mod tenant_slots;
 mod tokens;
 
 pub use server::{ApiDoors, ApiServer};

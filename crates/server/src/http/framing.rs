@@ -157,7 +157,12 @@ impl RequestFraming {
         match self.place {
             FramingPlace::Body(0) => self.enter(FramingPlace::Head),
             FramingPlace::Chunk(0) => self.enter(FramingPlace::ChunkLine),
-            _ => {}
+            FramingPlace::Head
+            | FramingPlace::Body(_)
+            | FramingPlace::Chunk(_)
+            | FramingPlace::ChunkLine
+            | FramingPlace::Trailer
+            | FramingPlace::Lost => {}
         }
     }
 
@@ -172,7 +177,10 @@ impl RequestFraming {
             FramingPlace::ChunkLine => self.end_chunk_line(),
             FramingPlace::Trailer if self.text == b"\r\n" => self.enter(FramingPlace::Head),
             FramingPlace::Trailer => self.text.clear(),
-            _ => {}
+            FramingPlace::Head
+            | FramingPlace::Body(_)
+            | FramingPlace::Chunk(_)
+            | FramingPlace::Lost => {}
         }
     }
 
