@@ -230,7 +230,7 @@ fn without_memory_limit() -> Mock {
 async fn what_cannot_be_honoured_is_refused_at_once_and_nothing_is_created() {
     let bench = bench_with(without_memory_limit(), |_| {}).await;
     let mut wish = spec();
-    wish.limits.memory = Some(Bytes::mib(1));
+    wish.limits.memory = Some(Bytes::mib(8));
     wish.workspace = Workspace::Local("/somewhere".parse().unwrap());
     let error = bench.engine.run(wish, Command::program(["true"])).await.unwrap_err();
     let named: Vec<_> = error.refusals().unwrap().0.iter().filter_map(|r| r.feature).collect();

@@ -137,7 +137,7 @@ async fn what_does_not_fit_is_made_as_if_there_were_no_pool() {
     let ready = bench.there().await;
     let others = SandboxSpec { tenant: "other".parse().unwrap(), ..spec() };
     let mut tighter = spec();
-    tighter.limits.memory = Some(Bytes::mib(1));
+    tighter.limits.memory = Some(Bytes::mib(8));
     for wish in [others, tighter] {
         let id = bench.engine.create(wish).await.unwrap();
         assert!(!ready.contains(&id));
@@ -394,7 +394,7 @@ async fn ready_ones_count_as_their_tenants_and_make_room_for_what_is_wanted_now(
     let bench = bench_with(programs(), limited(3)).await;
     let pool = bench.pool(sized(2, 3)).await;
     let mut tighter = spec();
-    tighter.limits.memory = Some(Bytes::mib(1));
+    tighter.limits.memory = Some(Bytes::mib(8));
     for _ in 0..3 {
         // None fits, the quota is used up, and yet nothing is refused before all are really used.
         bench.engine.create(tighter.clone()).await.unwrap();
