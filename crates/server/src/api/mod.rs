@@ -18,6 +18,7 @@ mod held;
 mod idempotency;
 mod jobs;
 mod metrics;
+mod named;
 mod openapi;
 mod page;
 mod query;
