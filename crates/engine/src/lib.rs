@@ -28,6 +28,7 @@ mod pool;
 mod ports;
 mod presence;
 mod processes;
+mod quota;
 mod registry;
 mod request;
 mod secrets;

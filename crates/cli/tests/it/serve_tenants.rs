@@ -206,6 +206,30 @@ fn what_belongs_to_another_tenant_is_not_there_on_any_route() {
 }
 
 #[test]
+fn a_tenant_beyond_its_quota_is_told_when_to_come_again() {
+    let place = CliPlace::new();
+    let small = issue(&place, &["small"]);
+    let other = issue(&place, &["other"]);
+    let config = place.path("home/.config/stockade");
+    std::fs::create_dir_all(&config).unwrap();
+    let quotas = "[quotas.small]\nexecutions = 1\nstartsPerMinute = 4\n";
+    std::fs::write(config.join("config.toml"), quotas).unwrap();
+    let daemon = ApiDaemon::start_on_tcp(place);
+    let create = |token: &str| daemon.ask_as(token, "POST", "/v1/sandboxes", b"{}");
+    let sandbox = create(&small).id(201);
+    let path = format!("/v1/sandboxes/{sandbox}/executions");
+    let sleep = br#"{"run": {"program": ["sleep", "1000"]}}"#;
+    daemon.ask_as(&small, "POST", &path, sleep).id(201);
+    let beyond = daemon.ask_as(&small, "POST", &path, sleep);
+    beyond.is_error(429, "quota-exceeded");
+    assert!(beyond.head.contains("retry-after: "), "{}", beyond.head);
+    let beyond = (0..8).map(|_| create(&small)).find(|reply| reply.status != 201).unwrap();
+    beyond.is_error(429, "quota-exceeded");
+    assert!(beyond.head.contains("retry-after: "), "{}", beyond.head);
+    create(&other).id(201);
+}
+
+#[test]
 fn the_holder_of_a_token_names_nothing_of_the_host() {
     let place = CliPlace::new();
     let token = issue(&place, &["a", "--tenant", "team"]);

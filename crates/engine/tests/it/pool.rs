@@ -386,7 +386,7 @@ async fn what_an_engine_had_ready_when_it_died_is_reaped() {
 }
 
 fn limited(sandboxes: u32) -> impl FnOnce(&mut EngineConfig) {
-    move |config| config.default_quota = Quota { sandboxes: Some(sandboxes) }
+    move |config| config.default_quota = Quota { sandboxes: Some(sandboxes), ..Quota::default() }
 }
 
 #[tokio::test(start_paused = true)]
@@ -409,7 +409,7 @@ async fn a_quota_that_ready_ones_use_up_says_so() {
     let bench = bench_with(programs(), limited(2)).await;
     bench.pool(sized(2, 2)).await;
     let config = EngineConfig {
-        default_quota: Quota { sandboxes: Some(2) },
+        default_quota: Quota { sandboxes: Some(2), ..Quota::default() },
         ..EngineConfig::at(bench.state.path().join("state"))
     };
     let other = Engine::open(config, vec![Arc::new(bench.mock.clone())]).await.unwrap();
