@@ -48,7 +48,8 @@ pub use history::{HistoryBounds, OutputEvent, Subscription};
 pub use host_views::{OwnPath, real as real_path};
 pub use journal::{
     Break, Damage, Digest, EgressVerdict, Event, Filter, Follower, Job, Jobs, Journal,
-    JournalOptions, NewestJobs, Prune, Receipt, Record, Records, Removed, Verdict,
+    JournalOptions, NewestJobs, Prune, Receipt, Record, Records, Removed, TenantUsage,
+    UsageSummary, Verdict,
 };
 pub use lease::{
     KillRequest, Lease, LeaseBody, LeaseInfo, LeaseListing, Leases, MalformedLease, StaleLease,

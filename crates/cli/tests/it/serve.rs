@@ -90,7 +90,7 @@ fn read_pages(daemon: &ApiDaemon, path: &str, list: &str, field: &str, key: &str
 }
 
 #[test]
-fn executions_jobs_and_files_are_listed_in_pages() {
+fn executions_jobs_and_files_are_listed_in_pages_and_usage_is_summed() {
     let daemon = ApiDaemon::start();
     let sandbox = daemon.create("{}");
     let mut jobs: Vec<_> =
@@ -102,6 +102,14 @@ fn executions_jobs_and_files_are_listed_in_pages() {
     jobs.reverse();
     let recorded = read_pages(&daemon, "/v1/jobs?", "jobs", "/started/event/job", "before");
     assert_eq!(recorded, jobs);
+    for job in &jobs {
+        assert_eq!(daemon.events(job, &[]).last().unwrap().kind, "exit");
+    }
+    let usage = daemon.ask("GET", "/v1/usage", b"").json();
+    let (tenant, count) = (&usage["tenants"][0]["tenant"], &usage["tenants"][0]["jobs"]);
+    assert_eq!((tenant, count), (&json!("default"), &json!(3)), "{usage}");
+    let metrics = String::from_utf8(daemon.ask("GET", "/v1/metrics", b"").body).unwrap();
+    assert!(metrics.contains("stockade_tenant_sandboxes{tenant=\"default\"} 1\n"), "{metrics}");
     let made = daemon.ask("POST", &format!("{path}/files/directory"), br#"{"path": "d"}"#);
     assert_eq!(made.status, 204, "{made:?}");
     for name in ["b", "a", "c"] {

@@ -194,6 +194,13 @@ fn what_belongs_to_another_tenant_is_not_there_on_any_route() {
         };
         assert_eq!((count(&one), count(&other)), (1, 0), "{path}");
     }
+    // What runs is counted when it has ended.
+    let usage = daemon.ask_as(&other, "GET", "/v1/usage", b"").json();
+    assert_eq!(usage["tenants"].as_array().unwrap().len(), 1, "{usage}");
+    assert_eq!(
+        (&usage["tenants"][0]["tenant"], &usage["complete"]),
+        (&json!("other"), &json!(true))
+    );
     let from = json!({ "from": things.snapshot }).to_string();
     daemon.ask_as(&other, "POST", "/v1/sandboxes", from.as_bytes()).is_error(404, "not-found");
     // Nothing of it was changed, and its own tenant and the daemon's user find it.

@@ -194,8 +194,9 @@ impl HeldExecutions {
         later.filter(|held| held.watcher.sandbox() == sandbox).cloned().collect()
     }
 
-    /// How many run.
-    pub(crate) fn count_running(&self) -> usize {
-        self.by_order.values().filter(|held| held.watcher.known_outcome().is_none()).count()
+    /// Those that run.
+    pub(crate) fn running(&self) -> impl Iterator<Item = &HeldExecution> {
+        let all = self.by_order.values().map(Arc::as_ref);
+        all.filter(|held| held.watcher.known_outcome().is_none())
     }
 }

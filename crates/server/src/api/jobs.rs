@@ -8,7 +8,7 @@ use axum::extract::State;
 use serde::Deserialize;
 use serde_json::Value;
 use stockade_core::{ErrorCode, JobId, SandboxId};
-use stockade_engine::{Filter, Timestamp};
+use stockade_engine::{Filter, Journal, Timestamp};
 
 use super::answer::{ApiAnswer, answer_ok};
 use super::caller::ApiCaller;
@@ -60,7 +60,7 @@ pub(crate) async fn get_job(
 }
 
 /// The records that are there for the caller.
-fn filter_of(caller: &ApiCaller, since: Option<Timestamp>) -> Filter {
+pub(crate) fn filter_of(caller: &ApiCaller, since: Option<Timestamp>) -> Filter {
     let earliest = SystemTime::now().checked_sub(DEFAULT_LOOKBACK).map(Timestamp::from);
     Filter { tenant: caller.tenant().cloned(), since: since.or(earliest), ..Filter::default() }
 }
@@ -72,21 +72,32 @@ async fn read_jobs(
     before: Option<u64>,
     limit: Option<usize>,
 ) -> Result<Value, ApiFailure> {
-    let busy = |_| ApiFailure::new(ErrorCode::Unavailable, "the daemon is being ended");
-    let reader = Arc::clone(&api.journal_readers).acquire_owned().await.map_err(busy)?;
-    let engine = api.engine.clone();
-    let reading = tokio::task::spawn_blocking(move || {
-        // Held by the work, which goes on where its client does not wait.
-        let _reader = reader;
+    read_journal(api, move |journal| {
         let mut page = PageBuilder::new(limit);
-        for job in engine.journal().newest_jobs(filter)? {
+        for job in journal.newest_jobs(filter)? {
             let job = job?;
             let told = before.is_some_and(|before| job.started.seq >= before);
             if !told && !page.push(job.started.seq, &job)? {
                 break;
             }
         }
-        Ok::<_, ApiFailure>(page.finish("jobs"))
+        Ok(page.finish("jobs"))
+    })
+    .await
+}
+
+/// Reads the journal in a thread of its own; few do at once.
+pub(crate) async fn read_journal<T: Send + 'static>(
+    api: &Api,
+    read: impl FnOnce(&Journal) -> Result<T, ApiFailure> + Send + 'static,
+) -> Result<T, ApiFailure> {
+    let busy = |_| ApiFailure::new(ErrorCode::Unavailable, "the daemon is being ended");
+    let reader = Arc::clone(&api.journal_readers).acquire_owned().await.map_err(busy)?;
+    let engine = api.engine.clone();
+    let reading = tokio::task::spawn_blocking(move || {
+        // Held by the work, which goes on where its client does not wait.
+        let _reader = reader;
+        read(engine.journal())
     });
     let ended = |_| ApiFailure::new(ErrorCode::System, "the journal was not read to its end");
     reading.await.map_err(ended)?

@@ -31,6 +31,7 @@ mod spec;
 mod state;
 mod tenant_slots;
 mod tokens;
+mod usage;
 
 pub use server::{ApiDoors, ApiServer};
 pub use socket::ApiSocket;

@@ -116,6 +116,12 @@ impl ApiShared {
         held.values().filter(|held| caller.sees(&held.spec.tenant)).cloned().collect()
     }
 
+    /// How many sandboxes each tenant has.
+    pub(crate) fn sandboxes_by_tenant(&self) -> BTreeMap<TenantName, u64> {
+        let held = lock_shared(&self.sandboxes);
+        count_by_tenant(held.values().map(|held| &held.spec.tenant))
+    }
+
     pub(crate) fn count_sandboxes(&self) -> usize {
         lock_shared(&self.sandboxes).len()
     }
@@ -222,7 +228,12 @@ impl ApiShared {
     }
 
     pub(crate) fn count_running(&self) -> usize {
-        lock_shared(&self.executions).count_running()
+        lock_shared(&self.executions).running().count()
+    }
+
+    /// How many executions of each tenant run.
+    pub(crate) fn running_by_tenant(&self) -> BTreeMap<TenantName, u64> {
+        count_by_tenant(lock_shared(&self.executions).running().map(|held| &held.tenant))
     }
 
     /// Room for one more request of a tenant; the socket's own user needs none.
@@ -272,6 +283,14 @@ impl ApiShared {
         lock_shared(&self.sandboxes).clear();
         closed
     }
+}
+
+fn count_by_tenant<'a>(tenants: impl Iterator<Item = &'a TenantName>) -> BTreeMap<TenantName, u64> {
+    let mut counts = BTreeMap::new();
+    for tenant in tenants {
+        *counts.entry(tenant.clone()).or_default() += 1;
+    }
+    counts
 }
 
 fn take_slot(slots: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
