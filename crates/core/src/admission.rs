@@ -229,6 +229,11 @@ fn refuse_fields(spec: &SandboxSpec) -> Vec<Refusal> {
         .zeroes()
         .map(|kind| wrong_field(&format!("limits.{kind}"), "is zero", "give it a positive value"))
         .collect();
+    refusals.extend(
+        spec.limits
+            .unusable()
+            .map(|(kind, reason, remedy)| wrong_field(&format!("limits.{kind}"), reason, remedy)),
+    );
     for (at, mount) in spec.all_mounts().enumerate() {
         let field = match at.checked_sub(spec.mounts.len()) {
             None => format!("mounts[{at}].target"),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -27,6 +28,7 @@ struct ErrorInner {
     message: String,
     remedy: Option<String>,
     refusals: Option<Refusals>,
+    retry_delay: Option<Duration>,
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
@@ -169,6 +171,7 @@ impl Error {
             message: message.into(),
             remedy: None,
             refusals: None,
+            retry_delay: None,
             source: None,
         }))
     }
@@ -213,6 +216,13 @@ impl Error {
         self
     }
 
+    /// Says when the same call may succeed.
+    #[must_use]
+    pub fn retry_in(mut self, delay: Duration) -> Self {
+        self.0.retry_delay = Some(delay);
+        self
+    }
+
     /// Keeps the cause.
     #[must_use]
     pub fn source(mut self, source: impl Into<BoxedSource>) -> Self {
@@ -238,6 +248,11 @@ impl Error {
     /// What to do about it.
     pub fn hint(&self) -> Option<&str> {
         self.0.remedy.as_deref()
+    }
+
+    /// When the same call may succeed, where that is known.
+    pub fn retry_delay(&self) -> Option<Duration> {
+        self.0.retry_delay
     }
 
     /// Every refusal, where the error is one of admission.

@@ -6,6 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Bytes, Feature, Millicores, Span};
 
+/// Least memory of a sandbox: with less its walls cannot be built on any backend.
+const MIN_MEMORY: Bytes = Bytes::mib(4);
+/// Least open files of each process: the first one holds some while the walls are built.
+const MIN_OPEN_FILES: u32 = 16;
+/// Most processes: a kernel counts up to 4194304, those of the walls included.
+const MAX_PROCESSES: u32 = 4_000_000;
+
 /// The limits a caller asks for. What is left out gets the default (C-03).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -151,6 +158,25 @@ impl Limits {
         LimitKind::ALL.into_iter().filter(zero)
     }
 
+    /// Limits, other than zero, with which no sandbox can be built: each with the reason and the remedy.
+    pub fn unusable(&self) -> impl Iterator<Item = (LimitKind, &'static str, String)> {
+        let too_low = "is less than a sandbox needs to be built";
+        let memory = self.memory.filter(|given| *given > Bytes(0) && *given < MIN_MEMORY);
+        let files = self.open_files.filter(|given| (1..MIN_OPEN_FILES).contains(given));
+        let processes = self.processes.filter(|given| *given > MAX_PROCESSES);
+        let found = [
+            memory.map(|_| (LimitKind::Memory, too_low, format!("give it at least {MIN_MEMORY}"))),
+            files.map(|_| {
+                (LimitKind::OpenFiles, too_low, format!("give it at least {MIN_OPEN_FILES}"))
+            }),
+            processes.map(|_| {
+                let reason = "is more than a kernel can count";
+                (LimitKind::Processes, reason, format!("give it at most {MAX_PROCESSES}"))
+            }),
+        ];
+        found.into_iter().flatten()
+    }
+
     /// What is wrong with a share of more cores than a machine has, and the remedy. It bounds nothing there, and
     /// is most often meant in thousandths: both readings are named.
     pub fn too_many_cores(&self, cores: u32) -> Option<(String, String)> {
@@ -287,6 +313,27 @@ impl Enforcement {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limits_that_no_sandbox_can_be_built_with_are_told_with_a_remedy() {
+        let limits = |memory, processes, open_files| {
+            let memory = Some(Bytes(memory));
+            Limits {
+                memory,
+                processes: Some(processes),
+                open_files: Some(open_files),
+                ..Limits::default()
+            }
+        };
+        let kinds = |limits: Limits| limits.unusable().map(|(kind, ..)| kind).collect::<Vec<_>>();
+        let all = [LimitKind::Memory, LimitKind::OpenFiles, LimitKind::Processes];
+        assert_eq!(kinds(limits(1, u32::MAX, 1)), all);
+        assert_eq!(kinds(limits(MIN_MEMORY.0, MAX_PROCESSES, MIN_OPEN_FILES)), []);
+        assert_eq!(kinds(limits(0, 0, 0)), []);
+        assert_eq!(kinds(Limits::defaults()), []);
+        let (_, _, remedy) = limits(1, 1, 64).unusable().next().unwrap();
+        assert_eq!(remedy, "give it at least 4m");
+    }
 
     #[test]
     fn more_cores_than_there_are_is_told_with_both_readings() {

@@ -7,6 +7,7 @@ use stockade_core::{
     SandboxSpec, StartFailure, StreamReport, Usage,
 };
 
+use crate::command_text::cut_command;
 use crate::denials::DenialWatch;
 use crate::engine::{EngineInner, lock_mutex};
 use crate::execution::{FinishedExecution, SharedExecution};
@@ -58,13 +59,14 @@ impl EngineInner {
         command: &Command,
     ) -> Result<Arc<SharedExecution>> {
         let spec = order.admitted.spec();
+        let argv = cut_command(command.argv());
         let started = Event::Started {
             job: job.clone(),
             sandbox: sandbox.clone(),
             tenant: spec.tenant.clone(),
             backend: order.admitted.backend().clone(),
             boundary: order.admitted.boundary(),
-            command: command.argv(),
+            command: argv.clone(),
             workspace: spec.workspace.clone(),
             limits: order.admitted.enforcement_for(command),
             without: spec.without.clone(),
@@ -77,7 +79,7 @@ impl EngineInner {
         self.record(started).await?;
         let walls = (order.admitted.backend().clone(), order.admitted.boundary());
         let limits = order.admitted.enforcement_for(command);
-        let (argv, bounds) = (command.argv(), self.config.history);
+        let bounds = self.config.history;
         let shared = SharedExecution::new(job.clone(), sandbox, walls, argv, limits, bounds);
         lock_mutex(&self.running).insert(job, Arc::downgrade(&shared));
         Ok(shared)

@@ -57,11 +57,15 @@ pub struct EngineConfig {
     pub guest_caches: Vec<PathBuf>,
 }
 
-/// What a tenant may use at once. Absent: as much as there is.
+/// What a tenant may use. Absent: as much as there is. All of it holds over all engines that share the state directory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Quota {
-    /// Most live sandboxes, over all engines that share the state directory.
+    /// Most live sandboxes.
     pub sandboxes: Option<u32>,
+    /// Most executions at once.
+    pub executions: Option<u32>,
+    /// Most sandboxes and executions that are started within a minute. A run of its own is one start.
+    pub starts_per_minute: Option<u32>,
 }
 
 impl EngineConfig {

@@ -23,6 +23,7 @@ use crate::output_log::OutputLogs;
 use crate::pipeline::follow_from_start;
 use crate::pool::Pools;
 use crate::presence::{EnginePresence, Engines};
+use crate::quota::QuotaLedger;
 use crate::registry::Registry;
 use crate::request::SandboxRequest;
 use crate::secrets::HeldSecrets;
@@ -40,6 +41,7 @@ pub(crate) struct EngineInner {
     pub registry: Registry,
     pub journal: Arc<Journal>,
     pub leases: Leases,
+    pub quotas: QuotaLedger,
     pub engines: Engines,
     /// From the first record on that this engine opens.
     pub presence: Mutex<Option<EnginePresence>>,
@@ -69,6 +71,7 @@ impl Engine {
         let inner = EngineInner {
             journal: Arc::new(Journal::open(&state, config.journal)?),
             leases: Leases::open(&state)?,
+            quotas: QuotaLedger::new(config.state_dir.clone()),
             engines: Engines::open(&state)?,
             presence: Mutex::default(),
             snapshots: Arc::new(Snapshots::open(&state)?),

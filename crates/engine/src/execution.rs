@@ -1,7 +1,7 @@
 //! The handle of one execution: its output, its outcome, and the means to end it.
 
 use std::ops::Deref;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use bytes::Bytes as Data;
 use stockade_core::{
@@ -10,7 +10,9 @@ use stockade_core::{
 };
 use tokio::sync::watch;
 
+use crate::engine::lock_mutex;
 use crate::history::{History, HistoryBounds, Subscription};
+use crate::quota::ExecutionSlot;
 
 /// What the pipeline and the handles of one execution share.
 #[derive(Debug)]
@@ -18,11 +20,13 @@ pub(crate) struct SharedExecution {
     pub job: JobId,
     pub sandbox: SandboxId,
     pub walls: (BackendName, Boundary),
-    /// The argument vector.
+    /// The argument vector, cut where it is long.
     pub command: Vec<String>,
     pub limits: Vec<Enforcement>,
     pub history: Arc<History>,
     pub control: OnceLock<ControlSlot>,
+    /// Its place in the quota of its tenant, until it has ended.
+    slot: Mutex<Option<ExecutionSlot>>,
     cancelled: watch::Sender<bool>,
     finished: watch::Sender<Option<FinishedExecution>>,
 }
@@ -61,9 +65,15 @@ impl SharedExecution {
             limits,
             history: History::new(bounds),
             control: OnceLock::new(),
+            slot: Mutex::default(),
             cancelled: watch::Sender::new(false),
             finished: watch::Sender::new(None),
         })
+    }
+
+    /// Holds its place in a quota until it has ended.
+    pub(crate) fn hold_slot(&self, slot: Option<ExecutionSlot>) {
+        *lock_mutex(&self.slot) = slot;
     }
 
     pub(crate) fn cancel(&self) {
@@ -76,6 +86,8 @@ impl SharedExecution {
 
     pub(crate) fn finish(&self, finished: FinishedExecution) {
         let outcome = finished.outcome.clone();
+        // Before the end is told: who waits for it may start the next one.
+        self.hold_slot(None);
         self.finished.send_replace(Some(finished));
         self.history.finish(outcome);
     }
@@ -148,7 +160,7 @@ impl Watcher {
         &self.shared.sandbox
     }
 
-    /// Its arguments.
+    /// Its arguments, cut with a mark where they take more than 4 KiB.
     pub fn command(&self) -> &[String] {
         &self.shared.command
     }

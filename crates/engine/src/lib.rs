@@ -8,6 +8,7 @@ mod asking;
 mod audit;
 mod capability_cache;
 mod clean_logs;
+mod command_text;
 mod config;
 mod denials;
 mod egress;
@@ -27,6 +28,7 @@ mod pool;
 mod ports;
 mod presence;
 mod processes;
+mod quota;
 mod registry;
 mod request;
 mod secrets;
@@ -46,7 +48,8 @@ pub use history::{HistoryBounds, OutputEvent, Subscription};
 pub use host_views::{OwnPath, real as real_path};
 pub use journal::{
     Break, ContentHash, Damage, EgressVerdict, Event, Filter, Follower, Job, Jobs, Journal,
-    JournalOptions, NewestJobs, Prune, PrunedSegments, Receipt, Record, Records, Verdict,
+    JournalOptions, NewestJobs, Prune, PrunedSegments, Receipt, Record, Records, TenantUsage,
+    UsageSummary, Verdict,
 };
 pub use lease::{
     KillRequest, Lease, LeaseBody, LeaseInfo, LeaseListing, Leases, MalformedLease, StaleLease,

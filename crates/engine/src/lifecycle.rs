@@ -18,6 +18,7 @@ use crate::engine::{EngineInner, lock_mutex};
 use crate::execution::SharedExecution;
 use crate::lease::{Lease, LeaseBody};
 use crate::pool::{Claim, ClaimAnswer, Seated};
+use crate::quota::ExecutionSlot;
 use crate::workspace_guard::WorkspaceSlot;
 
 /// Timeout of capturing or restoring a state.
@@ -254,6 +255,18 @@ impl EngineInner {
             }
         };
         self.build_sandbox(order, id, lease, cancelled).await.map(RunningSandbox::share)
+    }
+
+    /// Counts the start of an execution, and takes its place in the quota of its tenant.
+    pub(crate) fn begin_execution(&self, order: &SandboxOrder) -> Result<Option<ExecutionSlot>> {
+        let tenant = &order.admitted.spec().tenant;
+        self.quotas.begin_execution(tenant, self.config.quota(tenant))
+    }
+
+    /// Counts the start of a sandbox.
+    pub(crate) fn count_start(&self, order: &SandboxOrder) -> Result<()> {
+        let tenant = &order.admitted.spec().tenant;
+        self.quotas.count_start(tenant, self.config.quota(tenant))
     }
 
     pub(crate) fn lease(&self, order: &SandboxOrder, id: &SandboxId, ready: bool) -> Result<Lease> {

@@ -82,9 +82,11 @@ impl EngineInner {
     ) -> Result<(SandboxOrder, Option<Claim>, Arc<SharedExecution>)> {
         // Tenant, admit.
         let order = self.admit_request(request, Some(command)).await?;
+        let slot = self.begin_execution(&order)?;
         let (claim, sandbox) = self.reserve_sandbox(&order).await?;
         // Audit.
         let shared = self.open_record(fresh_id()?, &order, sandbox, command).await?;
+        shared.hold_slot(slot);
         Ok((order, claim, shared))
     }
 
@@ -104,6 +106,9 @@ impl EngineInner {
         order: SandboxOrder,
         workspace: WorkspaceGuard,
     ) -> Result<SandboxId> {
+        if let Err(error) = self.count_start(&order) {
+            return Err(workspace.release_after(error).await);
+        }
         // Nothing is prepared for a workspace that was acquired just now.
         if workspace.is_none()
             && let Some(claim) = self.claim(&order).await?
@@ -161,8 +166,10 @@ impl EngineInner {
         let live = self.live(id)?;
         // Admit.
         self.admit_command_in(&live, &command).await?;
+        let slot = self.begin_execution(&live.order)?;
         // Audit.
         let shared = self.open_record(job, &live.order, id.clone(), &command).await?;
+        shared.hold_slot(slot);
         let observed = observe(&shared);
         let execution = Execution::new(Arc::clone(&shared));
         let (started, start) = oneshot::channel();

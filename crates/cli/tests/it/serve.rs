@@ -71,6 +71,55 @@ fn sandboxes_are_listed_by_label_state_and_page_and_deleted() {
     eventually("it is said to have ended", || ids("?state=ended").0 == [json!(other)]);
 }
 
+/// Every page of a list, one entry on each; the names or ids of the entries.
+fn read_pages(daemon: &ApiDaemon, path: &str, list: &str, field: &str, key: &str) -> Vec<String> {
+    let (mut found, mut next) = (Vec::new(), None::<serde_json::Value>);
+    loop {
+        let after = next.map(|next| format!("&{key}={}", next.to_string().trim_matches('"')));
+        let path = format!("{path}limit=1{}", after.unwrap_or_default());
+        let page = daemon.ask("GET", &path, b"").json();
+        let entries = page[list].as_array().unwrap_or_else(|| panic!("{page}"));
+        assert!(entries.len() <= 1, "{page}");
+        let names = entries.iter().map(|entry| entry.pointer(field).unwrap());
+        found.extend(names.map(|name| name.as_str().unwrap().to_owned()));
+        if page["next"].is_null() {
+            return found;
+        }
+        next = Some(page["next"].clone());
+    }
+}
+
+#[test]
+fn executions_jobs_and_files_are_listed_in_pages_and_usage_is_summed() {
+    let daemon = ApiDaemon::start();
+    let sandbox = daemon.create("{}");
+    let mut jobs: Vec<_> =
+        (0..3).map(|_| daemon.exec(&sandbox, r#"{"run": {"program": ["true"]}}"#)).collect();
+    let path = format!("/v1/sandboxes/{sandbox}");
+    let executions =
+        read_pages(&daemon, &format!("{path}/executions?"), "executions", "/id", "after");
+    assert_eq!(executions, jobs);
+    jobs.reverse();
+    let recorded = read_pages(&daemon, "/v1/jobs?", "jobs", "/started/event/job", "before");
+    assert_eq!(recorded, jobs);
+    for job in &jobs {
+        assert_eq!(daemon.events(job, &[]).last().unwrap().kind, "exit");
+    }
+    let usage = daemon.ask("GET", "/v1/usage", b"").json();
+    let (tenant, count) = (&usage["tenants"][0]["tenant"], &usage["tenants"][0]["jobs"]);
+    assert_eq!((tenant, count), (&json!("default"), &json!(3)), "{usage}");
+    let metrics = String::from_utf8(daemon.ask("GET", "/v1/metrics", b"").body).unwrap();
+    assert!(metrics.contains("stockade_tenant_sandboxes{tenant=\"default\"} 1\n"), "{metrics}");
+    let made = daemon.ask("POST", &format!("{path}/files/directory"), br#"{"path": "d"}"#);
+    assert_eq!(made.status, 204, "{made:?}");
+    for name in ["b", "a", "c"] {
+        let put = daemon.ask("PUT", &format!("{path}/files?path=d/{name}"), b"");
+        assert_eq!(put.status, 200, "{put:?}");
+    }
+    let files = format!("{path}/files/list?path=d&");
+    assert_eq!(read_pages(&daemon, &files, "entries", "/name", "after"), ["a", "b", "c"]);
+}
+
 #[test]
 fn the_same_key_makes_one_sandbox() {
     let daemon = ApiDaemon::start();
@@ -117,6 +166,21 @@ fn files_go_in_and_out() {
     for path in ["..%2f..%2fetc%2fpasswd", "../x", "", "a%00b"] {
         let reply = daemon.ask("GET", &format!("{files}?path={path}"), b"");
         assert_eq!(reply.status, 400, "{path}: {reply:?}");
+    }
+}
+
+#[test]
+fn a_long_command_runs_whole_and_is_shown_cut() {
+    let daemon = ApiDaemon::start();
+    let sandbox = daemon.create("{}");
+    let line = format!(": {}; echo end", "x".repeat(100_000));
+    let job = daemon.exec(&sandbox, &json!({ "run": { "shell": line } }).to_string());
+    assert_eq!(daemon.events(&job, &[]).next().unwrap().data, json!({"text": "end\n"}));
+    let view = daemon.ask("GET", &format!("/v1/executions/{job}"), b"").json();
+    let record = daemon.ask("GET", &format!("/v1/jobs/{job}"), b"").json();
+    for command in [&view["command"], &record["started"]["event"]["command"]] {
+        let shown = command[2].as_str().unwrap();
+        assert!(shown.len() <= 4096 && shown.contains("sha256:"), "{shown}");
     }
 }
 
@@ -209,6 +273,9 @@ fn bad_requests_are_refused_in_one_shape() {
         ("/v1/sandboxes", r#"{"spec": {"netwrok": "none"}}"#, 400, "invalid"),
         ("/v1/sandboxes", r#"{"spec": {"backend": "brick"}}"#, 404, "not-found"),
         ("/v1/sandboxes", r#"{"from": "none"}"#, 404, "not-found"),
+        ("/v1/sandboxes", r#"{"spec": {"limits": {"memory": "1"}}}"#, 422, "refused"),
+        ("/v1/sandboxes", r#"{"spec": {"limits": {"openFiles": 1}}}"#, 422, "refused"),
+        ("/v1/sandboxes", r#"{"spec": {"limits": {"processes": 4294967295}}}"#, 422, "refused"),
         (&executions, "", 400, "invalid"),
         (&executions, r#"{"run": {"program": []}}"#, 422, "refused"),
         (&executions, r#"{"run": {"shell": "true"}, "timeout": "1s"}"#, 400, "invalid"),
@@ -224,12 +291,35 @@ fn bad_requests_are_refused_in_one_shape() {
     assert_eq!(daemon.ask("GET", "/v1/health", b"").status, 200);
 }
 
+/// Sends bytes as they are; everything that is answered.
+fn send_raw(daemon: &ApiDaemon, request: &str) -> String {
+    let mut stream = daemon.connect();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    let _ = stream.read_to_string(&mut answer);
+    answer
+}
+
 #[test]
 fn heads_that_are_too_long_or_can_be_read_in_two_ways_are_refused() {
     let daemon = ApiDaemon::start();
     let two_hosts = daemon.ask_with("GET", "/v1/health", &["Host: localhost"], b"");
     two_hosts.is_error(400, "invalid");
     daemon.ask("GET", "http://evil.example/v1/health", b"").is_error(400, "invalid");
+    // The client sends a length of its own.
+    let two_lengths = daemon.ask_with("POST", "/v1/sandboxes", &["Content-Length: 2"], b"{}");
+    two_lengths.is_error(400, "invalid");
+    for lengths in [
+        "Content-Length: 3\r\nTransfer-Encoding: chunked",
+        "Transfer-Encoding: chunked\r\nContent-Length: 3",
+    ] {
+        let reply = send_raw(
+            &daemon,
+            &format!("POST /v1/sandboxes HTTP/1.1\r\nHost: x\r\n{lengths}\r\n\r\n0\r\n\r\n"),
+        );
+        assert!(reply.starts_with("HTTP/1.1 400 ") && reply.contains("Content-Length"), "{reply}");
+    }
+    assert_eq!(daemon.ask("GET", "/v1/sandboxes", b"").json()["sandboxes"], json!([]));
     let mut stream = daemon.connect();
     // The server answers before it has read everything.
     let _ = write!(stream, "GET /v1/health HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(256 << 10));

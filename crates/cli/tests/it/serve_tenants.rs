@@ -32,6 +32,66 @@ fn a_token_is_shown_once_listed_without_its_secret_and_revoked_at_once() {
 }
 
 #[test]
+fn streams_of_a_revoked_token_end_and_those_of_others_go_on() {
+    let place = CliPlace::new();
+    let revoked = issue(&place, &["old", "--tenant", "team"]);
+    let kept = issue(&place, &["new", "--tenant", "team"]);
+    let daemon = ApiDaemon::start_on_tcp(place);
+    let sandbox = daemon.ask_as(&revoked, "POST", "/v1/sandboxes", b"{}").id(201);
+    let wait = br#"{"run": {"shell": "echo ready; read line; echo $line"}, "stdin": "stream"}"#;
+    let path = format!("/v1/sandboxes/{sandbox}/executions");
+    let job = daemon.ask_as(&revoked, "POST", &path, wait).id(201);
+    let path = format!("/v1/executions/{job}");
+    let [mut cut, mut whole] = [&revoked, &kept].map(|token| {
+        let mut stream = daemon.connect_tcp();
+        let host = daemon.host();
+        write!(
+            stream,
+            "GET {path}/events HTTP/1.0\r\n{host}\r\nAuthorization: Bearer {token}\r\n\r\n"
+        )
+        .unwrap();
+        let mut begun = Vec::new();
+        while !begun.ends_with(b"ready\\n\"}\n\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            begun.extend(byte);
+        }
+        stream
+    });
+    daemon.place.stockade(&["token", "revoke", "old"]).code_is(0);
+    let mut rest = String::new();
+    let _ = cut.read_to_string(&mut rest);
+    assert!(!rest.contains("event: exit"), "{rest}");
+    let input = daemon.ask_as(&kept, "POST", &format!("{path}/input?end=true"), b"end\n");
+    assert_eq!(input.status, 204, "{input:?}");
+    rest.clear();
+    whole.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains(r#"{"text":"end\n"}"#) && rest.contains("event: exit"), "{rest}");
+}
+
+#[test]
+fn one_tenant_does_not_take_all_connections() {
+    let place = CliPlace::new();
+    let greedy = issue(&place, &["greedy"]);
+    let other = issue(&place, &["other"]);
+    let daemon = ApiDaemon::start_on_tcp(place);
+    let host = daemon.host();
+    let key = format!("Authorization: Bearer {greedy}");
+    // Each has shown its token, and stays open for a next request.
+    let crowd: Vec<_> = (0..300)
+        .map(|_| {
+            let mut stream = daemon.connect_tcp();
+            write!(stream, "GET /v1/health HTTP/1.1\r\n{host}\r\n{key}\r\n\r\n").unwrap();
+            let mut status = [0; 12];
+            stream.read_exact(&mut status).unwrap();
+            (stream, status)
+        })
+        .collect();
+    assert!(crowd.iter().any(|(_, status)| status == b"HTTP/1.1 429"));
+    assert_eq!(daemon.ask_as(&other, "GET", "/v1/sandboxes", b"").status, 200);
+}
+
+#[test]
 fn nobody_gets_in_without_a_token_or_under_another_name() {
     let place = CliPlace::new();
     let token = issue(&place, &["a"]);
@@ -134,6 +194,13 @@ fn what_belongs_to_another_tenant_is_not_there_on_any_route() {
         };
         assert_eq!((count(&one), count(&other)), (1, 0), "{path}");
     }
+    // What runs is counted when it has ended.
+    let usage = daemon.ask_as(&other, "GET", "/v1/usage", b"").json();
+    assert_eq!(usage["tenants"].as_array().unwrap().len(), 1, "{usage}");
+    assert_eq!(
+        (&usage["tenants"][0]["tenant"], &usage["complete"]),
+        (&json!("other"), &json!(true))
+    );
     let from = json!({ "from": things.snapshot }).to_string();
     daemon.ask_as(&other, "POST", "/v1/sandboxes", from.as_bytes()).is_error(404, "not-found");
     // Nothing of it was changed, and its own tenant and the daemon's user find it.
@@ -143,6 +210,30 @@ fn what_belongs_to_another_tenant_is_not_there_on_any_route() {
     let (place, done) = daemon.end();
     done.code_is(0);
     place.assert_nothing_is_left();
+}
+
+#[test]
+fn a_tenant_beyond_its_quota_is_told_when_to_come_again() {
+    let place = CliPlace::new();
+    let small = issue(&place, &["small"]);
+    let other = issue(&place, &["other"]);
+    let config = place.path("home/.config/stockade");
+    std::fs::create_dir_all(&config).unwrap();
+    let quotas = "[quotas.small]\nexecutions = 1\nstartsPerMinute = 4\n";
+    std::fs::write(config.join("config.toml"), quotas).unwrap();
+    let daemon = ApiDaemon::start_on_tcp(place);
+    let create = |token: &str| daemon.ask_as(token, "POST", "/v1/sandboxes", b"{}");
+    let sandbox = create(&small).id(201);
+    let path = format!("/v1/sandboxes/{sandbox}/executions");
+    let sleep = br#"{"run": {"program": ["sleep", "1000"]}}"#;
+    daemon.ask_as(&small, "POST", &path, sleep).id(201);
+    let beyond = daemon.ask_as(&small, "POST", &path, sleep);
+    beyond.is_error(429, "quota-exceeded");
+    assert!(beyond.head.contains("retry-after: "), "{}", beyond.head);
+    let beyond = (0..8).map(|_| create(&small)).find(|reply| reply.status != 201).unwrap();
+    beyond.is_error(429, "quota-exceeded");
+    assert!(beyond.head.contains("retry-after: "), "{}", beyond.head);
+    create(&other).id(201);
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub enum Event {
         backend: BackendName,
         /// What stands between it and the host's kernel.
         boundary: Boundary,
-        /// The argument vector.
+        /// The argument vector, cut with a mark where it takes more than 4 KiB.
         command: Vec<String>,
         /// What it works on.
         workspace: Workspace,

@@ -13,6 +13,7 @@ mod prune;
 mod read;
 mod record;
 mod tail;
+mod usage;
 mod verify;
 mod walk;
 mod workspaces;
@@ -31,6 +32,7 @@ pub use newest::NewestJobs;
 pub use prune::{Prune, PrunedSegments};
 pub use read::{Filter, Job, Jobs, Records};
 pub use record::{ContentHash, Record};
+pub use usage::{TenantUsage, UsageSummary};
 pub use verify::{Break, Damage, Verdict};
 
 use fault::{During, JournalFault};
@@ -154,6 +156,11 @@ impl Journal {
     /// The same, the one that started last first: quick however long the journal is.
     pub fn newest_jobs(&self, filter: Filter) -> Result<NewestJobs<'_>> {
         NewestJobs::new(&self.dir, filter).map_err(|fault| fault.during(read::READ_OPERATION))
+    }
+
+    /// What tenants have used, by what has ended within the times of a filter. Bounded: it says whether it is complete.
+    pub fn usage(&self, filter: Filter) -> Result<UsageSummary> {
+        UsageSummary::read(&self.dir, filter).map_err(|fault| fault.during(read::READ_OPERATION))
     }
 
     /// One execution.

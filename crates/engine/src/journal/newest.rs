@@ -73,7 +73,7 @@ impl Iterator for NewestJobs<'_> {
 }
 
 /// Every line of a snapshot, the last one first.
-struct Backward<'a> {
+pub(super) struct Backward<'a> {
     dir: &'a Directory,
     snapshot: JournalSnapshot,
     /// The segment that is read.
@@ -82,13 +82,13 @@ struct Backward<'a> {
 }
 
 impl<'a> Backward<'a> {
-    fn new(dir: &'a Directory) -> Result<Self, JournalFault> {
+    pub(super) fn new(dir: &'a Directory) -> Result<Self, JournalFault> {
         let snapshot = JournalSnapshot::take(dir)?;
         let segment = snapshot.head.segment + 1;
         Ok(Self { dir, snapshot, segment, lines: None })
     }
 
-    fn next(&mut self) -> Result<Option<Vec<u8>>, JournalFault> {
+    pub(super) fn next(&mut self) -> Result<Option<Vec<u8>>, JournalFault> {
         loop {
             if let Some(lines) = &mut self.lines {
                 let name = || self.dir.path_of(&self.snapshot.name(self.segment));
@@ -115,7 +115,7 @@ impl<'a> Backward<'a> {
         }
     }
 
-    fn damaged(&self, what: Damage) -> JournalFault {
+    pub(super) fn damaged(&self, what: Damage) -> JournalFault {
         JournalFault::Damaged { file: self.dir.path_of(&self.snapshot.name(self.segment)), what }
     }
 }

@@ -79,7 +79,7 @@ async fn a_request_to_kill_whose_maker_has_died_means_nothing_and_is_cleared_awa
 #[tokio::test]
 async fn what_a_quota_does_not_allow_is_refused_and_not_lost() {
     let state = tempfile::tempdir().unwrap();
-    let quota = Quota { sandboxes: Some(1) };
+    let quota = Quota { sandboxes: Some(1), ..Quota::default() };
     let engine = engine_at(state.path(), &programs(), |config| config.default_quota = quota).await;
     engine.create(spec()).await.unwrap();
     let error = engine.run(spec(), Command::program(["true"])).await.unwrap_err();

@@ -230,7 +230,7 @@ fn without_memory_limit() -> Mock {
 async fn what_cannot_be_honoured_is_refused_at_once_and_nothing_is_created() {
     let bench = bench_with(without_memory_limit(), |_| {}).await;
     let mut wish = spec();
-    wish.limits.memory = Some(Bytes::mib(1));
+    wish.limits.memory = Some(Bytes::mib(8));
     wish.workspace = Workspace::Local("/somewhere".parse().unwrap());
     let error = bench.engine.run(wish, Command::program(["true"])).await.unwrap_err();
     let named: Vec<_> = error.refusals().unwrap().0.iter().filter_map(|r| r.feature).collect();
@@ -396,7 +396,8 @@ async fn settle(bench: &PipelineBench) {
 #[tokio::test]
 async fn a_quota_bounds_the_live_sandboxes_of_a_tenant() {
     let limited: TenantName = "limited".parse().unwrap();
-    let quotas = BTreeMap::from([(limited.clone(), Quota { sandboxes: Some(1) })]);
+    let quotas =
+        BTreeMap::from([(limited.clone(), Quota { sandboxes: Some(1), ..Quota::default() })]);
     let bench = bench_with(programs(), |config| config.quotas = quotas).await;
     let wish = SandboxSpec { tenant: limited, ..spec() };
     let first = bench.engine.create(wish.clone()).await.unwrap();
@@ -405,6 +406,28 @@ async fn a_quota_bounds_the_live_sandboxes_of_a_tenant() {
     bench.engine.create(spec()).await.unwrap();
     bench.engine.destroy(&first).await.unwrap();
     bench.engine.create(wish).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_quota_bounds_the_executions_of_a_tenant_and_its_starts() {
+    let quota = Quota { executions: Some(1), ..Quota::default() };
+    let bench = bench_with(programs(), |config| config.default_quota = quota).await;
+    let sandbox = bench.engine.create(spec()).await.unwrap();
+    let first = bench.engine.exec(&sandbox, Command::program(["forever"])).await.unwrap();
+    let refused = bench.engine.exec(&sandbox, Command::program(["true"])).await.unwrap_err();
+    assert_eq!(refused.code(), ErrorCode::QuotaExceeded);
+    let refused = bench.engine.run(spec(), Command::program(["true"])).await.unwrap_err();
+    assert_eq!(refused.code(), ErrorCode::QuotaExceeded);
+    first.close().await.unwrap();
+    let second = bench.engine.exec(&sandbox, Command::program(["true"])).await.unwrap();
+    second.outcome().await;
+    let quota = Quota { starts_per_minute: Some(2), ..Quota::default() };
+    let bench = bench_with(programs(), |config| config.default_quota = quota).await;
+    let sandbox = bench.engine.create(spec()).await.unwrap();
+    bench.engine.exec(&sandbox, Command::program(["true"])).await.unwrap();
+    let refused = bench.engine.create(spec()).await.unwrap_err();
+    assert_eq!(refused.code(), ErrorCode::QuotaExceeded);
+    assert!(refused.retry_delay().is_some(), "{refused}");
 }
 
 /// A mock that counts how often it is measured.

@@ -137,7 +137,7 @@ async fn what_does_not_fit_is_made_as_if_there_were_no_pool() {
     let ready = bench.there().await;
     let others = SandboxSpec { tenant: "other".parse().unwrap(), ..spec() };
     let mut tighter = spec();
-    tighter.limits.memory = Some(Bytes::mib(1));
+    tighter.limits.memory = Some(Bytes::mib(8));
     for wish in [others, tighter] {
         let id = bench.engine.create(wish).await.unwrap();
         assert!(!ready.contains(&id));
@@ -386,7 +386,7 @@ async fn what_an_engine_had_ready_when_it_died_is_reaped() {
 }
 
 fn limited(sandboxes: u32) -> impl FnOnce(&mut EngineConfig) {
-    move |config| config.default_quota = Quota { sandboxes: Some(sandboxes) }
+    move |config| config.default_quota = Quota { sandboxes: Some(sandboxes), ..Quota::default() }
 }
 
 #[tokio::test(start_paused = true)]
@@ -394,7 +394,7 @@ async fn ready_ones_count_as_their_tenants_and_make_room_for_what_is_wanted_now(
     let bench = bench_with(programs(), limited(3)).await;
     let pool = bench.pool(sized(2, 3)).await;
     let mut tighter = spec();
-    tighter.limits.memory = Some(Bytes::mib(1));
+    tighter.limits.memory = Some(Bytes::mib(8));
     for _ in 0..3 {
         // None fits, the quota is used up, and yet nothing is refused before all are really used.
         bench.engine.create(tighter.clone()).await.unwrap();
@@ -409,7 +409,7 @@ async fn a_quota_that_ready_ones_use_up_says_so() {
     let bench = bench_with(programs(), limited(2)).await;
     bench.pool(sized(2, 2)).await;
     let config = EngineConfig {
-        default_quota: Quota { sandboxes: Some(2) },
+        default_quota: Quota { sandboxes: Some(2), ..Quota::default() },
         ..EngineConfig::at(bench.state.path().join("state"))
     };
     let other = Engine::open(config, vec![Arc::new(bench.mock.clone())]).await.unwrap();

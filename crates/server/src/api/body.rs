@@ -28,14 +28,16 @@ pub(crate) async fn read_body(mut body: Body) -> Result<Bytes, ApiFailure> {
         }
         Ok(whole.freeze())
     };
-    tokio::time::timeout(BODY_TIMEOUT, reading).await.unwrap_or_else(|_| Err(too_slow()))
+    tokio::time::timeout(BODY_TIMEOUT, reading)
+        .await
+        .unwrap_or_else(|_| Err(ApiFailure::slow_body()))
 }
 
 /// The next piece of a body; nothing at its end.
 pub(crate) async fn next_chunk(body: &mut Body) -> Result<Option<Bytes>, ApiFailure> {
     loop {
         let frame = tokio::time::timeout(CHUNK_TIMEOUT, body.frame()).await;
-        match frame.map_err(|_| too_slow())? {
+        match frame.map_err(|_| ApiFailure::slow_body())? {
             None => return Ok(None),
             Some(Err(_)) => {
                 let message = "the body of the request was cut off";
@@ -76,6 +78,30 @@ pub(crate) async fn read_json<T: DeserializeOwned>(body: Body) -> Result<T, ApiF
     parse_json(&read_body(body).await?)
 }
 
-fn too_slow() -> ApiFailure {
-    ApiFailure::new(ErrorCode::TooSlow, "the body of the request did not come in time").last()
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use axum::response::IntoResponse;
+    use futures_util::{StreamExt, stream};
+    use http::StatusCode;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_does_not_come_is_the_clients_fault() {
+        let first = stream::once(async { Ok::<_, Infallible>(Bytes::from_static(b"{")) });
+        let slow = read_body(Body::from_stream(first.chain(stream::pending()))).await;
+        assert_eq!(slow.unwrap_err().into_response().status(), StatusCode::REQUEST_TIMEOUT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_trickles_in_does_not_come_in_time() {
+        let drops = stream::repeat(()).then(|()| async {
+            tokio::time::sleep(CHUNK_TIMEOUT / 2).await;
+            Ok::<_, Infallible>(Bytes::from_static(b" "))
+        });
+        let slow = read_body(Body::from_stream(drops)).await;
+        assert_eq!(slow.unwrap_err().into_response().status(), StatusCode::REQUEST_TIMEOUT);
+    }
 }

@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -15,7 +16,7 @@ use http::{HeaderName, Method, Request};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use stockade_core::ErrorCode;
+use stockade_core::{ErrorCode, TenantName};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -26,10 +27,13 @@ use super::failure::ApiFailure;
 use super::state::Api;
 use super::tokens::TokenStore;
 use crate::http::{
-    Visit, build_http1, find_bearer_token, is_plain, names_loopback, names_loopback_origin,
+    FramedStream, FramingVerdict, StallTimeout, Visit, build_http1, find_bearer_token, is_plain,
+    names_loopback, names_loopback_origin,
 };
 
 const HEALTH_PATH: &str = "/v1/health";
+/// How often is looked whether the token of a request that goes on was revoked.
+const REVOCATION_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Where a connection came in.
 #[derive(Clone)]
@@ -43,8 +47,8 @@ pub(crate) enum ApiDoor {
 /// A connection that came in by TCP.
 pub(crate) struct TcpDoor {
     pub visit: Visit,
-    /// Held from the first request with a token on.
-    pub slot: OnceCell<OwnedSemaphorePermit>,
+    /// Of all connections and of the tenant's; held from the first request with a token on.
+    pub slots: OnceCell<[OwnedSemaphorePermit; 2]>,
 }
 
 /// What every connection is served with.
@@ -74,9 +78,11 @@ impl ApiService {
             ApiDoor::Socket => CancellationToken::new(),
             ApiDoor::Tcp(door) => door.visit.turned_out(),
         };
+        let framing = FramingVerdict::default();
+        let stream = StallTimeout::new(FramedStream::new(stream, framing.clone()));
         let answer = service_fn(move |request: Request<Incoming>| {
-            let (service, door) = (self.clone(), door.clone());
-            async move { Ok::<_, Infallible>(service.answer(request, &door).await) }
+            let (service, door, framing) = (self.clone(), door.clone(), framing.clone());
+            async move { Ok::<_, Infallible>(service.answer(request, &door, &framing).await) }
         });
         let mut served = pin!(build_http1().serve_connection(TokioIo::new(stream), answer));
         tokio::select! {
@@ -91,9 +97,17 @@ impl ApiService {
         }
     }
 
-    async fn answer(self, request: Request<Incoming>, door: &ApiDoor) -> Response {
+    async fn answer(
+        self,
+        request: Request<Incoming>,
+        door: &ApiDoor,
+        framing: &FramingVerdict,
+    ) -> Response {
         let api = self.api.clone();
-        let answered = self.let_in(request, door).await;
+        let answered = match framing.is_ambiguous() {
+            true => Err(ambiguous_length()),
+            false => self.let_in(request, door).await,
+        };
         let response = answered.unwrap_or_else(IntoResponse::into_response);
         api.counters.count(response.status());
         response
@@ -105,15 +119,40 @@ impl ApiService {
         door: &ApiDoor,
     ) -> Result<Response, ApiFailure> {
         let caller = self.find_caller(&request, door)?;
-        if let (ApiDoor::Tcp(door), ApiCaller::Holder(_)) = (door, &caller) {
-            let taking = async || Arc::clone(&self.slots).try_acquire_owned();
-            door.slot.get_or_try_init(taking).await.map_err(|_| too_many_connections())?;
+        if let (ApiDoor::Tcp(door), ApiCaller::Holder(token)) = (door, &caller) {
+            let taking = async || self.reserve_connection(&token.tenant);
+            door.slots.get_or_try_init(taking).await?;
             door.visit.leave();
         }
         let held = self.api.reserve_request(&caller)?;
+        let mut revoked = self.watch_revocation(&caller);
         request.extensions_mut().insert(caller);
-        let Ok(response) = self.router.call(request).await;
-        Ok(response.map(|body| Body::new(HeldBody { body, _held: held })))
+        let answered = tokio::select! {
+            answered = self.router.call(request) => answered,
+            () = &mut revoked => return Err(ApiFailure::unauthorized()),
+        };
+        let Ok(response) = answered;
+        Ok(response.map(|body| Body::new(HeldBody { body, revoked, _held: held })))
+    }
+
+    fn reserve_connection(
+        &self,
+        tenant: &TenantName,
+    ) -> Result<[OwnedSemaphorePermit; 2], ApiFailure> {
+        let of_tenant = self.api.reserve_connection(tenant)?;
+        let of_all = Arc::clone(&self.slots).try_acquire_owned();
+        Ok([of_all.map_err(|_| too_many_connections())?, of_tenant])
+    }
+
+    /// Ends when the token of a caller is revoked, or cannot be looked up any more.
+    fn watch_revocation(&self, caller: &ApiCaller) -> Revocation {
+        let ApiCaller::Holder(token) = caller else { return Box::pin(std::future::pending()) };
+        let (tokens, token) = (Arc::clone(&self.tokens), token.clone());
+        Box::pin(async move {
+            while tokens.is_known(&token).unwrap_or(false) {
+                tokio::time::sleep(REVOCATION_INTERVAL).await;
+            }
+        })
     }
 
     fn find_caller<B>(
@@ -168,14 +207,25 @@ impl ApiService {
     }
 }
 
+fn ambiguous_length() -> ApiFailure {
+    let message = "the request does not say in one way only how long it is and whom it is for";
+    ApiFailure::new(ErrorCode::Invalid, message)
+        .remedy("send one `Host`, and one `Content-Length` or one `Transfer-Encoding: chunked`")
+        .last()
+}
+
 fn too_many_connections() -> ApiFailure {
     let message = "holders of tokens have as many connections open as they may";
     ApiFailure::new(ErrorCode::Unavailable, message).remedy("close one, or wait").last()
 }
 
-/// A body that holds the room of its request until it is sent.
+/// Ends when the token of a request is revoked.
+type Revocation = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A body that holds the room of its request until it is sent, and is cut off when the token is revoked.
 struct HeldBody {
     body: Body,
+    revoked: Revocation,
     _held: Option<OwnedSemaphorePermit>,
 }
 
@@ -187,6 +237,9 @@ impl hyper::body::Body for HeldBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, AxumError>>> {
+        if self.revoked.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Some(Err(AxumError::new("the token was revoked"))));
+        }
         Pin::new(&mut self.body).poll_frame(context)
     }
 

@@ -5,8 +5,6 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use axum::Extension;
-use axum::extract::State;
 use axum::response::IntoResponse;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use base64::Engine as _;
@@ -16,14 +14,13 @@ use futures_util::stream;
 use http::HeaderMap;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use stockade_core::{ErrorCode, JobId, StreamId};
+use stockade_core::{ErrorCode, StreamId};
 use stockade_engine::{OutputEvent, Subscription};
 
 use super::answer::ApiAnswer;
-use super::caller::ApiCaller;
 use super::failure::ApiFailure;
-use super::query::{ApiQuery, PathId};
-use super::state::Api;
+use super::named::NamedExecution;
+use super::query::ApiQuery;
 
 const LAST_EVENT_HEADER: &str = "last-event-id";
 /// How often a comment is sent while nothing happens, so that a connection that is gone is noticed.
@@ -63,13 +60,10 @@ struct EventPosition {
 
 /// `GET /v1/executions/{id}/events`
 pub(crate) async fn stream_events(
-    State(api): State<Api>,
-    Extension(caller): Extension<ApiCaller>,
-    PathId(job): PathId<JobId>,
+    NamedExecution(held): NamedExecution,
     ApiQuery(query): ApiQuery<EventsQuery>,
     headers: HeaderMap,
 ) -> ApiAnswer {
-    let held = api.execution(&caller, &job)?;
     let wanted = find_wanted(&headers, &query)?;
     let position = EventPosition { wanted, read: 0 };
     let reader = EventReader { subscription: held.watcher.subscribe(), position };

@@ -9,8 +9,7 @@ use axum::body::Body;
 use axum::extract::State;
 use http::HeaderMap;
 use serde::Deserialize;
-use serde_json::json;
-use stockade_core::{Command, ErrorCode, JobId, SandboxId, Signal, TerminalSize};
+use stockade_core::{Command, ErrorCode, JobId, Signal, TerminalSize};
 
 use super::answer::{ApiAnswer, answer_created, answer_done, answer_ok};
 use super::body::{parse_json, read_body, read_json};
@@ -18,7 +17,9 @@ use super::caller::ApiCaller;
 use super::failure::ApiFailure;
 use super::held::HeldSandbox;
 use super::idempotency::RequestKey;
-use super::query::{ApiQuery, PathId};
+use super::named::{NamedExecution, NamedSandbox};
+use super::page::PageBuilder;
+use super::query::ApiQuery;
 use super::state::Api;
 
 /// Timeout for what is told to a program: one that does not read its input is not waited for longer.
@@ -30,6 +31,15 @@ const CONTROL_TIMEOUT: Duration = Duration::from_secs(30);
 struct SentSignal {
     /// Its name, with or without `SIG`.
     signal: String,
+}
+
+/// Which page of executions.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ExecutionQuery {
+    /// What the page before has said.
+    after: Option<u64>,
+    limit: Option<usize>,
 }
 
 /// What comes with input.
@@ -44,13 +54,12 @@ pub(crate) struct InputQuery {
 pub(crate) async fn start_execution(
     State(api): State<Api>,
     Extension(caller): Extension<ApiCaller>,
-    PathId(id): PathId<SandboxId>,
+    NamedSandbox(held): NamedSandbox,
     headers: HeaderMap,
     body: Body,
 ) -> ApiAnswer {
-    let held = api.sandbox(&caller, &id)?;
     let body = read_body(body).await?;
-    let key = RequestKey::of(&headers, &caller, &format!("executions of {id}"), &body)?;
+    let key = RequestKey::of(&headers, &caller, &format!("executions of {}", held.id), &body)?;
     let starting = api.started.run_once(key, start_in_sandbox(&api, held, &body));
     let job = api.make(starting).await?;
     answer_created(format!("/v1/executions/{job}"), &api.execution(&caller, &job)?.view())
@@ -72,33 +81,29 @@ async fn start_in_sandbox(
 /// `GET /v1/sandboxes/{id}/executions`
 pub(crate) async fn list_executions(
     State(api): State<Api>,
-    Extension(caller): Extension<ApiCaller>,
-    PathId(id): PathId<SandboxId>,
+    NamedSandbox(sandbox): NamedSandbox,
+    ApiQuery(query): ApiQuery<ExecutionQuery>,
 ) -> ApiAnswer {
-    api.sandbox(&caller, &id)?;
-    let held = api.executions_of(&id);
-    let views: Vec<_> = held.iter().map(|held| held.view()).collect();
-    answer_ok(&json!({ "executions": views }))
+    let mut page = PageBuilder::new(query.limit);
+    for held in api.executions_of(&sandbox.id, query.after) {
+        if !page.push(held.order, &held.view())? {
+            break;
+        }
+    }
+    answer_ok(&page.finish("executions"))
 }
 
 /// `GET /v1/executions/{id}`
-pub(crate) async fn get_execution(
-    State(api): State<Api>,
-    Extension(caller): Extension<ApiCaller>,
-    PathId(job): PathId<JobId>,
-) -> ApiAnswer {
-    answer_ok(&api.execution(&caller, &job)?.view())
+pub(crate) async fn get_execution(NamedExecution(held): NamedExecution) -> ApiAnswer {
+    answer_ok(&held.view())
 }
 
 /// `POST /v1/executions/{id}/input`
 pub(crate) async fn send_input(
-    State(api): State<Api>,
-    Extension(caller): Extension<ApiCaller>,
-    PathId(job): PathId<JobId>,
+    NamedExecution(held): NamedExecution,
     ApiQuery(query): ApiQuery<InputQuery>,
     body: Body,
 ) -> ApiAnswer {
-    let held = api.execution(&caller, &job)?;
     let data = read_body(body).await?;
     within_control_timeout(async {
         if !data.is_empty() {
@@ -110,13 +115,7 @@ pub(crate) async fn send_input(
 }
 
 /// `POST /v1/executions/{id}/signal`
-pub(crate) async fn send_signal(
-    State(api): State<Api>,
-    Extension(caller): Extension<ApiCaller>,
-    PathId(job): PathId<JobId>,
-    body: Body,
-) -> ApiAnswer {
-    let held = api.execution(&caller, &job)?;
+pub(crate) async fn send_signal(NamedExecution(held): NamedExecution, body: Body) -> ApiAnswer {
     let SentSignal { signal } = read_json(body).await?;
     let signal = Signal::from_name(&signal).ok_or_else(|| {
         ApiFailure::new(ErrorCode::Invalid, "`signal` is not the name of a signal")
@@ -126,24 +125,13 @@ pub(crate) async fn send_signal(
 }
 
 /// `POST /v1/executions/{id}/resize`
-pub(crate) async fn resize_terminal(
-    State(api): State<Api>,
-    Extension(caller): Extension<ApiCaller>,
-    PathId(job): PathId<JobId>,
-    body: Body,
-) -> ApiAnswer {
-    let held = api.execution(&caller, &job)?;
+pub(crate) async fn resize_terminal(NamedExecution(held): NamedExecution, body: Body) -> ApiAnswer {
     let size: TerminalSize = read_json(body).await?;
     within_control_timeout(held.watcher.resize(size)).await
 }
 
 /// `POST /v1/executions/{id}/cancel`
-pub(crate) async fn cancel_execution(
-    State(api): State<Api>,
-    Extension(caller): Extension<ApiCaller>,
-    PathId(job): PathId<JobId>,
-) -> ApiAnswer {
-    let held = api.execution(&caller, &job)?;
+pub(crate) async fn cancel_execution(NamedExecution(held): NamedExecution) -> ApiAnswer {
     held.watcher.cancel();
     // Its end follows: the stream of events tells it.
     answer_ok(&held.view())

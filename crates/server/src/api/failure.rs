@@ -2,10 +2,13 @@
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use http::header::{CONNECTION, WWW_AUTHENTICATE};
+use http::header::{CONNECTION, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode};
 use serde::Serialize;
 use stockade_core::{Error, ErrorCode, Refusals, clean_foreign};
+
+/// Told where it is not known when there is room again: when a sandbox, an execution or a request ends.
+const DEFAULT_RETRY_SECONDS: u64 = 1;
 
 /// What is wrong with a request, or went wrong with it.
 #[derive(Debug)]
@@ -14,6 +17,8 @@ pub(crate) struct ApiFailure {
     body: FailureBody,
     /// Whether the connection ends with the answer.
     last: bool,
+    /// When a request beyond a quota may be sent again.
+    retry_seconds: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -35,7 +40,7 @@ pub(crate) fn status_of(code: ErrorCode) -> StatusCode {
 impl ApiFailure {
     fn of(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         let body = FailureBody { code, message: message.into(), remedy: None, refusals: None };
-        Self { status, body, last: false }
+        Self { status, body, last: false, retry_seconds: DEFAULT_RETRY_SECONDS }
     }
 
     /// A failure with one of the codes of every front end.
@@ -55,6 +60,14 @@ impl ApiFailure {
         let message = "the request carries no token that is known";
         let failure = Self::of(StatusCode::UNAUTHORIZED, "unauthorized", message);
         failure.remedy("send `Authorization: Bearer TOKEN`; `stockade token new` makes one").last()
+    }
+
+    /// A body that does not come in time.
+    pub(crate) fn slow_body() -> Self {
+        let message = "the body of the request did not come in time";
+        Self::of(StatusCode::REQUEST_TIMEOUT, ErrorCode::TooSlow.name(), message)
+            .remedy("send it without pauses")
+            .last()
     }
 
     /// A path that exists, asked for by another method.
@@ -86,6 +99,10 @@ impl From<Error> for ApiFailure {
         let mut failure = Self::new(error.code(), error.message());
         failure.body.remedy = error.hint().map(str::to_owned);
         failure.body.refusals = error.refusals().cloned();
+        if let Some(delay) = error.retry_delay() {
+            // Rounded up: what comes too early is refused again.
+            failure.retry_seconds = delay.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX);
+        }
         failure
     }
 }
@@ -98,6 +115,9 @@ impl IntoResponse for ApiFailure {
         if self.last {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
+        if self.status == StatusCode::TOO_MANY_REQUESTS {
+            headers.insert(RETRY_AFTER, self.retry_seconds.max(1).into());
+        }
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
@@ -108,6 +128,19 @@ impl IntoResponse for ApiFailure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_is_beyond_a_quota_is_told_when_to_come_again() {
+        let beyond = Error::new(ErrorCode::QuotaExceeded, "test", "too many");
+        let retry_after = |error: Error| {
+            let response = ApiFailure::from(error).into_response();
+            response.headers().get(RETRY_AFTER).map(|value| value.to_str().unwrap().to_owned())
+        };
+        assert_eq!(retry_after(beyond.clone()).unwrap(), "1");
+        let delay = std::time::Duration::from_millis(1001);
+        assert_eq!(retry_after(beyond.retry_in(delay)).unwrap(), "2");
+        assert_eq!(retry_after(Error::new(ErrorCode::Invalid, "test", "wrong")), None);
+    }
 
     #[test]
     fn every_code_has_a_status_of_an_error_and_its_own_name() {

@@ -4,23 +4,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Extension;
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::IntoResponse;
 use bytes::{Bytes, BytesMut};
 use futures_util::stream;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use serde::Deserialize;
-use serde_json::json;
-use stockade_core::{Entry, EntryKind, Error, ErrorCode, Sandbox, SandboxId, SandboxPath};
+use stockade_core::{Entry, EntryKind, Error, ErrorCode, Sandbox, SandboxPath};
 
 use super::answer::{ApiAnswer, answer_done, answer_ok};
 use super::body::{check_length, next_chunk, read_json};
-use super::caller::ApiCaller;
 use super::failure::ApiFailure;
-use super::query::{ApiQuery, PathId};
-use super::state::Api;
+use super::named::NamedWalls;
+use super::page::{MAX_PAGE_ENTRIES, PageBuilder};
+use super::query::ApiQuery;
 
 /// Piece in which files are read and written.
 const TRANSFER_CHUNK_BYTES: usize = 1 << 20;
@@ -34,6 +31,16 @@ const FILE_TIMEOUT: Duration = Duration::from_secs(60);
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileQuery {
     path: SandboxPath,
+}
+
+/// Which directory, and which page of what is in it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DirectoryQuery {
+    path: SandboxPath,
+    /// The last name of the page before.
+    after: Option<String>,
+    limit: Option<usize>,
 }
 
 /// Which file, and its permission bits.
@@ -62,12 +69,9 @@ struct NewDirectory {
 
 /// `GET /v1/sandboxes/{id}/files`
 pub(crate) async fn download_file(
-    State(api): State<Api>,
-    Extension(caller): Extension<ApiCaller>,
-    PathId(id): PathId<SandboxId>,
+    NamedWalls(sandbox): NamedWalls,
     ApiQuery(FileQuery { path }): ApiQuery<FileQuery>,
 ) -> ApiAnswer {
-    let sandbox = find_live_sandbox(&api, &caller, &id)?;
     let entry = in_time(sandbox.files()?.stat(&path)).await?;
     let length = find_length(&entry)?;
     let mut download = FileDownload { sandbox, path, offset: 0, length };
@@ -137,14 +141,11 @@ impl FileDownload {
 
 /// `PUT /v1/sandboxes/{id}/files`
 pub(crate) async fn upload_file(
-    State(api): State<Api>,
-    Extension(caller): Extension<ApiCaller>,
-    PathId(id): PathId<SandboxId>,
+    NamedWalls(sandbox): NamedWalls,
     ApiQuery(UploadQuery { path, mode }): ApiQuery<UploadQuery>,
     body: Body,
 ) -> ApiAnswer {
     let mode = mode.map(|mode| parse_mode(&mode)).transpose()?;
-    let sandbox = find_live_sandbox(&api, &caller, &id)?;
     let files = sandbox.files()?;
     write_body(sandbox.as_ref(), &path, body).await?;
     if let Some(mode) = mode {
@@ -186,73 +187,50 @@ fn parse_mode(given: &str) -> Result<u32, ApiFailure> {
 
 /// `DELETE /v1/sandboxes/{id}/files`
 pub(crate) async fn remove_file(
-    State(api): State<Api>,
-    Extension(caller): Extension<ApiCaller>,
-    PathId(id): PathId<SandboxId>,
+    NamedWalls(sandbox): NamedWalls,
     ApiQuery(FileQuery { path }): ApiQuery<FileQuery>,
 ) -> ApiAnswer {
-    let sandbox = find_live_sandbox(&api, &caller, &id)?;
     in_time(sandbox.files()?.remove(&path)).await?;
     answer_done()
 }
 
 /// `GET /v1/sandboxes/{id}/files/stat`
 pub(crate) async fn stat_file(
-    State(api): State<Api>,
-    Extension(caller): Extension<ApiCaller>,
-    PathId(id): PathId<SandboxId>,
+    NamedWalls(sandbox): NamedWalls,
     ApiQuery(FileQuery { path }): ApiQuery<FileQuery>,
 ) -> ApiAnswer {
-    let sandbox = find_live_sandbox(&api, &caller, &id)?;
     answer_ok(&in_time(sandbox.files()?.stat(&path)).await?)
 }
 
 /// `GET /v1/sandboxes/{id}/files/list`
 pub(crate) async fn list_files(
-    State(api): State<Api>,
-    Extension(caller): Extension<ApiCaller>,
-    PathId(id): PathId<SandboxId>,
-    ApiQuery(FileQuery { path }): ApiQuery<FileQuery>,
+    NamedWalls(sandbox): NamedWalls,
+    ApiQuery(query): ApiQuery<DirectoryQuery>,
 ) -> ApiAnswer {
-    let sandbox = find_live_sandbox(&api, &caller, &id)?;
-    let mut entries = in_time(sandbox.files()?.list(&path)).await?;
+    let mut entries = in_time(sandbox.files()?.list(&query.path)).await?;
     entries.sort_by(|one, other| one.name.cmp(&other.name));
-    answer_ok(&json!({ "entries": entries }))
+    let mut page = PageBuilder::new(query.limit.or(Some(MAX_PAGE_ENTRIES)));
+    let later = |one: &&Entry| query.after.as_ref().is_none_or(|after| one.name > *after);
+    for entry in entries.iter().filter(later) {
+        if !page.push(&entry.name, entry)? {
+            break;
+        }
+    }
+    answer_ok(&page.finish("entries"))
 }
 
 /// `POST /v1/sandboxes/{id}/files/move`
-pub(crate) async fn move_file(
-    State(api): State<Api>,
-    Extension(caller): Extension<ApiCaller>,
-    PathId(id): PathId<SandboxId>,
-    body: Body,
-) -> ApiAnswer {
-    let sandbox = find_live_sandbox(&api, &caller, &id)?;
+pub(crate) async fn move_file(NamedWalls(sandbox): NamedWalls, body: Body) -> ApiAnswer {
     let FileMove { from, to } = read_json(body).await?;
     in_time(sandbox.files()?.rename(&from, &to)).await?;
     answer_done()
 }
 
 /// `POST /v1/sandboxes/{id}/files/directory`
-pub(crate) async fn make_directory(
-    State(api): State<Api>,
-    Extension(caller): Extension<ApiCaller>,
-    PathId(id): PathId<SandboxId>,
-    body: Body,
-) -> ApiAnswer {
-    let sandbox = find_live_sandbox(&api, &caller, &id)?;
+pub(crate) async fn make_directory(NamedWalls(sandbox): NamedWalls, body: Body) -> ApiAnswer {
     let NewDirectory { path } = read_json(body).await?;
     in_time(sandbox.files()?.make_dir(&path)).await?;
     answer_done()
-}
-
-fn find_live_sandbox(
-    api: &Api,
-    caller: &ApiCaller,
-    id: &SandboxId,
-) -> Result<Arc<dyn Sandbox>, ApiFailure> {
-    api.sandbox(caller, id)?;
-    Ok(api.engine.sandbox(id)?)
 }
 
 async fn in_time<T>(

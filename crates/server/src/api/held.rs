@@ -2,6 +2,7 @@
 //! remembered so that a client that comes back learns how they ended.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -108,6 +109,8 @@ impl HeldSandbox {
 /// An execution in a sandbox of this daemon.
 #[derive(Debug)]
 pub(crate) struct HeldExecution {
+    /// Its place among all executions of this daemon.
+    pub order: u64,
     pub watcher: Watcher,
     pub tenant: TenantName,
     started: Timestamp,
@@ -157,7 +160,7 @@ impl HeldExecutions {
         let (order, job) = (self.next, watcher.job().clone());
         self.next += 1;
         let started = Timestamp::now();
-        self.by_order.insert(order, Arc::new(HeldExecution { watcher, tenant, started }));
+        self.by_order.insert(order, Arc::new(HeldExecution { order, watcher, tenant, started }));
         self.orders.insert(job, order);
     }
 
@@ -180,14 +183,20 @@ impl HeldExecutions {
         self.by_order.get(self.orders.get(job)?).cloned()
     }
 
-    /// Those of one sandbox.
-    pub(crate) fn of_sandbox(&self, sandbox: &SandboxId) -> Vec<Arc<HeldExecution>> {
-        let theirs = self.by_order.values().filter(|held| held.watcher.sandbox() == sandbox);
-        theirs.cloned().collect()
+    /// Those of one sandbox that began after this place.
+    pub(crate) fn of_sandbox(
+        &self,
+        sandbox: &SandboxId,
+        after: Option<u64>,
+    ) -> Vec<Arc<HeldExecution>> {
+        let later = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let later = self.by_order.range((later, Bound::Unbounded)).map(|(_, held)| held);
+        later.filter(|held| held.watcher.sandbox() == sandbox).cloned().collect()
     }
 
-    /// How many run.
-    pub(crate) fn count_running(&self) -> usize {
-        self.by_order.values().filter(|held| held.watcher.known_outcome().is_none()).count()
+    /// Those that run.
+    pub(crate) fn running(&self) -> impl Iterator<Item = &HeldExecution> {
+        let all = self.by_order.values().map(Arc::as_ref);
+        all.filter(|held| held.watcher.known_outcome().is_none())
     }
 }

@@ -1,5 +1,6 @@
 //! Counters in the text format of Prometheus.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,6 +8,7 @@ use axum::extract::State;
 use axum::response::IntoResponse;
 use http::StatusCode;
 use http::header::CONTENT_TYPE;
+use stockade_core::TenantName;
 
 use super::answer::ApiAnswer;
 use super::state::Api;
@@ -38,6 +40,14 @@ impl ApiCounters {
     }
 }
 
+/// Writes a gauge with one value for each tenant. Names of tenants need no escaping.
+fn write_by_tenant(text: &mut String, name: &str, counts: &BTreeMap<TenantName, u64>) {
+    let _ = writeln!(text, "# TYPE {name} gauge");
+    for (tenant, count) in counts {
+        let _ = writeln!(text, "{name}{{tenant=\"{tenant}\"}} {count}");
+    }
+}
+
 /// `GET /v1/metrics`
 pub(crate) async fn get_metrics(State(api): State<Api>) -> ApiAnswer {
     let ApiCounters { requests, refused, failed, sandboxes, executions } = &api.counters;
@@ -55,5 +65,20 @@ pub(crate) async fn get_metrics(State(api): State<Api>) -> ApiAnswer {
     for (name, kind, value) in metrics {
         let _ = writeln!(text, "# TYPE {name} {kind}\n{name} {value}");
     }
+    write_by_tenant(&mut text, "stockade_tenant_sandboxes", &api.sandboxes_by_tenant());
+    write_by_tenant(&mut text, "stockade_tenant_executions_running", &api.running_by_tenant());
     Ok(([(CONTENT_TYPE, METRICS_CONTENT_TYPE)], text).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_tenant_has_a_line() {
+        let mut text = String::new();
+        let counts = [("a", 2), ("b.c", 1)].map(|(name, count)| (name.parse().unwrap(), count));
+        write_by_tenant(&mut text, "x", &BTreeMap::from(counts));
+        assert_eq!(text, "# TYPE x gauge\nx{tenant=\"a\"} 2\nx{tenant=\"b.c\"} 1\n");
+    }
 }

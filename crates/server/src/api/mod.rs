@@ -3,7 +3,7 @@
 //! the socket's own user everything, the holder of a token what belongs to its tenant (C-05).
 //!
 //! Everything a client can feed has a bound: heads, bodies, connections, requests and executions at once,
-//! executions and idempotency keys that are remembered.
+//! executions and idempotency keys that are remembered, pages of lists.
 
 mod answer;
 mod backends;
@@ -18,7 +18,9 @@ mod held;
 mod idempotency;
 mod jobs;
 mod metrics;
+mod named;
 mod openapi;
+mod page;
 mod query;
 mod routes;
 mod sandboxes;
@@ -27,7 +29,9 @@ mod snapshots;
 mod socket;
 mod spec;
 mod state;
+mod tenant_slots;
 mod tokens;
+mod usage;
 
 pub use server::{ApiDoors, ApiServer};
 pub use socket::ApiSocket;

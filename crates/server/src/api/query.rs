@@ -9,10 +9,6 @@ use stockade_core::ErrorCode;
 
 use super::failure::ApiFailure;
 
-/// Entries of one page, unless the request says how many.
-const DEFAULT_PAGE_ENTRIES: usize = 100;
-const MAX_PAGE_ENTRIES: usize = 1000;
-
 /// The one id in a path.
 pub(crate) struct PathId<T>(pub T);
 
@@ -39,9 +35,4 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for ApiQuery<T> {
                 .remedy("/v1/openapi.json describes the query of each path")
         })
     }
-}
-
-/// How many entries a page has.
-pub(crate) fn page_length(limit: Option<usize>) -> usize {
-    limit.unwrap_or(DEFAULT_PAGE_ENTRIES).clamp(1, MAX_PAGE_ENTRIES)
 }

@@ -11,7 +11,9 @@ use super::caller::{ApiCaller, RouteNeed};
 use super::failure::ApiFailure;
 use super::state::Api;
 use super::tokens::TokenRight;
-use super::{backends, events, executions, files, jobs, metrics, openapi, sandboxes, snapshots};
+use super::{
+    backends, events, executions, files, jobs, metrics, openapi, sandboxes, snapshots, usage,
+};
 
 const NEEDS_NOTHING: RouteNeed = RouteNeed::Open;
 const NEEDS_READ: RouteNeed = RouteNeed::Right(TokenRight::Read);
@@ -78,6 +80,7 @@ fn list_routes() -> Vec<ApiRoute> {
         post("/v1/sandboxes/{id}/files/directory", NEEDS_RUN, files::make_directory),
         get("/v1/jobs", NEEDS_READ, jobs::list_jobs),
         get("/v1/jobs/{id}", NEEDS_READ, jobs::get_job),
+        get("/v1/usage", NEEDS_READ, usage::get_usage),
     ]
 }
 

@@ -18,7 +18,9 @@ use super::caller::ApiCaller;
 use super::failure::ApiFailure;
 use super::held::{HeldSandbox, SandboxState};
 use super::idempotency::RequestKey;
-use super::query::{ApiQuery, PathId, page_length};
+use super::named::NamedSandbox;
+use super::page::PageBuilder;
+use super::query::ApiQuery;
 use super::snapshots::find_snapshot;
 use super::spec::build_spec;
 use super::state::Api;
@@ -101,11 +103,13 @@ pub(crate) async fn list_sandboxes(
     ApiQuery(query): ApiQuery<SandboxQuery>,
 ) -> ApiAnswer {
     let all = api.sandboxes(&caller);
-    let mut fitting = all.iter().filter(|held| query.admits(held, held.state(&api.engine)));
-    let page: Vec<_> = fitting.by_ref().take(page_length(query.limit)).collect();
-    let next = page.last().filter(|_| fitting.next().is_some()).map(|held| &held.id);
-    let views: Vec<_> = page.iter().map(|held| held.view(&api.engine)).collect();
-    answer_ok(&json!({ "sandboxes": views, "next": next }))
+    let mut page = PageBuilder::new(query.limit);
+    for held in all.iter().filter(|held| query.admits(held, held.state(&api.engine))) {
+        if !page.push(&held.id, &held.view(&api.engine))? {
+            break;
+        }
+    }
+    answer_ok(&page.finish("sandboxes"))
 }
 
 impl SandboxQuery {
@@ -124,23 +128,20 @@ impl SandboxQuery {
 /// `GET /v1/sandboxes/{id}`
 pub(crate) async fn get_sandbox(
     State(api): State<Api>,
-    Extension(caller): Extension<ApiCaller>,
-    PathId(id): PathId<SandboxId>,
+    NamedSandbox(held): NamedSandbox,
 ) -> ApiAnswer {
-    answer_ok(&api.sandbox(&caller, &id)?.view(&api.engine))
+    answer_ok(&held.view(&api.engine))
 }
 
 /// `DELETE /v1/sandboxes/{id}`
 pub(crate) async fn delete_sandbox(
     State(api): State<Api>,
-    Extension(caller): Extension<ApiCaller>,
-    PathId(id): PathId<SandboxId>,
+    NamedSandbox(held): NamedSandbox,
 ) -> ApiAnswer {
-    api.sandbox(&caller, &id)?;
     // In a task: it is destroyed whether or not the client waits.
     let destroying = tokio::spawn(async move {
-        api.engine.destroy(&id).await?;
-        api.forget_sandbox(&id);
+        api.engine.destroy(&held.id).await?;
+        api.forget_sandbox(&held.id);
         Ok::<(), ApiFailure>(())
     });
     let ended = |_| ApiFailure::new(ErrorCode::System, "the sandbox was not destroyed");
@@ -151,26 +152,24 @@ pub(crate) async fn delete_sandbox(
 /// `POST /v1/sandboxes/{id}/pause`
 pub(crate) async fn pause_sandbox(
     State(api): State<Api>,
-    Extension(caller): Extension<ApiCaller>,
-    PathId(id): PathId<SandboxId>,
+    NamedSandbox(held): NamedSandbox,
 ) -> ApiAnswer {
-    let held = api.sandbox(&caller, &id)?;
-    let sandbox = api.engine.sandbox(&id)?;
-    within_pause_timeout(sandbox.pause()).await?;
-    held.paused.store(true, Ordering::Relaxed);
-    answer_ok(&held.view(&api.engine))
+    set_paused(&api, &held, true).await
 }
 
 /// `POST /v1/sandboxes/{id}/resume`
 pub(crate) async fn resume_sandbox(
     State(api): State<Api>,
-    Extension(caller): Extension<ApiCaller>,
-    PathId(id): PathId<SandboxId>,
+    NamedSandbox(held): NamedSandbox,
 ) -> ApiAnswer {
-    let held = api.sandbox(&caller, &id)?;
-    let sandbox = api.engine.sandbox(&id)?;
-    within_pause_timeout(sandbox.resume()).await?;
-    held.paused.store(false, Ordering::Relaxed);
+    set_paused(&api, &held, false).await
+}
+
+async fn set_paused(api: &Api, held: &HeldSandbox, paused: bool) -> ApiAnswer {
+    let sandbox = api.engine.sandbox(&held.id)?;
+    let changing = async { if paused { sandbox.pause().await } else { sandbox.resume().await } };
+    within_pause_timeout(changing).await?;
+    held.paused.store(paused, Ordering::Relaxed);
     answer_ok(&held.view(&api.engine))
 }
 
@@ -187,10 +186,9 @@ async fn within_pause_timeout(
 pub(crate) async fn fork_sandbox(
     State(api): State<Api>,
     Extension(caller): Extension<ApiCaller>,
-    PathId(id): PathId<SandboxId>,
+    NamedSandbox(held): NamedSandbox,
     body: Body,
 ) -> ApiAnswer {
-    let held = api.sandbox(&caller, &id)?;
     let NewCopies { count } = read_json(body).await?;
     if !(1..=MAX_COPIES_PER_REQUEST).contains(&count) {
         let message = format!("`count` is between 1 and {MAX_COPIES_PER_REQUEST}");

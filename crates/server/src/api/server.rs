@@ -125,7 +125,7 @@ async fn accept_on_tcp(listener: TcpListener, service: ApiService, connections: 
         // Without a slot: a slot is for who has shown a token.
         let Some((stream, peer)) = accept_tcp(&listener).await else { continue };
         let visit = Arc::clone(&lobby).enter(peer);
-        let door = TcpDoor { visit, slot: OnceCell::new() };
+        let door = TcpDoor { visit, slots: OnceCell::new() };
         connections.spawn(service.clone().serve(stream, ApiDoor::Tcp(Arc::new(door))));
     }
 }

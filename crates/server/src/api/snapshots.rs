@@ -5,17 +5,16 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
-use stockade_core::{
-    BackendName, Boundary, ErrorCode, SandboxId, SnapshotId, SnapshotKind, TenantName,
-};
+use stockade_core::{BackendName, Boundary, ErrorCode, SnapshotId, SnapshotKind, TenantName};
 use stockade_engine::{Snapshot, Timestamp};
 
 use super::answer::{ApiAnswer, answer_created, answer_done, answer_ok};
 use super::body::read_json;
 use super::caller::ApiCaller;
 use super::failure::ApiFailure;
-use super::query::PathId;
+use super::named::NamedSandbox;
+use super::page::PageBuilder;
+use super::query::{ApiQuery, PathId};
 use super::state::Api;
 
 /// Snapshots that the tenant of a token may have.
@@ -39,6 +38,15 @@ impl Default for NewSnapshot {
 #[serde(deny_unknown_fields)]
 struct SnapshotChoice {
     snapshot: SnapshotId,
+}
+
+/// Which page of snapshots.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct SnapshotQuery {
+    /// The last id of the page before.
+    after: Option<SnapshotId>,
+    limit: Option<usize>,
 }
 
 /// A snapshot as callers see it.
@@ -72,10 +80,9 @@ impl<'a> From<&'a Snapshot> for SnapshotView<'a> {
 pub(crate) async fn take_snapshot(
     State(api): State<Api>,
     Extension(caller): Extension<ApiCaller>,
-    PathId(id): PathId<SandboxId>,
+    NamedSandbox(held): NamedSandbox,
     body: Body,
 ) -> ApiAnswer {
-    api.sandbox(&caller, &id)?;
     let NewSnapshot { kind } = read_json(body).await?;
     if caller.tenant().is_some()
         && list_visible(&api, &caller).await?.len() >= MAX_SNAPSHOTS_PER_TENANT
@@ -83,7 +90,7 @@ pub(crate) async fn take_snapshot(
         let message = format!("the tenant has {MAX_SNAPSHOTS_PER_TENANT} snapshots");
         return Err(ApiFailure::new(ErrorCode::QuotaExceeded, message).remedy("delete some"));
     }
-    let taking = async { Ok(api.engine.snapshot(&id, kind).await?) };
+    let taking = async { Ok(api.engine.snapshot(&held.id, kind).await?) };
     let taken = api.make(taking).await?;
     answer_created(format!("/v1/snapshots/{}", taken.id), &SnapshotView::from(&taken))
 }
@@ -92,13 +99,12 @@ pub(crate) async fn take_snapshot(
 pub(crate) async fn restore_snapshot(
     State(api): State<Api>,
     Extension(caller): Extension<ApiCaller>,
-    PathId(id): PathId<SandboxId>,
+    NamedSandbox(held): NamedSandbox,
     body: Body,
 ) -> ApiAnswer {
-    let held = api.sandbox(&caller, &id)?;
     let SnapshotChoice { snapshot } = read_json(body).await?;
     find_snapshot(&api, &caller, &snapshot).await?;
-    api.make(async { Ok(api.engine.restore(&id, &snapshot).await?) }).await?;
+    api.make(async { Ok(api.engine.restore(&held.id, &snapshot).await?) }).await?;
     answer_ok(&held.view(&api.engine))
 }
 
@@ -106,10 +112,18 @@ pub(crate) async fn restore_snapshot(
 pub(crate) async fn list_snapshots(
     State(api): State<Api>,
     Extension(caller): Extension<ApiCaller>,
+    ApiQuery(query): ApiQuery<SnapshotQuery>,
 ) -> ApiAnswer {
-    let snapshots = list_visible(&api, &caller).await?;
-    let views: Vec<_> = snapshots.iter().map(SnapshotView::from).collect();
-    answer_ok(&json!({ "snapshots": views }))
+    let mut snapshots = list_visible(&api, &caller).await?;
+    snapshots.sort_by(|one, other| one.id.cmp(&other.id));
+    let mut page = PageBuilder::new(query.limit);
+    let later = |one: &&Snapshot| query.after.as_ref().is_none_or(|after| one.id > *after);
+    for snapshot in snapshots.iter().filter(later) {
+        if !page.push(&snapshot.id, &SnapshotView::from(snapshot))? {
+            break;
+        }
+    }
+    answer_ok(&page.finish("snapshots"))
 }
 
 /// `GET /v1/snapshots/{id}`

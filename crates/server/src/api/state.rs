@@ -1,6 +1,6 @@
 //! What all handlers share: the engine, what the daemon holds, and the bounds.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,13 +14,21 @@ use super::failure::ApiFailure;
 use super::held::{HeldExecution, HeldExecutions, HeldSandbox, SandboxState};
 use super::idempotency::IdempotencyKeys;
 use super::metrics::ApiCounters;
+use super::tenant_slots::TenantSlots;
 
 /// Executions at once in all sandboxes.
 const MAX_EXECUTIONS: usize = 256;
+/// Executions at once in all sandboxes of one tenant.
+const MAX_EXECUTIONS_PER_TENANT: usize = 128;
+/// Connections at once by TCP of one tenant.
+const MAX_CONNECTIONS_PER_TENANT: usize = 96;
 /// Requests at once of one tenant, streams of events included.
 const MAX_REQUESTS_PER_TENANT: usize = 64;
 /// Readers of the journal at once: each may read much of it.
 const MAX_JOURNAL_READERS: usize = 2;
+
+/// The room of one execution: in its sandbox, of its tenant, and in all.
+pub(crate) type ExecutionRoom = [Option<OwnedSemaphorePermit>; 3];
 
 /// How the API is served.
 #[derive(Debug, Clone)]
@@ -43,7 +51,9 @@ pub struct ApiShared {
     executions: Mutex<HeldExecutions>,
     sandbox_slots: Arc<Semaphore>,
     execution_slots: Arc<Semaphore>,
-    request_slots: Mutex<HashMap<TenantName, Arc<Semaphore>>>,
+    tenant_execution_slots: TenantSlots,
+    request_slots: TenantSlots,
+    connection_slots: TenantSlots,
     pub(crate) journal_readers: Arc<Semaphore>,
     pub(crate) created: IdempotencyKeys<SandboxId>,
     pub(crate) started: IdempotencyKeys<JobId>,
@@ -75,7 +85,9 @@ impl Api {
             executions: Mutex::default(),
             sandbox_slots: Arc::new(Semaphore::new(options.max_sandboxes)),
             execution_slots: Arc::new(Semaphore::new(MAX_EXECUTIONS)),
-            request_slots: Mutex::default(),
+            tenant_execution_slots: TenantSlots::new(MAX_EXECUTIONS_PER_TENANT),
+            request_slots: TenantSlots::new(MAX_REQUESTS_PER_TENANT),
+            connection_slots: TenantSlots::new(MAX_CONNECTIONS_PER_TENANT),
             journal_readers: Arc::new(Semaphore::new(MAX_JOURNAL_READERS)),
             created: IdempotencyKeys::default(),
             started: IdempotencyKeys::default(),
@@ -104,6 +116,12 @@ impl ApiShared {
         held.values().filter(|held| caller.sees(&held.spec.tenant)).cloned().collect()
     }
 
+    /// How many sandboxes each tenant has.
+    pub(crate) fn sandboxes_by_tenant(&self) -> BTreeMap<TenantName, u64> {
+        let held = lock_shared(&self.sandboxes);
+        count_by_tenant(held.values().map(|held| &held.spec.tenant))
+    }
+
     pub(crate) fn count_sandboxes(&self) -> usize {
         lock_shared(&self.sandboxes).len()
     }
@@ -117,7 +135,7 @@ impl ApiShared {
     ) -> Result<(), ApiFailure> {
         let held = HeldSandbox::of(&self.engine, id.clone(), spec, slot)?;
         for watcher in self.engine.executions(&id).unwrap_or_default() {
-            let room = [&held.room, &self.execution_slots].map(take_slot);
+            let room = self.take_execution_room(&held);
             self.hold_execution(watcher, held.spec.tenant.clone(), room);
         }
         self.counters.sandboxes.fetch_add(1, Ordering::Relaxed);
@@ -163,23 +181,24 @@ impl ApiShared {
     pub(crate) fn reserve_execution(
         &self,
         sandbox: &HeldSandbox,
-    ) -> Result<[Option<OwnedSemaphorePermit>; 2], ApiFailure> {
-        let room = [&sandbox.room, &self.execution_slots].map(take_slot);
+    ) -> Result<ExecutionRoom, ApiFailure> {
+        let room = self.take_execution_room(sandbox);
         if room.iter().all(Option::is_some) {
             return Ok(room);
         }
-        let message = "as many programs run as may at once, in this sandbox or in all";
+        let message =
+            "as many programs run as may at once: in this sandbox, of this tenant or in all";
         Err(ApiFailure::new(ErrorCode::QuotaExceeded, message)
             .remedy("wait until one has ended, or cancel one"))
     }
 
+    fn take_execution_room(&self, sandbox: &HeldSandbox) -> ExecutionRoom {
+        let of_tenant = self.tenant_execution_slots.take(&sandbox.spec.tenant);
+        [take_slot(&sandbox.room), of_tenant, take_slot(&self.execution_slots)]
+    }
+
     /// Holds an execution that has begun, and its room until it has ended.
-    pub(crate) fn hold_execution(
-        &self,
-        watcher: Watcher,
-        tenant: TenantName,
-        room: [Option<OwnedSemaphorePermit>; 2],
-    ) {
+    pub(crate) fn hold_execution(&self, watcher: Watcher, tenant: TenantName, room: ExecutionRoom) {
         self.counters.executions.fetch_add(1, Ordering::Relaxed);
         lock_shared(&self.executions).insert(watcher.clone(), tenant);
         tokio::spawn(async move {
@@ -199,13 +218,22 @@ impl ApiShared {
             .ok_or_else(|| ApiFailure::not_found("execution", job.as_str()))
     }
 
-    /// The executions of one sandbox, in the order they began.
-    pub(crate) fn executions_of(&self, sandbox: &SandboxId) -> Vec<Arc<HeldExecution>> {
-        lock_shared(&self.executions).of_sandbox(sandbox)
+    /// The executions of one sandbox that began after this place, in the order they began.
+    pub(crate) fn executions_of(
+        &self,
+        sandbox: &SandboxId,
+        after: Option<u64>,
+    ) -> Vec<Arc<HeldExecution>> {
+        lock_shared(&self.executions).of_sandbox(sandbox, after)
     }
 
     pub(crate) fn count_running(&self) -> usize {
-        lock_shared(&self.executions).count_running()
+        lock_shared(&self.executions).running().count()
+    }
+
+    /// How many executions of each tenant run.
+    pub(crate) fn running_by_tenant(&self) -> BTreeMap<TenantName, u64> {
+        count_by_tenant(lock_shared(&self.executions).running().map(|held| &held.tenant))
     }
 
     /// Room for one more request of a tenant; the socket's own user needs none.
@@ -214,15 +242,21 @@ impl ApiShared {
         caller: &ApiCaller,
     ) -> Result<Option<OwnedSemaphorePermit>, ApiFailure> {
         let Some(tenant) = caller.tenant() else { return Ok(None) };
-        let slots = {
-            let mut all = lock_shared(&self.request_slots);
-            let new = || Arc::new(Semaphore::new(MAX_REQUESTS_PER_TENANT));
-            Arc::clone(all.entry(tenant.clone()).or_insert_with(new))
-        };
-        take_slot(&slots).map(Some).ok_or_else(|| {
+        self.request_slots.take(tenant).map(Some).ok_or_else(|| {
             let message = format!("tenant `{tenant}` has as many requests open as it may");
             ApiFailure::new(ErrorCode::QuotaExceeded, message)
                 .remedy("end a stream of events, or wait")
+        })
+    }
+
+    /// Room for one more connection of a tenant.
+    pub(crate) fn reserve_connection(
+        &self,
+        tenant: &TenantName,
+    ) -> Result<OwnedSemaphorePermit, ApiFailure> {
+        self.connection_slots.take(tenant).ok_or_else(|| {
+            let message = format!("tenant `{tenant}` has as many connections open as it may");
+            ApiFailure::new(ErrorCode::QuotaExceeded, message).remedy("close one, or wait").last()
         })
     }
 
@@ -249,6 +283,14 @@ impl ApiShared {
         lock_shared(&self.sandboxes).clear();
         closed
     }
+}
+
+fn count_by_tenant<'a>(tenants: impl Iterator<Item = &'a TenantName>) -> BTreeMap<TenantName, u64> {
+    let mut counts = BTreeMap::new();
+    for tenant in tenants {
+        *counts.entry(tenant.clone()).or_default() += 1;
+    }
+    counts
 }
 
 fn take_slot(slots: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {

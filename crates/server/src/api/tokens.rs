@@ -124,6 +124,20 @@ impl TokenStore {
     /// The token that this is; none where it is no token, or none any more.
     pub fn authenticate(&self, given: &str) -> Result<Option<TokenRecord>> {
         let hash = hash_hex(given.as_bytes());
+        self.with_current(|tokens| {
+            // All of them, so that the time taken does not tell which one it was.
+            let same = tokens.iter().filter(|token| is_same_hash(&token.sha256, &hash));
+            same.collect::<Vec<_>>().first().map(|token| (*token).clone())
+        })
+    }
+
+    /// Whether a token that was known is one still.
+    pub fn is_known(&self, token: &TokenRecord) -> Result<bool> {
+        self.with_current(|tokens| tokens.contains(token))
+    }
+
+    /// Looks at the tokens that there are now. The file is read again where it was replaced.
+    fn with_current<T>(&self, look: impl FnOnce(&[TokenRecord]) -> T) -> Result<T> {
         let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
         let stamp = self.read_stamp().map_err(|error| self.failed("be read", error))?;
         if cached.as_ref().map(|cached| cached.stamp) != stamp {
@@ -131,10 +145,7 @@ impl TokenStore {
             let tokens = self.list()?;
             *cached = stamp.map(|stamp| CachedTokens { stamp, tokens });
         }
-        let tokens = cached.iter().flat_map(|cached| &cached.tokens);
-        // All of them, so that the time taken does not tell which one it was.
-        let found = tokens.filter(|token| is_same_hash(&token.sha256, &hash)).collect::<Vec<_>>();
-        Ok(found.first().map(|token| (*token).clone()))
+        Ok(look(cached.as_ref().map_or(&[], |cached| cached.tokens.as_slice())))
     }
 
     fn change(&self, edit: impl FnOnce(&mut Vec<TokenRecord>) -> Result<()>) -> Result<()> {
@@ -264,8 +275,11 @@ mod tests {
         let file = dir.path().join("tokens/tokens.json");
         assert!(!std::fs::read_to_string(&file).unwrap().contains(&first));
         assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
+        let known = store.authenticate(&first).unwrap().unwrap();
+        assert!(store.is_known(&known).unwrap());
         another.revoke(&"a".parse().unwrap()).unwrap();
         assert_eq!(store.authenticate(&first).unwrap(), None);
+        assert!(!store.is_known(&known).unwrap());
         assert!(store.authenticate(&second).unwrap().is_some());
     }
 

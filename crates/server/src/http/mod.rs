@@ -1,8 +1,10 @@
 //! What the HTTP servers of this crate share: how connections are accepted and bounded, and which requests
 //! can be read in one way only.
 
+mod framing;
 mod lobby;
 mod request;
+mod stall;
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -11,8 +13,10 @@ use hyper::server::conn::http1;
 use hyper_util::rt::TokioTimer;
 use tokio::net::{TcpListener, TcpStream};
 
+pub(crate) use framing::{FramedStream, FramingVerdict};
 pub(crate) use lobby::{Lobby, Visit};
 pub(crate) use request::{find_bearer_token, is_plain, names_loopback, names_loopback_origin};
+pub(crate) use stall::StallTimeout;
 
 /// Timeout for the head of a request, also of the next one on a connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);

@@ -69,11 +69,23 @@ pub struct Settings {
     guest_caches: Vec<PathBuf>,
 }
 
-/// What a tenant may use at once.
+/// What a tenant may use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct QuotaSetting {
-    sandboxes: u32,
+    /// Live sandboxes.
+    sandboxes: Option<u32>,
+    /// Executions at once.
+    executions: Option<u32>,
+    /// Sandboxes and executions that are started within a minute.
+    starts_per_minute: Option<u32>,
+}
+
+impl From<QuotaSetting> for Quota {
+    fn from(setting: QuotaSetting) -> Self {
+        let QuotaSetting { sandboxes, executions, starts_per_minute } = setting;
+        Self { sandboxes, executions, starts_per_minute }
+    }
 }
 
 /// How other hosts are reached, for sandboxes that may.
@@ -199,10 +211,9 @@ impl Settings {
 
     /// What the engine is opened with.
     pub fn engine(&self) -> Result<EngineConfig> {
-        let quota = |setting: QuotaSetting| Quota { sandboxes: Some(setting.sandboxes) };
         Ok(EngineConfig {
-            quotas: self.quotas.iter().map(|(name, set)| (name.clone(), quota(*set))).collect(),
-            default_quota: self.default_quota.map(quota).unwrap_or_default(),
+            quotas: self.quotas.iter().map(|(name, set)| (name.clone(), (*set).into())).collect(),
+            default_quota: self.default_quota.map(Quota::from).unwrap_or_default(),
             own_paths: self.own_paths(),
             shared_dirs: [env_path("TMPDIR"), env_path("XDG_RUNTIME_DIR")]
                 .into_iter()

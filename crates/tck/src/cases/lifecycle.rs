@@ -189,7 +189,7 @@ async fn engine_killed(kit: Kit) -> Verdict {
 }
 
 async fn check_tenant_quota(kit: Kit) -> Verdict {
-    let quota = Quota { sandboxes: Some(1) };
+    let quota = Quota { sandboxes: Some(1), ..Quota::default() };
     let engine = kit.another_engine(|config| config.default_quota = quota).await?;
     let spec = kit.spec();
     let first = engine.create(spec.clone()).await?;

@@ -5,6 +5,7 @@ mod processes;
 mod pruning;
 mod records;
 mod tampering;
+mod usage;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,0 +1,203 @@
+//! Quotas on executions: how many a tenant runs at once, and how many starts it has within a minute. They hold over
+//! all engines that share the state directory. A slot is a locked file, which the kernel frees when its engine dies.
+
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::fs::OFlags;
+use stockade_core::{Error, ErrorCode, Result, TenantName};
+use stockade_fs::{Directory, LOCK_TIMEOUT, Locked, Sharing, StateDir};
+
+use crate::config::Quota;
+
+const QUOTA_DIR: &str = "quotas";
+const QUOTA_OPERATION: &str = "check the quota";
+/// Slots that are looked at for one execution. A higher quota holds as this one.
+const MAX_EXECUTION_SLOTS: u32 = 4096;
+const MINUTE_MICROS: u64 = 60_000_000;
+/// Digits of the time that is stored.
+const TIME_DIGITS: usize = 20;
+
+/// What tenants have used of their quotas.
+#[derive(Debug)]
+pub(crate) struct QuotaLedger {
+    state_dir: PathBuf,
+    /// Opened when the first quota is checked: most engines have none.
+    dir: OnceLock<Directory>,
+}
+
+/// The place of one execution among those of its tenant. Free again when it is dropped.
+#[derive(Debug)]
+pub(crate) struct ExecutionSlot {
+    _lock: Locked,
+}
+
+impl QuotaLedger {
+    pub(crate) fn new(state_dir: PathBuf) -> Self {
+        Self { state_dir, dir: OnceLock::new() }
+    }
+
+    /// Counts one start of a tenant, and takes a slot for its execution; none where there is no quota on them.
+    pub(crate) fn begin_execution(
+        &self,
+        tenant: &TenantName,
+        quota: Quota,
+    ) -> Result<Option<ExecutionSlot>> {
+        // The slot first: a start that is refused for want of one is not counted.
+        let slot = quota.executions.map(|most| self.take_slot(tenant, most)).transpose()?;
+        self.count_start(tenant, quota)?;
+        Ok(slot)
+    }
+
+    /// Counts one start of a tenant. Fails where it had as many within a minute as it may.
+    pub(crate) fn count_start(&self, tenant: &TenantName, quota: Quota) -> Result<()> {
+        let Some(most) = quota.starts_per_minute else { return Ok(()) };
+        let counted = self.count_start_in_file(tenant, most).map_err(|error| self.failed(error))?;
+        counted.map_err(|delay| {
+            let message =
+                format!("tenant {tenant} may start {most} sandboxes and commands a minute");
+            Error::new(ErrorCode::QuotaExceeded, QUOTA_OPERATION, message)
+                .remedy("wait, or raise the quota")
+                .retry_in(delay)
+        })
+    }
+
+    fn take_slot(&self, tenant: &TenantName, most: u32) -> Result<ExecutionSlot> {
+        let taken = self.take_slot_file(tenant, most).map_err(|error| self.failed(error))?;
+        taken.ok_or_else(|| {
+            let message = format!("tenant {tenant} runs {most} of at most {most} commands");
+            Error::new(ErrorCode::QuotaExceeded, QUOTA_OPERATION, message)
+                .remedy("wait until one has ended, cancel one, or raise the quota")
+        })
+    }
+
+    fn take_slot_file(&self, tenant: &TenantName, most: u32) -> io::Result<Option<ExecutionSlot>> {
+        for number in 0..most.min(MAX_EXECUTION_SLOTS) {
+            let file = self
+                .dir()?
+                .open(&format!("execution-{number}-{tenant}"), OFlags::RDWR | OFlags::CREATE)?;
+            if let Ok(lock) = Locked::attempt(file, Sharing::Exclusive)? {
+                return Ok(Some(ExecutionSlot { _lock: lock }));
+            }
+        }
+        Ok(None)
+    }
+
+    fn count_start_in_file(
+        &self,
+        tenant: &TenantName,
+        most: u32,
+    ) -> io::Result<Result<(), Duration>> {
+        let name = format!("starts-{tenant}");
+        let file = self.dir()?.open(&name, OFlags::RDWR | OFlags::CREATE)?;
+        let locked = Locked::within(file, Sharing::Exclusive, LOCK_TIMEOUT)?;
+        let lock = locked.ok_or(io::ErrorKind::ResourceBusy)?;
+        let admitted = admit_start(now_micros(), read_time(lock.file()), most);
+        let Ok(due) = admitted else { return Ok(admitted.map(drop)) };
+        lock.file().write_all_at(format!("{due:0TIME_DIGITS$}").as_bytes(), 0)?;
+        Ok(Ok(()))
+    }
+
+    fn dir(&self) -> io::Result<&Directory> {
+        if let Some(dir) = self.dir.get() {
+            return Ok(dir);
+        }
+        let state = StateDir::open(&self.state_dir).map_err(io::Error::other)?;
+        let dir = state.subdirectory(QUOTA_DIR).map_err(io::Error::other)?;
+        Ok(self.dir.get_or_init(|| dir))
+    }
+
+    /// What cannot be counted is not allowed.
+    fn failed(&self, error: io::Error) -> Error {
+        let path = self.state_dir.join(QUOTA_DIR);
+        let message = format!("`{}` cannot be used", path.display());
+        Error::new(ErrorCode::StateUnavailable, QUOTA_OPERATION, message)
+            .remedy("make the directory writable for this user, with some space left")
+            .source(error)
+    }
+}
+
+fn now_micros() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX / 2)
+}
+
+/// The time that a file holds. One that was just made, or was cut off in writing, holds none.
+fn read_time(file: &std::fs::File) -> u64 {
+    let mut digits = [0; TIME_DIGITS];
+    let read = file.read_exact_at(&mut digits, 0).ok();
+    read.and_then(|()| std::str::from_utf8(&digits).ok()?.parse().ok()).unwrap_or(0)
+}
+
+/// Admits one more start where `due` is when the starts so far would be over, evenly spread; answers when they are
+/// with this one, or how long to wait. So a tenant that had none for a minute may have all at once.
+fn admit_start(now: u64, due: u64, most_per_minute: u32) -> Result<u64, Duration> {
+    let latest = now.saturating_add(MINUTE_MICROS);
+    let Some(interval) = MINUTE_MICROS.checked_div(most_per_minute.into()) else {
+        return Err(Duration::from_micros(MINUTE_MICROS));
+    };
+    // A clock that was set back locks no tenant out for more than a minute.
+    let due = due.clamp(now, latest).saturating_add(interval);
+    if due <= latest { Ok(due) } else { Err(Duration::from_micros(due - latest)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tenant(name: &str) -> TenantName {
+        name.parse().unwrap_or_default()
+    }
+
+    fn ledger(dir: &tempfile::TempDir) -> QuotaLedger {
+        QuotaLedger::new(dir.path().to_owned())
+    }
+
+    #[test]
+    fn starts_are_as_many_in_a_minute_as_may_be_and_then_one_by_one() {
+        let (mut due, now) = (0, 1_000_000_000);
+        for _ in 0..60 {
+            due = admit_start(now, due, 60).unwrap();
+        }
+        assert_eq!(admit_start(now, due, 60), Err(Duration::from_secs(1)));
+        let later = now + 1_000_000;
+        due = admit_start(later, due, 60).unwrap();
+        assert_eq!(admit_start(later, due, 60), Err(Duration::from_secs(1)));
+        assert!(admit_start(now + 2 * MINUTE_MICROS, due, 60).is_ok());
+        assert!(admit_start(now, 0, 0).is_err());
+        assert_eq!(admit_start(now, u64::MAX, 1), Err(Duration::from_secs(60)));
+    }
+
+    #[test]
+    fn slots_are_shared_by_engines_and_free_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, other) = (ledger(&dir), ledger(&dir));
+        let quota = Quota { executions: Some(2), ..Quota::default() };
+        let begin = |ledger: &QuotaLedger, name: &str| ledger.begin_execution(&tenant(name), quota);
+        let first = begin(&one, "a").unwrap().unwrap();
+        let _second = begin(&other, "a").unwrap().unwrap();
+        let refused = begin(&one, "a").unwrap_err();
+        assert_eq!(refused.code(), ErrorCode::QuotaExceeded);
+        assert!(begin(&one, "b").unwrap().is_some());
+        drop(first);
+        assert!(begin(&other, "a").unwrap().is_some());
+    }
+
+    #[test]
+    fn starts_are_counted_over_engines_and_only_where_there_is_a_quota() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, other) = (ledger(&dir), ledger(&dir));
+        assert!(one.begin_execution(&tenant("a"), Quota::default()).unwrap().is_none());
+        assert!(!dir.path().join(QUOTA_DIR).exists());
+        // One in a minute: no clock of a test gets that far between two lines.
+        let quota = Quota { starts_per_minute: Some(1), ..Quota::default() };
+        one.count_start(&tenant("a"), quota).unwrap();
+        let refused = other.count_start(&tenant("a"), quota).unwrap_err();
+        assert_eq!(refused.code(), ErrorCode::QuotaExceeded);
+        assert!(refused.retry_delay().is_some_and(|delay| delay <= Duration::from_secs(60)));
+        other.count_start(&tenant("b"), quota).unwrap();
+    }
+}

@@ -1,0 +1,120 @@
+//! Connections whose peer does not read: a write that gets nowhere for too long fails, and with it the connection.
+//! One on which nothing is to be written may be idle for as long as it likes.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Sleep, sleep};
+
+/// Timeout for a peer to take a part of what is sent to it.
+const WRITE_STALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A stream whose writes fail where its peer takes nothing.
+#[derive(Debug)]
+pub(crate) struct StallTimeout<S> {
+    stream: S,
+    /// Runs while a write waits.
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> StallTimeout<S> {
+    /// Watches the writes to a stream.
+    pub(crate) fn new(stream: S) -> Self {
+        Self { stream, timer: None }
+    }
+
+    /// Passes the result of a write on, unless it has waited for too long.
+    fn watch_write(
+        &mut self,
+        written: Poll<io::Result<usize>>,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        if written.is_ready() {
+            self.timer = None;
+            return written;
+        }
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(WRITE_STALL_TIMEOUT)));
+        ready!(timer.as_mut().poll(context));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for StallTimeout<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for StallTimeout<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, data);
+        self.watch_write(written, context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, data);
+        self.watch_write(written, context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // Sockets have nothing to flush; what waits, waits in a write.
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_does_not_read_ends_the_connection() {
+        let (near, _far) = duplex(16);
+        let mut stream = StallTimeout::new(near);
+        stream.write_all(&[0; 16]).await.unwrap();
+        let stalled = stream.write_all(&[0; 16]).await.unwrap_err();
+        assert_eq!(stalled.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_reads_slowly_or_has_nothing_to_read_stays() {
+        let (near, mut far) = duplex(16);
+        let mut stream = StallTimeout::new(near);
+        let reading = tokio::spawn(async move {
+            for _ in 0..4 {
+                sleep(WRITE_STALL_TIMEOUT - Duration::from_secs(1)).await;
+                far.read_exact(&mut [0; 16]).await.unwrap();
+            }
+            far
+        });
+        stream.write_all(&[0; 80]).await.unwrap();
+        sleep(10 * WRITE_STALL_TIMEOUT).await;
+        let mut far = reading.await.unwrap();
+        far.read_exact(&mut [0; 16]).await.unwrap();
+        stream.write_all(&[0; 16]).await.unwrap();
+    }
+}
