@@ -50,6 +50,20 @@ fn an_image_of_a_registry_is_the_root_and_its_digest_is_in_the_record() {
 }
 
 #[test]
+fn an_image_with_set_id_programs_is_pulled_without_their_bits() {
+    let registry = TestRegistry::start();
+    for place in [CliPlace::new(), CliPlace::of_an_ordinary_user()] {
+        pull(&place, &registry.name("1"));
+        let listed = ["--", "ls", "-ld", "/etc/set-id", "/srv"];
+        let image = registry.name("1");
+        let run = ["run", "--no-workspace", "--image", &image];
+        let done = place.stockade(&[&run[..], &listed].concat());
+        let modes: Vec<_> = done.stdout.lines().map(|line| &line[..10]).collect();
+        assert_eq!(modes, ["-rwxr-xr-x", "drwxr-xr-x"], "{done:?}");
+    }
+}
+
+#[test]
 fn layers_are_unpacked_in_native_walls_and_leave_a_record() {
     let registry = TestRegistry::start();
     let place = CliPlace::new();
