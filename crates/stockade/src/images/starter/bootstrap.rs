@@ -20,7 +20,8 @@ const SYSTEM_PROGRAM_DIRS: [&str; 2] = ["/usr/sbin", "/sbin"];
 const UNSHARE_WORDS: [&str; 7] =
     ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"];
 
-/// Options of `mmdebstrap`: no manuals and translations, and no sources, which may name passwords.
+/// Options of `mmdebstrap`: no manuals and translations, and nothing of this host: neither its name and its resolvers nor
+/// its sources, which may name passwords.
 const MMDEBSTRAP_OPTIONS: [&str; 7] = [
     "--variant=minbase",
     "--format=tar",
@@ -28,7 +29,7 @@ const MMDEBSTRAP_OPTIONS: [&str; 7] = [
     "--dpkgopt=path-exclude=/usr/share/locale/*",
     "--dpkgopt=path-exclude=/usr/share/doc/*",
     "--dpkgopt=path-include=/usr/share/doc/*/copyright",
-    "--customize-hook=rm -f \"$1\"/etc/apt/sources.list \"$1\"/etc/apt/sources.list.d/*",
+    "--customize-hook=cd \"$1\"/etc && rm -f apt/sources.list apt/sources.list.d/* hostname resolv.conf",
 ];
 
 /// Runs the words after root and time, then packs the root without what belongs to this host or this run.
