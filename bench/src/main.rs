@@ -9,6 +9,7 @@ mod docker;
 #[allow(unsafe_code, reason = "the bare system calls that everything is measured against")]
 mod floor;
 mod gvisor;
+mod images;
 mod json;
 mod machine;
 mod markdown;
@@ -42,10 +43,11 @@ type Measured = Result<(), Box<dyn std::error::Error>>;
 /// A name and what it measures.
 type Measurement = (&'static str, fn(&mut BenchReport) -> Measured);
 
-const ALL: [Measurement; 13] = [
+const ALL: [Measurement; 14] = [
     ("density", density::measure),
     ("docker", docker::measure),
     ("gvisor", gvisor::measure),
+    ("images", images::measure),
     ("microvm", microvm::measure),
     ("native", native::measure),
     ("network", network::measure),

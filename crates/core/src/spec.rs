@@ -298,7 +298,7 @@ impl SandboxSpec {
                 needs.push((feature, field));
             }
         };
-        when(self.root == RootMode::CopyOnWrite, Feature::CopyOnWriteRoot, "root");
+        when(self.root == RootMode::CopyOnWrite, self.image.copy_on_write_feature(), "root");
         when(self.read_only, Feature::ReadOnlyWorkspace, "readOnly");
         when(!self.mounts.is_empty(), Feature::ExtraMounts, "mounts");
         when(self.trees.iter().any(|tree| tree.required), Feature::HostTrees, "trees");
@@ -324,6 +324,17 @@ impl Image {
             Self::Oci(_) => Feature::OciImage,
             Self::Named(_) => Feature::NamedImage,
             Self::Wasm(_) => Feature::WasmImage,
+        }
+    }
+
+    /// The feature a backend needs to let this root be written to. The host's files belong to others than
+    /// the user who runs a sandbox, those of an image need not.
+    pub const fn copy_on_write_feature(&self) -> Feature {
+        match self {
+            Self::Host => Feature::CopyOnWriteRoot,
+            Self::Directory(_) | Self::Oci(_) | Self::Named(_) | Self::Wasm(_) => {
+                Feature::CopyOnWriteImage
+            }
         }
     }
 }
@@ -420,6 +431,20 @@ mod tests {
         let error =
             serde_json::from_str::<SandboxSpec>(r#"{"limits": {"ram": "1g"}}"#).unwrap_err();
         assert!(error.to_string().contains("ram"), "{error}");
+    }
+
+    #[test]
+    fn a_writable_root_needs_another_feature_on_an_image_than_on_the_host() {
+        let needed = |image: Image| {
+            let spec = SandboxSpec { image, root: RootMode::CopyOnWrite, ..SandboxSpec::default() };
+            let mut needs = spec.needs().into_iter();
+            needs.find(|(_, field)| *field == "root").map(|(feature, _)| feature)
+        };
+        assert_eq!(needed(Image::Host), Some(Feature::CopyOnWriteRoot));
+        let directory = Image::Directory("/srv/image".parse().unwrap());
+        for image in [directory, Image::Named("python:3.12".parse().unwrap())] {
+            assert_eq!(needed(image), Some(Feature::CopyOnWriteImage));
+        }
     }
 
     #[test]

@@ -242,36 +242,62 @@ impl ImageError {
     }
 }
 
+/// Where the fault of an error lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ImageFault {
+    /// In the image itself, so that nothing of it is worth keeping.
+    Image,
+    /// In what another error says, of the system or of the network.
+    Below,
+    /// In what was asked for, in the registry, or in the store.
+    Request,
+}
+
+impl ImageError {
+    /// Where the fault lies.
+    pub(crate) fn fault(&self) -> ImageFault {
+        match self {
+            Self::Refused(_)
+            | Self::DigestMismatch { .. }
+            | Self::TooLarge { .. }
+            | Self::NoPlatform { .. } => ImageFault::Image,
+            Self::Unreachable { .. } | Self::Io { .. } | Self::Store(_) => ImageFault::Below,
+            Self::Name(_)
+            | Self::Settings(_)
+            | Self::Credentials { .. }
+            | Self::NotFound(_)
+            | Self::NotStored(_)
+            | Self::Ambiguous(_)
+            | Self::NoTarget(_)
+            | Self::Unauthorized { .. }
+            | Self::PushDenied { .. }
+            | Self::Status { .. }
+            | Self::Stalled { .. }
+            | Self::Protocol { .. }
+            | Self::Redirect { .. }
+            | Self::Copy(_)
+            | Self::InUse(_)
+            | Self::Unpack(_)
+            | Self::Sandbox(_) => ImageFault::Request,
+        }
+    }
+}
+
 impl From<ImageError> for Error {
     fn from(error: ImageError) -> Self {
         let told =
             Error::new(error.code(), "use an image", error.to_string()).remedy(error.remedy());
-        match error {
-            ImageError::Unreachable { source, .. } | ImageError::Io { source, .. } => {
-                told.source(source)
-            }
-            ImageError::Store(source) => told.source(source),
-            ImageError::Name(_)
-            | ImageError::Settings(_)
-            | ImageError::Credentials { .. }
-            | ImageError::NotFound(_)
-            | ImageError::NotStored(_)
-            | ImageError::Ambiguous(_)
-            | ImageError::NoTarget(_)
-            | ImageError::Unauthorized { .. }
-            | ImageError::PushDenied { .. }
-            | ImageError::Status { .. }
-            | ImageError::Stalled { .. }
-            | ImageError::Protocol { .. }
-            | ImageError::Redirect { .. }
-            | ImageError::TooLarge { .. }
-            | ImageError::DigestMismatch { .. }
-            | ImageError::NoPlatform { .. }
-            | ImageError::Refused(_)
-            | ImageError::Copy(_)
-            | ImageError::InUse(_)
-            | ImageError::Unpack(_)
-            | ImageError::Sandbox(_) => told,
+        match error.fault() {
+            ImageFault::Image | ImageFault::Request => told,
+            ImageFault::Below => attach_source(told, error),
         }
     }
+}
+
+/// An error with the one below it as its source.
+fn attach_source(told: Error, error: ImageError) -> Error {
+    if let ImageError::Unreachable { source, .. } | ImageError::Io { source, .. } = error {
+        return told.source(source);
+    }
+    if let ImageError::Store(source) = error { told.source(source) } else { told }
 }

@@ -39,7 +39,7 @@ pub use progress::{PullEvent, PullProgress};
 pub use reference::{ImageReference, ReferenceError};
 pub use registry::CredentialFiles;
 pub use settings::{Registries, RegistrySettings};
-pub use stockade_unpack::{EntryState, LayerWriter, PackedLayer};
+pub use stockade_unpack::{EntryState, LayerWriter, PackedLayer, compress_archive};
 pub use store::{BuildRecord, ImageStore, StoreHold};
 pub use unpack::{
     Compression, InProcess, LayerFile, Unpack, UnpackLimits, UnpackReply, UnpackRequest, Unpacked,

@@ -9,6 +9,7 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 use stockade_fs::{Locked, Timestamp};
 
 use crate::config::{ParsedConfig, parse_config};
+use crate::error::ImageFault;
 use crate::layout::{Layout, choose_image};
 use crate::manifest::{
     Descriptor, DocumentKind, MAX_INDEX_DEPTH, Manifest, choose_entry, document_kind,
@@ -153,7 +154,7 @@ impl Job<'_> {
     ) -> Result<StoredImage, ImageError> {
         let stored = self.store_image(name, resolved).await;
         drop(lock);
-        if stored.as_ref().is_err_and(is_fault_of_image) {
+        if stored.as_ref().is_err_and(|error| error.fault() == ImageFault::Image) {
             self.store.discard_blobs(&resolved.blobs());
         }
         stored
@@ -266,34 +267,4 @@ fn tree_layers(manifest: &Manifest, config: &ParsedConfig) -> Result<Vec<TreeLay
             })
         })
         .collect()
-}
-
-/// Whether the image itself is what is wrong, so that nothing of it is worth keeping.
-fn is_fault_of_image(error: &ImageError) -> bool {
-    match error {
-        ImageError::Refused(_)
-        | ImageError::DigestMismatch { .. }
-        | ImageError::TooLarge { .. }
-        | ImageError::NoPlatform { .. } => true,
-        ImageError::Name(_)
-        | ImageError::Settings(_)
-        | ImageError::Credentials { .. }
-        | ImageError::NotFound(_)
-        | ImageError::NotStored(_)
-        | ImageError::Ambiguous(_)
-        | ImageError::NoTarget(_)
-        | ImageError::Unauthorized { .. }
-        | ImageError::PushDenied { .. }
-        | ImageError::Status { .. }
-        | ImageError::Unreachable { .. }
-        | ImageError::Stalled { .. }
-        | ImageError::Protocol { .. }
-        | ImageError::Redirect { .. }
-        | ImageError::Copy(_)
-        | ImageError::InUse(_)
-        | ImageError::Unpack(_)
-        | ImageError::Sandbox(_)
-        | ImageError::Io { .. }
-        | ImageError::Store(_) => false,
-    }
 }

@@ -43,10 +43,15 @@ const WALL_FEATURES: [(Feature, &str); 25] = [
 const OTHER_BACKEND_REMEDY: &str = "choose a backend that has it";
 
 /// Features that are not offered, each with the reason and the remedy.
-const MISSING_FEATURES: [(Feature, &str, &str); 5] = [
+const MISSING_FEATURES: [(Feature, &str, &str); 6] = [
     (
         Feature::CopyOnWriteRoot,
-        "an image's files belong to its own users, and the host's are mounted read-only",
+        "the host's files are mounted read-only",
+        "use the native backend, or an image that has all that is needed",
+    ),
+    (
+        Feature::CopyOnWriteImage,
+        "an image's files belong to its own users",
         "use the native backend, or an image that has all that is needed",
     ),
     (

@@ -51,7 +51,7 @@ const WALL_FEATURES: [(Feature, &str); 23] = [
 ];
 
 /// Features that are not offered, each with the reason and the remedy.
-const MISSING_FEATURES: [(Feature, &str, &str); 7] = [
+const MISSING_FEATURES: [(Feature, &str, &str); 8] = [
     (Feature::UserPerCommand, "one user is mapped into it", "choose the user for the sandbox"),
     (Feature::OciImage, "images are not unpacked by it", "unpack it and give the directory"),
     (
@@ -62,6 +62,11 @@ const MISSING_FEATURES: [(Feature, &str, &str); 7] = [
     (Feature::WasmImage, "it runs programs of the host's own kind", "use the wasm backend"),
     (
         Feature::CopyOnWriteRoot,
+        "runsc puts a layer over the root alone, not over what is mounted into it",
+        NATIVE_BACKEND_REMEDY,
+    ),
+    (
+        Feature::CopyOnWriteImage,
         "runsc puts a layer over the root alone, not over what is mounted into it",
         NATIVE_BACKEND_REMEDY,
     ),

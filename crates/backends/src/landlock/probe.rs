@@ -40,7 +40,7 @@ const NATIVE_BACKEND_REMEDY: &str = "use the native backend, which needs user na
 const OTHER_BACKEND_REMEDY: &str = "choose a backend that has it";
 
 /// Features that are not offered, each with the reason and the remedy.
-const MISSING_FEATURES: [(Feature, &str, &str); 16] = [
+const MISSING_FEATURES: [(Feature, &str, &str); 17] = [
     (Feature::LoopbackNetwork, "the only loopback is the host's", NATIVE_BACKEND_REMEDY),
     (Feature::EgressAllowlist, "no socket can be created", OTHER_BACKEND_REMEDY),
     (Feature::DirectoryImage, "another root needs a mount namespace", NATIVE_BACKEND_REMEDY),
@@ -54,6 +54,7 @@ const MISSING_FEATURES: [(Feature, &str, &str); 16] = [
         "leave --workspace-at out, or use the native backend",
     ),
     (Feature::CopyOnWriteRoot, "an overlay needs a mount namespace", NATIVE_BACKEND_REMEDY),
+    (Feature::CopyOnWriteImage, "an overlay needs a mount namespace", NATIVE_BACKEND_REMEDY),
     (Feature::OverlayWorkspace, "an overlay needs a mount namespace", NATIVE_BACKEND_REMEDY),
     (Feature::ChosenUser, "another user needs a user namespace", NATIVE_BACKEND_REMEDY),
     (Feature::UserPerCommand, "another user needs a user namespace", OTHER_BACKEND_REMEDY),

@@ -31,7 +31,7 @@ pub use tree::{Errno, MockNode, MockTree};
 pub const NAME: BackendName = BackendName::literal("mock");
 
 /// Features that a simulation in memory cannot offer, and why.
-const MISSING_FEATURES: [(Feature, &str); 12] = [
+const MISSING_FEATURES: [(Feature, &str); 13] = [
     (Feature::LocalWorkspace, "its files are in memory only"),
     (Feature::OverlayWorkspace, "its files are in memory only"),
     (Feature::ExtraMounts, "its files are in memory only"),
@@ -41,6 +41,7 @@ const MISSING_FEATURES: [(Feature, &str); 12] = [
     (Feature::OciImage, "its programs are scripts"),
     (Feature::NamedImage, "its programs are scripts"),
     (Feature::WasmImage, "its programs are scripts"),
+    (Feature::CopyOnWriteImage, "its programs are scripts"),
     (Feature::EgressAllowlist, "it has no network"),
     (Feature::FuelLimit, "its programs have no instructions"),
     (Feature::Determinism, "its programs are scripts"),

@@ -76,9 +76,13 @@ pub(super) async fn measure_capabilities(native: &Arc<NativeWalls>) -> Capabilit
             remedy,
         );
     }
-    let workspace = try_overlay(native).await;
+    let workspace = overlay_support(try_overlay(native).await);
+    let image = image_support(&root, &workspace);
     let egress = egress_support(try_egress(native).await);
-    measured_features(native, overlay_support(root), overlay_support(workspace))
+    measured_features(native)
+        .with(Feature::CopyOnWriteRoot, overlay_support(root))
+        .with(Feature::CopyOnWriteImage, image)
+        .with(Feature::OverlayWorkspace, workspace)
         .with(Feature::EgressAllowlist, egress)
 }
 
@@ -118,10 +122,8 @@ async fn try_overlay(native: &NativeWalls) -> Result<(), Error> {
 }
 
 /// The walls stand: what else is there depends on the control groups.
-fn measured_features(native: &NativeWalls, root: Support, workspace: Support) -> Capabilities {
+fn measured_features(native: &NativeWalls) -> Capabilities {
     let mut all = Capabilities::none(NAME, NATIVE_BOUNDARY)
-        .with(Feature::CopyOnWriteRoot, root)
-        .with(Feature::OverlayWorkspace, workspace)
         .with(Feature::Pause, pause_support(native.site.hierarchy()));
     for (feature, by) in WALL_FEATURES {
         all = all.with(feature, Support::full(by));
@@ -157,6 +159,19 @@ fn overlay_support(tried: Result<(), Error>) -> Support {
             let remedy = "use a kernel that allows overlayfs in user namespaces (5.11 or later)";
             Support::missing(linux::describe_error(&error), error.hint().unwrap_or(remedy))
         }
+    }
+}
+
+/// A layer over an image: wherever there is one over the host's root. Where that fails because the host's
+/// files have no owner inside, what counts is whether the kernel makes an overlay of the user's own files, as
+/// the copy-on-write workspace has shown. An image of another user is refused when it is mounted.
+fn image_support(root: &Result<(), Error>, workspace: &Support) -> Support {
+    match (root, workspace) {
+        (Ok(()), _) => Support::full("overlayfs in the user namespace"),
+        (Err(_), Support::Full { .. }) => {
+            Support::full("overlayfs in the user namespace, over images of the user who runs it")
+        }
+        (Err(_), Support::Partial { .. } | Support::Missing { .. }) => workspace.clone(),
     }
 }
 

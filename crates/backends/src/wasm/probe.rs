@@ -43,7 +43,7 @@ const WORKER_FEATURES: [(Feature, &str); 5] = [
 ];
 
 /// Features that this backend does not offer, and what to use instead.
-const MISSING_FEATURES: [(Feature, &str, &str); 13] = [
+const MISSING_FEATURES: [(Feature, &str, &str); 14] = [
     (
         Feature::HostImage,
         "the host's programs are not WebAssembly",
@@ -58,6 +58,7 @@ const MISSING_FEATURES: [(Feature, &str, &str); 13] = [
     (Feature::WorkspacePath, "its workspace is at /workspace", "leave --workspace-at out"),
     (Feature::OverlayWorkspace, "it mounts nothing", "choose a backend that has it"),
     (Feature::CopyOnWriteRoot, "it has no root", "use the workspace, or /tmp"),
+    (Feature::CopyOnWriteImage, "it has no root", "use the workspace, or /tmp"),
     (Feature::ChosenUser, "WebAssembly knows no users", "choose a backend that has it"),
     (Feature::UserPerCommand, "WebAssembly knows no users", "choose a backend that has it"),
     (Feature::Terminal, "WASI knows no terminals", "choose a backend that has it"),

@@ -65,6 +65,7 @@ mod needs_git {
 mod needs_registry {
     mod builds;
     mod images;
+    mod starters;
 }
 mod needs_registry_gvisor {
     mod images;

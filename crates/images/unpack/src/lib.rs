@@ -19,7 +19,9 @@ use serde::{Deserialize, Serialize};
 
 pub use apply::apply_layer;
 pub use error::UnpackError;
-pub use pack::{EntryState, LayerWriter, PackRequest, PackedLayer, RootArchive, pack_changes};
+pub use pack::{
+    EntryState, LayerWriter, PackRequest, PackedLayer, RootArchive, compress_archive, pack_changes,
+};
 
 /// How a layer is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

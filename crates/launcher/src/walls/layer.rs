@@ -67,9 +67,7 @@ fn owned_inside(below: &str, uid: u32) -> Result<(), Failure> {
         false => Ok(()),
         true => {
             Err(Failure::new(Wall::CopyOnWrite, Errno::OVERFLOW, describe_owner_problem(below))
-                .remedy(
-                    "run as root, or use an image directory that belongs to the user who runs this",
-                ))
+                .remedy("run as root, or start from an image (--image) of the user who runs this"))
         }
     }
 }

@@ -370,6 +370,27 @@ fn an_image_whose_var_has_no_tmp_has_every_private_place_and_its_own_files() {
 }
 
 #[test]
+fn an_image_of_ones_own_takes_changes_and_keeps_none() {
+    for_each_owner(|owner, launcher| {
+        let image = directory(owner);
+        let etc = image.path().join("etc");
+        std::fs::create_dir(&etc).unwrap();
+        std::fs::write(etc.join("given"), "image").unwrap();
+        [&etc, &etc.join("given")].into_iter().for_each(|path| common::give(owner, path));
+        let root = stockade_launcher::Root::Directory(image.path().canonicalize().unwrap());
+        let (mounts, copy_on_write) = (borrowed_libraries(), Some(16 << 20));
+        let plan = LaunchPlan { root, mounts, copy_on_write, ..plan() };
+        let mut inside = launch(launcher, &plan);
+        for path in ["/etc/given", "/etc/new", "/new"] {
+            assert_eq!(inside.write(path), 0, "{path}");
+        }
+        assert_eq!(std::fs::read_to_string(etc.join("given")).unwrap(), "image");
+        assert!(!etc.join("new").exists() && !image.path().join("new").exists());
+        assert_eq!(launch(launcher, &plan).read("/etc/given").as_deref(), Some("image"));
+    });
+}
+
+#[test]
 fn a_copy_on_write_root_takes_changes_and_the_host_keeps_none() {
     for_each_owner(|owner, launcher| {
         let plan = LaunchPlan { copy_on_write: Some(16 << 20), ..plan() };

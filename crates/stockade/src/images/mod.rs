@@ -6,14 +6,17 @@
 
 mod build;
 mod commit;
+mod lines;
 mod provider;
 mod settings;
+mod starter;
 mod unpack;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use stockade_core::{ImageProvider, Result};
+use tokio::sync::RwLock;
 
 use crate::Settings;
 use provider::StoredImageProvider;
@@ -22,6 +25,7 @@ use unpack::ConfinedUnpack;
 pub use build::{BuildReport, BuildRequest};
 pub use commit::RootArchiver;
 pub use settings::ImageSettings;
+pub use starter::StarterKind;
 pub use stockade_images::{
     Digest, ImageConfig, ImageReference, ImageStore, Platform, PruneOptions, PullEvent,
     PullOptions, PullPolicy, PullProgress, Removed, StoredImage, StoredLayer,
@@ -39,6 +43,8 @@ struct ImagesInner {
     store: OnceLock<ImageStore>,
     unpack: ConfinedUnpack,
     options: PullOptions,
+    /// Held for reading by each program of the host that makes a root.
+    running: Arc<RwLock<()>>,
 }
 
 impl Images {
@@ -51,6 +57,7 @@ impl Images {
             dir,
             store: OnceLock::new(),
             options: settings.images().pull_options(),
+            running: Arc::default(),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -111,8 +118,9 @@ impl Images {
         Arc::new(StoredImageProvider::new(self.clone(), progress))
     }
 
-    /// Ends what is being unpacked, and returns when nothing of it is left. Idempotent.
+    /// Ends what is being unpacked, and returns when nothing of it and of abandoned starters is left. Idempotent.
     pub async fn close(&self) -> Result<()> {
+        drop(self.inner.running.write().await);
         self.inner.unpack.close().await
     }
 }

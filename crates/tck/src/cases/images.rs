@@ -1,7 +1,7 @@
 //! What a sandbox's root is made of (C-03).
 
 use serde_json::json;
-use stockade_core::{Command, Feature, Image, SandboxSpec};
+use stockade_core::{Command, Feature, Image, RootMode, SandboxSpec};
 
 use crate::case::{case, check, same};
 use crate::kit::host_path;
@@ -14,6 +14,13 @@ pub(super) const IMAGE_CASES: &[Case] = &[
     case!("a directory serves as the whole root", "C-03", check_directory_image)
         .needs(&[Feature::DirectoryImage])
         .isolation(),
+    case!(
+        "the root of an image can be written to, and the image stays as it is",
+        "C-03",
+        check_writable_image
+    )
+    .needs(&[Feature::CopyOnWriteImage, Feature::DirectoryImage])
+    .isolation(),
     case!("an archive of an image serves as the whole root", "C-03", check_oci_archive)
         .needs(&[Feature::OciImage])
         .isolation(),
@@ -47,6 +54,27 @@ async fn check_directory_image(kit: Kit) -> Verdict {
     let mut spec = kit.spec();
     spec.image = Image::Directory(host_path(&kit.programs())?);
     whole_root(&kit, spec).await
+}
+
+async fn check_writable_image(kit: Kit) -> Verdict {
+    let (image, data) = (kit.programs(), kit.programs().join("data"));
+    std::fs::create_dir(&data)?;
+    std::fs::write(data.join("given"), "by the image")?;
+    let mut spec = kit.spec();
+    (spec.image, spec.root) = (Image::Directory(host_path(&image)?), RootMode::CopyOnWrite);
+    let one = kit.room_with(spec.clone()).await?;
+    for path in ["/data/given", "/data/new", "/new"] {
+        let written = one.facts(["write", path, "x"]).await?;
+        same!(format!("writing to {path}"), written["ok"], json!(true));
+    }
+    let given = std::fs::read_to_string(data.join("given"))?;
+    same!("the image's own file", given, "by the image");
+    let is_changed = data.join("new").exists() || image.join("new").exists();
+    check!(!is_changed, "expected the image to stay as it is, but a new file is in it");
+    let two = kit.room_with(spec).await?;
+    let read = two.facts(["read", "/data/new"]).await?;
+    same!("reading a new file in another sandbox", read["ok"], json!(false));
+    Ok(())
 }
 
 async fn check_oci_archive(kit: Kit) -> Verdict {

@@ -47,6 +47,7 @@ refusals! {
     HostTrees "host-trees"
     WorkspacePath "workspace-path"
     CopyOnWriteRoot "copy-on-write-root"
+    CopyOnWriteImage "copy-on-write-image"
     ChosenUser "chosen-user"
     UserPerCommand "user-per-command"
     CpuRateLimit "cpu-rate-limit"
@@ -129,7 +130,12 @@ fn build_feature_request(kit: &Kit, feature: Feature) -> Verdict<FeatureRequest>
         Feature::WorkspacePath => {
             spec.workspace_at = Some(WorkspaceAt { path: "/srv/project".parse()?, required: true });
         }
-        Feature::CopyOnWriteRoot => spec.root = RootMode::CopyOnWrite,
+        Feature::CopyOnWriteRoot => {
+            (spec.image, spec.root) = (Image::Host, RootMode::CopyOnWrite);
+        }
+        Feature::CopyOnWriteImage => {
+            (spec.image, spec.root) = (Image::Directory(nowhere), RootMode::CopyOnWrite);
+        }
         Feature::ChosenUser => spec.user = Some(User { uid: 1234, gid: 1234 }),
         Feature::UserPerCommand => command.user = Some(User { uid: 1234, gid: 1234 }),
         Feature::CpuRateLimit => limits.cpu_rate = Some(Millicores(500)),

@@ -55,7 +55,7 @@ fn parse_build_arg(given: &str) -> Result<(String, String), String> {
 }
 
 /// Shows what a build does: on standard error, because the digest is its result.
-struct ShownBuild;
+pub(super) struct ShownBuild;
 
 impl BuildReport for ShownBuild {
     fn step(&self, line: &str) {

@@ -12,6 +12,7 @@ mod prune;
 mod pull;
 mod push;
 mod rm;
+mod starter;
 mod tag;
 mod view;
 
@@ -50,6 +51,8 @@ enum ImageVerb {
     Import(import::ImportArgs),
     /// Build an image from a Dockerfile, each RUN in a sandbox, and print its digest.
     Build(build::BuildArgs),
+    /// Build a small image with Python, Node.js or neither by this host's package manager, and print its digest.
+    Starter(starter::StarterArgs),
     /// Commit what a sandbox has changed in its root as a new image, and print its digest.
     Commit(commit::CommitArgs),
     /// Export an image as one file that `import`, Docker and Podman read.
@@ -67,6 +70,7 @@ pub async fn image(args: ImageArgs, printer: &Printer) -> Result<i32> {
         ImageVerb::Push(args) => push::push(args, images, printer).await,
         ImageVerb::Tag(args) => tag::tag(&args, &images, printer),
         ImageVerb::Build(args) => build::build(args, images, &settings, printer).await,
+        ImageVerb::Starter(args) => starter::starter(args, images, printer).await,
         ImageVerb::Commit(args) => commit::commit(args, images, &settings, printer).await,
         ImageVerb::Ls(args) => ls::ls(&args, &images, printer),
         ImageVerb::Rm(args) => rm::rm(&args, &images, printer),

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
@@ -99,6 +99,11 @@ impl TestRegistry {
             symlink("busybox", root.join("bin").join(applet)).unwrap();
         }
         fs::write(root.join("etc/release"), format!("{release}\n")).unwrap();
+        // As every distribution has them.
+        fs::write(root.join("etc/set-id"), "").unwrap();
+        for (path, mode) in [("etc/set-id", 0o6755), ("srv", 0o2755)] {
+            fs::set_permissions(root.join(path), PermissionsExt::from_mode(mode)).unwrap();
+        }
         run("umoci", &["repack", "--image", &image, unpacked]);
         let entry = ["--config.entrypoint", "/bin/sh", "--config.entrypoint", "-c"];
         let own = ["--config.cmd", "echo $GREETING from $(pwd) as $(id -u)"];

@@ -69,16 +69,24 @@ fn fails_with(done: &CliDone, part: &str) {
 
 #[test]
 fn three_stages_make_an_image_that_runs_and_is_pushed() {
+    makes_an_image_of_three_stages(&CliPlace::new());
+}
+
+#[test]
+fn three_stages_make_an_image_for_an_ordinary_user_too() {
+    makes_an_image_of_three_stages(&CliPlace::of_an_ordinary_user());
+}
+
+fn makes_an_image_of_three_stages(place: &CliPlace) {
     let registry = TestRegistry::start();
-    let place = CliPlace::new();
-    let context = make_context(&place, THREE_STAGES);
-    let built = build(&place, &registry, &context);
+    let context = make_context(place, THREE_STAGES);
+    let built = build(place, &registry, &context);
     assert_eq!(built.code, 0, "{built:?}");
     assert!(built.stderr.contains("[1/15] FROM "), "{built:?}");
     assert!(built.stderr.contains("] RUN cat a.txt > made"), "{built:?}");
     let own = ["run", "--no-workspace", "--image", "localhost/built:1"];
     place.stockade(&own).is(0, "from the context\nhello\nsecond\n", "");
-    in_built(&place, "cat /data/tree/inner/file; ls /data/tree/inner").is(
+    in_built(place, "cat /data/tree/inner/file; ls /data/tree/inner").is(
         0,
         "in a tree\nfile\n",
         "",

@@ -50,6 +50,20 @@ fn an_image_of_a_registry_is_the_root_and_its_digest_is_in_the_record() {
 }
 
 #[test]
+fn an_image_with_set_id_programs_is_pulled_without_their_bits() {
+    let registry = TestRegistry::start();
+    for place in [CliPlace::new(), CliPlace::of_an_ordinary_user()] {
+        pull(&place, &registry.name("1"));
+        let listed = ["--", "ls", "-ld", "/etc/set-id", "/srv"];
+        let image = registry.name("1");
+        let run = ["run", "--no-workspace", "--image", &image];
+        let done = place.stockade(&[&run[..], &listed].concat());
+        let modes: Vec<_> = done.stdout.lines().map(|line| &line[..10]).collect();
+        assert_eq!(modes, ["-rwxr-xr-x", "drwxr-xr-x"], "{done:?}");
+    }
+}
+
+#[test]
 fn layers_are_unpacked_in_native_walls_and_leave_a_record() {
     let registry = TestRegistry::start();
     let place = CliPlace::new();
@@ -290,8 +304,16 @@ fn an_image_is_pushed_only_where_its_name_says() {
 
 #[test]
 fn a_committed_sandbox_runs_again_with_its_changes_and_is_pushed() {
+    commits_and_pushes(&Lasting::new());
+}
+
+#[test]
+fn an_ordinary_user_commits_a_sandbox_too() {
+    commits_and_pushes(&Lasting(CliPlace::of_an_ordinary_user()));
+}
+
+fn commits_and_pushes(place: &Lasting) {
     let registry = TestRegistry::start();
-    let place = Lasting::new();
     let name = registry.name("1");
     let id = place.create(&["--no-workspace", "--image", &name, "--writable-root"]);
     let changes = "echo two > /etc/release && echo new > /srv/new && ln -s new /srv/link && \
@@ -304,9 +326,9 @@ fn a_committed_sandbox_runs_again_with_its_changes_and_is_pushed() {
     let run = ["run", "--no-workspace", "--image", "localhost/mine:1", "--shell", look];
     let done = place.stockade(&run);
     assert_eq!(done.stdout, "two\nnew\nin\n", "{done:?}");
-    cat_release(&place, &["--image", &name]).is(0, "one\n", "");
+    cat_release(place, &["--image", &name]).is(0, "one\n", "");
 
-    let details = json(&place, &["image", "inspect", "localhost/mine:1"]);
+    let details = json(place, &["image", "inspect", "localhost/mine:1"]);
     let image = &details["images"][0];
     assert_eq!((&image["layers"], &image["config"]["workingDir"]), (&2.into(), &"/srv".into()));
     let pushed = registry.name_of("mine", "1");
@@ -314,6 +336,21 @@ fn a_committed_sandbox_runs_again_with_its_changes_and_is_pushed() {
     assert_eq!(registry.inspect(&pushed)["Digest"], digest.as_str());
     registry.copy_out(&pushed);
     place.stockade(&["kill", &id]).code_is(0);
+}
+
+#[test]
+fn an_ordinary_user_writes_to_the_root_of_an_image_and_not_to_that_of_the_host() {
+    let registry = TestRegistry::start();
+    let place = CliPlace::of_an_ordinary_user();
+    let (run, name) = (["run", "--no-workspace", "--writable-root"], registry.name("1"));
+    let image = ["--image", name.as_str()];
+    let change = ["--shell", "echo two > /etc/release && mkdir /made && cat /etc/release"];
+    place.stockade(&[&run[..], &image, &change].concat()).is(0, "two\n", "");
+    cat_release(&place, &image).is(0, "one\n", "");
+    place
+        .stockade(&[&run[..], &["--", "true"]].concat())
+        .is_refused(&["copy-on-write-root", "run as root, or start from an image"]);
+    place.assert_nothing_is_left();
 }
 
 #[test]

@@ -7,7 +7,8 @@ use std::path::Path;
 
 use stockade_images::Digest;
 
-/// Every path of a tree with its kind, mode, time and contents or target; names of one file by its first name.
+/// Every path of a tree with its kind, mode without set-id bits, time and contents or target; names of one file by its
+/// first name.
 pub fn describe_tree(root: &Path) -> BTreeMap<String, String> {
     let mut described = BTreeMap::new();
     let mut links = BTreeMap::new();
@@ -23,7 +24,7 @@ pub fn describe_tree(root: &Path) -> BTreeMap<String, String> {
         } else {
             "special".to_owned()
         };
-        let mode = if kind.is_symlink() { 0 } else { metadata.mode() & 0o7777 };
+        let mode = if kind.is_symlink() { 0 } else { metadata.mode() & 0o1777 };
         let same = match kind.is_file() && metadata.nlink() > 1 {
             true => links.entry(metadata.ino()).or_insert_with(|| name.to_owned()).clone(),
             false => String::new(),

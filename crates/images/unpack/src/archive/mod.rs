@@ -18,6 +18,9 @@ const MAX_PAX_BYTES: u64 = 1 << 20;
 const MAX_LONG_NAME_BYTES: u64 = 64 << 10;
 /// The largest size that a plain header can have: a larger one is in the extended header alone.
 const MAX_OCTAL_SIZE: u64 = 0o77_777_777_777;
+/// Bits of a mode that are kept: not set-user-id and set-group-id. No program in a sandbox gains anything by them, on the
+/// host such a file is an escape route, and the walls around the unpacking refuse them.
+const KEPT_MODE_BITS: u32 = 0o1777;
 
 /// What an entry is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,7 +138,7 @@ impl<'a> Archive<'a> {
             )));
         }
         let wrong = |_| UnpackError::refused(format!("{} has a wrong header", show(name.bytes())));
-        let mode = header.mode().map_err(wrong)? & 0o7777;
+        let mode = header.mode().map_err(wrong)? & KEPT_MODE_BITS;
         // Times that a header cannot hold are no reason to refuse an image.
         let whole = header.mtime().ok().and_then(|mtime| i64::try_from(mtime).ok()).unwrap_or(0);
         self.unread = size;

@@ -13,7 +13,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use self::base::BaseTree;
-pub use self::writer::{EntryState, LayerWriter, PackedLayer};
+pub use self::writer::{EntryState, LayerWriter, PackedLayer, compress_archive};
 use crate::archive::{Archive, ArchiveEntry, ArchiveEntryKind};
 use crate::decompress::Decompressed;
 use crate::name::{EntryName, show};

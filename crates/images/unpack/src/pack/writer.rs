@@ -3,7 +3,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -41,9 +41,12 @@ pub struct EntryState {
 
 /// Writes a layer.
 pub struct LayerWriter {
-    builder: Builder<Digested<GzEncoder<Digested<File>>>>,
+    builder: Builder<DigestedLayer>,
     entries: u64,
 }
+
+/// Digests an archive, compresses it, and digests that.
+type DigestedLayer = Digested<GzEncoder<Digested<File>>>;
 
 /// Digests and counts what is written.
 struct Digested<W> {
@@ -74,8 +77,7 @@ impl<W: Write> Write for Digested<W> {
 impl LayerWriter {
     /// Writes to an empty file.
     pub fn new(file: File) -> Self {
-        let compressed = GzEncoder::new(Digested::new(file), Compression::default());
-        Self { builder: Builder::new(Digested::new(compressed)), entries: 0 }
+        Self { builder: Builder::new(compress_to(file)), entries: 0 }
     }
 
     /// How many entries there are so far.
@@ -122,16 +124,43 @@ impl LayerWriter {
 
     /// Ends the layer, which is on disk then.
     pub fn finish(self) -> io::Result<PackedLayer> {
-        let archive = self.builder.into_inner()?;
-        let compressed = archive.inner.finish()?;
-        compressed.inner.sync_data()?;
-        Ok(PackedLayer {
-            sha256: to_hex(compressed.hasher),
-            diff_sha256: to_hex(archive.hasher),
-            size: compressed.bytes,
-            entries: self.entries,
-        })
+        finish_layer(self.builder.into_inner()?, self.entries)
     }
+}
+
+/// Compresses a whole archive as a layer, which is on disk then. Entries are counted and not judged: that is done where
+/// the layer is unpacked.
+pub fn compress_archive(mut archive: File, file: File) -> io::Result<PackedLayer> {
+    archive.rewind()?;
+    let entries = count_entries(&archive)?;
+    archive.rewind()?;
+    let mut layer = compress_to(file);
+    io::copy(&mut archive, &mut layer)?;
+    finish_layer(layer, entries)
+}
+
+fn count_entries(archive: &File) -> io::Result<u64> {
+    let mut entries = 0;
+    for entry in tar::Archive::new(archive).entries_with_seek()? {
+        entry?;
+        entries += 1;
+    }
+    Ok(entries)
+}
+
+fn compress_to(file: File) -> DigestedLayer {
+    Digested::new(GzEncoder::new(Digested::new(file), Compression::default()))
+}
+
+fn finish_layer(archive: DigestedLayer, entries: u64) -> io::Result<PackedLayer> {
+    let compressed = archive.inner.finish()?;
+    compressed.inner.sync_data()?;
+    Ok(PackedLayer {
+        sha256: to_hex(compressed.hasher),
+        diff_sha256: to_hex(archive.hasher),
+        size: compressed.bytes,
+        entries,
+    })
 }
 
 fn as_path(bytes: &[u8]) -> &Path {

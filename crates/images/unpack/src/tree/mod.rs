@@ -171,7 +171,7 @@ impl<'r> Tree<'r> {
             written.map_err(|error| UnpackError::io("written", &show(name.bytes()), error))?;
         }
         set_xattrs(file.as_fd(), entry)?;
-        // After writing, which would clear the set-id bits and the time.
+        // After writing, which would change the time and may need more rights than the mode gives.
         fchmod(&file, Mode::from(entry.mode))
             .map_err(|errno| failed("given its mode", name, errno))?;
         futimens(&file, &times(entry.mtime)).map_err(|errno| failed("given its time", name, errno))

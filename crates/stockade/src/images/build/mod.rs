@@ -19,7 +19,9 @@ use stockade_images::{
     PullProgress, StoreHold, StoredImage, expand_word,
 };
 
+pub(super) use self::run::DEFAULT_PATH;
 use self::stage::StageState;
+pub(super) use self::stage::create_layer;
 use super::Images;
 
 const BUILD_OPERATION: &str = "build";

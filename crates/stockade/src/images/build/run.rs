@@ -6,7 +6,7 @@ use std::path::Path;
 use async_trait::async_trait;
 use stockade_core::{
     Bytes, Command, Ending, EnvName, Error, ErrorCode, Image, Limits, Outcome, Result, RootMode,
-    SandboxId, SandboxPath, SandboxSpec, Span, StreamId, User, is_unsafe_to_show,
+    SandboxId, SandboxPath, SandboxSpec, Span, StreamId, User,
 };
 use stockade_engine::{Engine, OutputEvent, Subscription};
 use stockade_images::{
@@ -17,20 +17,20 @@ use super::stage::StageState;
 use super::user::resolve_user;
 use super::{BUILD_OPERATION, BuildReport, ImageBuild};
 use crate::images::commit::{RootArchiver, gather, list_ignored, list_places};
+use crate::images::lines::{clean_line, drain_lines};
 use crate::images::provider::pinned_name;
 
 /// The name under which intermediate states are found, by their digest.
 const INTERMEDIATE_NAME: &str = "localhost/stockade-build";
 const RUN_TENANT: &str = "images";
-const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub(in crate::images) const DEFAULT_PATH: &str =
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Limits of one `RUN`.
 const RUN_TIMEOUT: Span = Span::secs(3600);
 const RUN_MEMORY: Bytes = Bytes::mib(2048);
 const RUN_DISK: Bytes = Bytes::mib(4096);
 const RUN_OUTPUT: Bytes = Bytes::mib(64);
 const RUN_PROCESSES: u32 = 1024;
-/// The longest line that is shown whole.
-const MAX_LINE_BYTES: usize = 16 << 10;
 
 /// A sandbox of this process.
 struct EngineRoot<'a> {
@@ -144,7 +144,7 @@ async fn pass_output(mut events: Subscription, report: &dyn BuildReport) -> Opti
                     StreamId::Stderr => &mut err,
                 };
                 pending.extend_from_slice(&data);
-                pass_lines(pending, report);
+                drain_lines(pending).iter().for_each(|line| report.output(line));
             }
             OutputEvent::Gap { bytes, .. } => {
                 report.output(&format!("({bytes} bytes are missing)"))
@@ -158,23 +158,6 @@ async fn pass_output(mut events: Subscription, report: &dyn BuildReport) -> Opti
         }
     }
     None
-}
-
-fn pass_lines(pending: &mut Vec<u8>, report: &dyn BuildReport) {
-    loop {
-        let end = pending.iter().position(|byte| *byte == b'\n');
-        let end = end.or((pending.len() > MAX_LINE_BYTES).then_some(MAX_LINE_BYTES));
-        let Some(end) = end else { return };
-        let line: Vec<u8> = pending.drain(..=end).collect();
-        report.output(&clean_line(&line));
-    }
-}
-
-/// A line without its end, and without what a terminal would obey.
-fn clean_line(line: &[u8]) -> String {
-    let text = String::from_utf8_lossy(line);
-    let text = text.trim_end_matches(['\n', '\r']).replace('\t', "    ");
-    text.replace(is_unsafe_to_show, "\u{fffd}")
 }
 
 fn check_outcome(outcome: Option<&Outcome>) -> Result<()> {

@@ -404,7 +404,7 @@ fn open_tree(image: &StoredImage) -> Result<File> {
     })
 }
 
-fn create_layer(draft: &LayerDraft) -> Result<File> {
+pub(in crate::images) fn create_layer(draft: &LayerDraft) -> Result<File> {
     let opened =
         OpenOptions::new().write(true).create_new(true).mode(0o600).open(draft.layer_path());
     opened.map_err(|error| {
