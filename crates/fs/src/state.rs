@@ -239,10 +239,12 @@ impl StateFault {
             Self::Link(_) => "name the directory the link points to",
             Self::NotADirectory(_) => "move the file away or name another state directory",
             Self::Foreign { .. } => {
-                "run as that user, or set XDG_STATE_HOME to a directory of your own"
+                "run as that user, or set STOCKADE_STATE_DIR to a directory of your own"
             }
             Self::Exposed(_) => "name a state directory on a file system that keeps permissions",
-            Self::Io { .. } => "make it possible, or set XDG_STATE_HOME to a directory of your own",
+            Self::Io { .. } => {
+                "make it possible, or set STOCKADE_STATE_DIR to a directory of your own"
+            }
         }
     }
 }

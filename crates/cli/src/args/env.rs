@@ -60,6 +60,8 @@ fn read_file(file: &Path, all: &mut BTreeMap<EnvName, String>) -> Result<()> {
         let (name, value) = line.split_once('=').ok_or_else(|| {
             invalid_flag_error(ENV_FILE_FLAG, format!("{} is not of the form K=V", place()))
         })?;
+        // As in a file that a shell reads too.
+        let name = name.strip_prefix("export ").unwrap_or(name).trim_start();
         let name = name.parse().map_err(|_| {
             invalid_flag_error(ENV_FILE_FLAG, format!("{} does not name a variable", place()))
         })?;

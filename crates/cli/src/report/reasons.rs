@@ -99,7 +99,18 @@ fn format_limit_value(outcome: &Outcome, kind: LimitKind) -> String {
 }
 
 fn suggest_flag(kind: LimitKind) -> String {
-    format!(" (raise it with {})", limit_flag(kind))
+    match kind {
+        // A wall time implies a CPU time; with more of the latter alone the former runs out next.
+        LimitKind::CpuTime => " (raise it with --timeout, or --cpu-time if you set that)".into(),
+        LimitKind::CpuRate
+        | LimitKind::WallTime
+        | LimitKind::Memory
+        | LimitKind::Disk
+        | LimitKind::Processes
+        | LimitKind::OpenFiles
+        | LimitKind::Output
+        | LimitKind::Fuel => format!(" (raise it with {})", limit_flag(kind)),
+    }
 }
 
 /// The flag that sets a limit.

@@ -45,7 +45,15 @@ fn usage_error(error: &clap::Error) -> Error {
         // The tip to pass an unknown flag as an argument is left out: it does not help after a typing error.
         .find(|tip| !tip.starts_with("to pass "));
     let all = || "`stockade --help` and `stockade COMMAND --help` list what there is".to_owned();
-    Error::new(ErrorCode::Invalid, USAGE_OPERATION, message).remedy(tip.unwrap_or_else(all))
+    let remedy = other_command(error).map(str::to_owned).or(tip).unwrap_or_else(all);
+    Error::new(ErrorCode::Invalid, USAGE_OPERATION, message).remedy(remedy)
+}
+
+/// The command that does what a flag of Docker's would.
+fn other_command(error: &clap::Error) -> Option<&'static str> {
+    let ContextValue::String(flag) = error.get(ContextKind::InvalidArg)? else { return None };
+    matches!(flag.as_str(), "-p" | "--publish")
+        .then_some("`stockade port ID 8080` leads a port of this host to a server in a sandbox")
 }
 
 /// A value that does not parse says itself what is expected.

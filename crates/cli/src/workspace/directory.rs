@@ -78,7 +78,8 @@ fn require_readable(path: HostPath) -> Result<HostPath> {
 fn refuse_broad(dir: &HostPath) -> Result<()> {
     let Some(what) = too_broad(dir.as_path()) else { return Ok(()) };
     Err(Error::new(ErrorCode::Invalid, WORKSPACE_FLAG, format!("`{dir}` {what}")).remedy(format!(
-        "go to a project's directory, use --no-workspace, or name it outright with --workspace {dir}"
+        "go to a project's directory, or use --no-workspace; --workspace {dir} is accepted if \
+         Stockade's state, configuration and caches lie elsewhere"
     )))
 }
 

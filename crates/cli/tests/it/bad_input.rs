@@ -47,6 +47,15 @@ fn values_that_make_no_sense_are_refused_by_their_flag() {
 }
 
 #[test]
+fn a_flag_that_docker_has_is_refused_with_the_command_that_does_it() {
+    for flag in ["-p", "--publish"] {
+        CliPlace::new()
+            .stockade(&["run", flag, "8080:80", "true"])
+            .is_refused(&[flag, "`stockade port ID 8080`"]);
+    }
+}
+
+#[test]
 fn zero_is_no_limit() {
     CliPlace::new()
         .stockade(&["run", "--timeout", "0s", "true"])

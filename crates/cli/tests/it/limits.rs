@@ -68,7 +68,10 @@ fn a_sandbox_can_be_used_again_after_a_limit_and_what_else_runs_in_it_goes_on() 
         let job = place.running(&id);
         is_ended_for(&place.shell(&id, MEMORY_HOG_SCRIPT), "memory");
         place.shell(&id, "echo again").is(0, "again\n", "");
-        is_ended_for(&place.shell(&id, "while :; do :; done"), "cpu-time");
+        let busy = place.shell(&id, "while :; do :; done");
+        is_ended_for(&busy, "cpu-time");
+        let remedy = "(raise it with --timeout, or --cpu-time if you set that)";
+        assert!(busy.stderr.contains(remedy), "{busy:?}");
         place.shell(&id, "echo again").is(0, "again\n", "");
         assert_eq!(place.running(&id), job);
     }

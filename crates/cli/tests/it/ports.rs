@@ -185,6 +185,15 @@ mod needs_python {
         forwarder.interrupt().is(130, "", "");
     }
 
+    #[test]
+    fn a_server_inside_may_listen_at_a_low_port() {
+        let program =
+            "import socket; print(socket.create_server(('127.0.0.1', 80)).getsockname()[1])";
+        for place in [CliPlace::new(), CliPlace::of_an_ordinary_user()] {
+            place.stockade(&["run", "--", "/usr/bin/python3", "-c", program]).is(0, "80\n", "");
+        }
+    }
+
     fn reaches_a_server(place: &Lasting, host: &str) {
         let id = place.create(&[]);
         let server = start_server(place, &id, host);

@@ -168,7 +168,7 @@ fn mounts_are_read_only_unless_told_otherwise() {
 #[test]
 fn only_variables_that_were_named_are_inside() {
     let place = CliPlace::new();
-    std::fs::write(place.path("vars"), "# a comment\n\nA=file\nB=two words\n").unwrap();
+    std::fs::write(place.path("vars"), "# a comment\n\nA=file\nexport B=two words\n").unwrap();
     let file = place.path("vars").display().to_string();
     let mut command = place.command(&[
         "run",

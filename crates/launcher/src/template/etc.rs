@@ -27,6 +27,8 @@ const HOST_ETC_ENTRIES: &[(&str, &str)] = &[
     ("locale.conf", "locales"),
     ("localtime", "the local time zone"),
     ("magic", "file types"),
+    ("maven/logging", "Maven does not start without; its settings beside may hold passwords"),
+    ("maven/m2.conf", "likewise"),
     ("mime.types", "file types"),
     ("networks", "network names"),
     ("nsswitch.conf", "where names are looked up"),
@@ -138,5 +140,13 @@ mod tests {
         assert!(of("fonts").is_empty());
         assert_eq!(expand_pattern("fonts", None), ["fonts"]);
         assert!(expand_pattern("java*", None).is_empty());
+    }
+
+    #[test]
+    fn a_directory_with_passwords_is_never_kept_as_a_whole() {
+        let kept = |name: &str| HOST_ETC_ENTRIES.iter().any(|(entry, _)| *entry == name);
+        assert!(kept("maven/m2.conf") && kept("maven/logging"));
+        assert!(!kept("maven") && !kept("maven/settings.xml"));
+        assert!(kept("ssl/certs") && !kept("ssl"));
     }
 }

@@ -41,7 +41,12 @@ impl Spare {
         }
         match network {
             PlanNetwork::None => Ok(()),
-            PlanNetwork::Loopback => bring_up_loopback().at(Wall::Network, "loopback"),
+            PlanNetwork::Loopback => {
+                bring_up_loopback().at(Wall::Network, "loopback")?;
+                // In a container whose `/proc/sys` is read-only, servers inside use higher ports.
+                let _ = open_low_ports();
+                Ok(())
+            }
             PlanNetwork::Helper => {
                 bring_up_loopback().at(Wall::Network, "loopback")?;
                 open_low_ports().at(Wall::Network, "the ports below 1024 of its loopback")

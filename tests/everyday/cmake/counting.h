@@ -1,0 +1,1 @@
+unsigned words(const char *text);

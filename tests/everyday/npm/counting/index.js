@@ -1,0 +1,1 @@
+exports.words = (text) => text.split(/\s+/).filter(Boolean).length;
