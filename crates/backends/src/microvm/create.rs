@@ -20,7 +20,7 @@ use super::image::RootSource;
 use super::private::PrivateDir;
 use super::sandbox::MicrovmSandbox;
 use super::store::HeldEntry;
-use super::template::WantedMachine;
+use super::template::{BOOT_TIMEOUT, WantedMachine};
 use super::{MicrovmWalls, NAME, identity, system_error};
 use crate::across::near::{self, Bridge, FarSandbox, Peer, PeerConnection};
 use crate::across::words::HELLO_LINE;
@@ -102,11 +102,9 @@ impl MicrovmWalls {
     ) -> Result<Arc<dyn Sandbox>> {
         near::check_workspace(&NAME, admitted)?;
         let root = self.resolve_root(&admitted.spec().image)?;
-        let template = self
-            .workshop()
-            .await?
-            .find_or_make_template(&WantedMachine::from_limits(root, admitted.limits()))
-            .await?;
+        let wanted = WantedMachine::from_limits(root, admitted.limits());
+        let workshop = self.workshop().await?;
+        let template = workshop.find_or_make_template(&wanted, BOOT_TIMEOUT).await?;
         let live = self.start_machine(id, admitted, &template.machine_source()).await?;
         let now = live.now.get();
         let connection = handshake_with_guest(id, now.vm.connect().await?, &*now.vm).await?;

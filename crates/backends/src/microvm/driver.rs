@@ -93,6 +93,9 @@ pub(super) trait Vm: Send + Sync {
     /// What it has complained of so far; nothing, mostly.
     fn said(&self) -> String;
 
+    /// Waits until its process has ended by itself, and no more is to come of what it says.
+    async fn wait_for_end(&self);
+
     /// Ends it and waits until its process is gone.
     async fn end(&self) -> Result<()>;
 }

@@ -1,8 +1,15 @@
 //! The first files of a machine: the program that is its first process, and the kernel's modules. Written
 //! in the one format that the kernel reads (`cpio`, "newc"); the same files always give the same bytes.
 
+/// Whole pages, of which QEMU leaves one free above the archive. It loads it as high in memory as page boundaries
+/// allow, where its firmware has put the ACPI tables already: what reaches into the last page overwrites them, and
+/// the kernel finds neither devices nor a timer.
+const PAGE_BYTES: usize = 4096;
+
 const REGULAR_FILE_MODE: u32 = 0o100_000;
 const DIRECTORY_MODE: u32 = 0o040_000;
+/// What names and contents begin at a multiple of.
+const FIELD_ALIGNMENT_BYTES: usize = 4;
 
 /// An archive that is being written.
 #[derive(Default)]
@@ -21,9 +28,10 @@ impl Initramfs {
         self
     }
 
-    /// The whole.
+    /// The whole, followed by zeros up to the end of a page.
     pub(super) fn finish(mut self) -> Vec<u8> {
         self.write_entry("TRAILER!!!", 0, &[]);
+        self.pad_to_multiple(PAGE_BYTES);
         self.0
     }
 
@@ -38,13 +46,13 @@ impl Initramfs {
         }
         self.0.extend_from_slice(name.as_bytes());
         self.0.push(0);
-        self.pad_to_alignment();
+        self.pad_to_multiple(FIELD_ALIGNMENT_BYTES);
         self.0.extend_from_slice(bytes);
-        self.pad_to_alignment();
+        self.pad_to_multiple(FIELD_ALIGNMENT_BYTES);
     }
 
-    fn pad_to_alignment(&mut self) {
-        self.0.resize(self.0.len().next_multiple_of(4), 0);
+    fn pad_to_multiple(&mut self, bytes: usize) {
+        self.0.resize(self.0.len().next_multiple_of(bytes), 0);
     }
 }
 
@@ -61,5 +69,13 @@ mod tests {
         let ran =
             std::process::Command::new("sh").args(["-c", script]).current_dir(&place).output();
         assert_eq!(ran.unwrap().stdout, b"text");
+    }
+
+    #[test]
+    fn it_reaches_into_no_page_that_it_does_not_fill() {
+        for size in [0, 1, 3000, 3700, PAGE_BYTES, 3 * PAGE_BYTES - 1] {
+            let whole = Initramfs::default().add_file("init", &vec![7; size]).finish();
+            assert!(whole.len() > size && whole.len().is_multiple_of(PAGE_BYTES), "{size}");
+        }
     }
 }

@@ -68,6 +68,10 @@ const KVM_DEVICE_NAME: &str = "kvm";
 /// Timeout for a machine to bring its last changes; after it the machine is ended without them.
 const TEARDOWN_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// Timeout for a template machine to boot while the backend is measured. Less than engines wait for a
+/// measurement, which is a minute: the backend itself says what is wrong.
+const PROBE_BOOT_TIMEOUT: Duration = Duration::from_secs(45);
+
 /// What is said while a machine is prepared, which may take a minute.
 pub type Progress = Arc<dyn Fn(&str) + Send + Sync>;
 
@@ -223,7 +227,7 @@ impl MicrovmWalls {
             RootSource::Directory(_) | RootSource::Archive(_) | RootSource::Empty => usual,
         };
         match self.options.prepare {
-            true => workshop.find_or_make_template(&sample).await,
+            true => workshop.find_or_make_template(&sample, PROBE_BOOT_TIMEOUT).await,
             false => workshop.find_template(&sample)?.ok_or_else(not_prepared_error),
         }
     }

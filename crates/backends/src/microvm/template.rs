@@ -8,7 +8,9 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use stockade_core::{Backend, Bytes, Capabilities, EffectiveLimits, Result, SandboxId};
+use stockade_core::{
+    Backend, Bytes, Capabilities, EffectiveLimits, Error, ErrorCode, Result, SandboxId,
+};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -20,7 +22,7 @@ use super::initramfs::Initramfs;
 use super::kernel::HostKernel;
 use super::private::Trial;
 use super::store::{HeldEntry, MachineStore, Maker, StoreKind};
-use super::{Progress, create, probe, system_error, tsc};
+use super::{NAME, Progress, create, probe, system_error, tsc};
 use crate::across::far::{FAR_DIGEST, FAR_PROGRAM};
 use crate::across::guest::{MAX_LINE_BYTES, Ready};
 use crate::linux::fingerprint;
@@ -29,7 +31,9 @@ use crate::native::Native;
 /// Version of how a template is made; a change makes all of them anew.
 const TEMPLATE_VERSION: u32 = 3;
 /// Timeout for a template machine to boot, measure and wait.
-const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
+pub(super) const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
+/// Timeout for a machine that has hung up to end, and to be heard to its end.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Memory of a guest that its kernel and this program take.
 const GUEST_OVERHEAD_BYTES: u64 = 256 << 20;
 /// Minimum memory and disk of a machine: limits below are held inside, so that few sizes serve all.
@@ -107,10 +111,11 @@ impl TemplateWorkshop {
         Ok(Some(MachineTemplate { dir, image, wanted: wanted.clone(), measured }))
     }
 
-    /// The template, made if it is not there.
+    /// The template, made if it is not there by a machine that has this long to boot.
     pub(super) async fn find_or_make_template(
         &self,
         wanted: &WantedMachine,
+        boot_timeout: Duration,
     ) -> Result<MachineTemplate> {
         if let Some(found) = self.find_template(wanted)? {
             return Ok(found);
@@ -129,7 +134,9 @@ impl TemplateWorkshop {
         let image = RootSource::find_image(&self.store, &key).ok_or_else(gone)?;
         let kernel = HostKernel::find_newest()?;
         (self.progress)("preparing a machine: starting one that others are copies of …");
-        let measured = self.make_template(&maker, wanted, &kernel, &key, image.path()).await?;
+        let image_path = image.path();
+        let measured =
+            self.make_template(&maker, wanted, &kernel, &key, image_path, boot_timeout).await?;
         let name = wanted.cache_key(&self.runner, &kernel, &key);
         let dir = self.store.find_entry(StoreKind::Template, &name);
         let dir = dir.ok_or_else(gone)?;
@@ -143,12 +150,14 @@ impl TemplateWorkshop {
         kernel: &HostKernel,
         key: &str,
         image: &Path,
+        boot_timeout: Duration,
     ) -> Result<Capabilities> {
         let draft = maker.create_draft("template")?;
         let machine = prepare_machine(wanted, kernel, image, draft.path()).await?;
         let trial = Trial::make()?;
         let private = trial.get();
-        let made = self.boot_and_save(&machine, private.id(), private.path(), draft.path()).await;
+        let (id, dir) = (private.id(), private.path());
+        let made = self.boot_and_save(&machine, id, dir, draft.path(), boot_timeout).await;
         let ended = self.native.destroy(private.id()).await;
         private.remove()?;
         let measured = made.and_then(|measured| ended.map(|()| measured))?;
@@ -186,13 +195,12 @@ impl TemplateWorkshop {
         id: &SandboxId,
         dir: &Path,
         draft: &Path,
+        boot_timeout: Duration,
     ) -> Result<Capabilities> {
         let vm = self.driver.boot(id, machine, dir).await?;
         let pipe = vm.connect().await?;
         let mut pipe = BufReader::new(pipe);
-        let measured = timeout(BOOT_TIMEOUT, wait_until_ready(&*vm, &mut pipe)).await;
-        let slow = || system_error("create", "its machine did not start in time");
-        let measured = measured.unwrap_or_else(|_| Err(slow()))?;
+        let measured = wait_until_ready(&*vm, &mut pipe, boot_timeout).await?;
         vm.save(draft).await?;
         let measured = probe::add_snapshot_support(measured, vm.can_be_captured());
         // Not before: a machine that is hung up on ends.
@@ -205,27 +213,51 @@ impl TemplateWorkshop {
     }
 }
 
-fn unusable_error(error: io::Error) -> stockade_core::Error {
+fn unusable_error(error: io::Error) -> Error {
     system_error("create", "the prepared machine cannot be used")
         .remedy("free it with `stockade clean` and try again")
         .source(error)
 }
 
 /// What the machine says when it is ready to be copied.
-async fn wait_until_ready(vm: &dyn Vm, pipe: &mut BufReader<UnixStream>) -> Result<Capabilities> {
+async fn wait_until_ready(
+    vm: &dyn Vm,
+    pipe: &mut BufReader<UnixStream>,
+    boot_timeout: Duration,
+) -> Result<Capabilities> {
     let mut line = String::new();
-    let read = pipe.take(MAX_LINE_BYTES as u64).read_line(&mut line).await;
-    let nonsense = |error: io::Error| {
-        let message = format!("its machine ended before it was ready: {}", vm.said());
-        system_error("create", message).source(error)
+    let mut pipe = pipe.take(MAX_LINE_BYTES as u64);
+    let Ok(read) = timeout(boot_timeout, pipe.read_line(&mut line)).await else {
+        return Err(slow_boot_error(vm, boot_timeout));
     };
-    read.map_err(nonsense)?;
-    let ready: Ready = serde_json::from_str(&line).map_err(|error| nonsense(error.into()))?;
+    let ready: Ready = match read.and_then(|_| Ok(serde_json::from_str(&line)?)) {
+        Ok(ready) => ready,
+        Err(error) => return Err(ended_early_error(vm, error).await),
+    };
     let measured = ready.measured.from_a_peer();
     match &measured.unavailable {
         None => Ok(measured),
         Some((reason, _)) => Err(system_error("create", format!("inside its machine: {reason}"))),
     }
+}
+
+/// Says what its console shows: it may tell why.
+fn slow_boot_error(vm: &dyn Vm, boot_timeout: Duration) -> Error {
+    let said = match vm.said() {
+        said if said.is_empty() => "nothing".to_owned(),
+        said => said,
+    };
+    let message = format!("its machine did not start within {boot_timeout:?}; it wrote: {said}");
+    Error::new(ErrorCode::TooSlow, "create", message)
+        .backend(NAME)
+        .remedy("try again when the host is less busy")
+}
+
+async fn ended_early_error(vm: &dyn Vm, error: io::Error) -> Error {
+    // One that speaks nonsense does not end by itself.
+    let _ = timeout(EXIT_TIMEOUT, vm.wait_for_end()).await;
+    let message = format!("its machine ended before it was ready: {}", vm.said());
+    system_error("create", message).source(error)
 }
 
 /// What the machine is started with.
@@ -309,10 +341,13 @@ impl MachineSource {
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
     use std::os::unix::fs::symlink;
     use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Instant;
 
+    use async_trait::async_trait;
     use stockade_core::Limits;
     use tokio::io::AsyncWriteExt;
 
@@ -345,10 +380,10 @@ mod tests {
         let limits = Limits::default();
         let wanted = WantedMachine::from_limits(make_root(place.path()), &limits);
         let begun = Instant::now();
-        let template = workshop.find_or_make_template(&wanted).await.unwrap();
+        let template = workshop.find_or_make_template(&wanted, BOOT_TIMEOUT).await.unwrap();
         println!("template: {:?} {:?}", begun.elapsed(), template.measured);
         // Once, before each step that takes a while.
-        workshop.find_or_make_template(&wanted).await.unwrap();
+        workshop.find_or_make_template(&wanted, BOOT_TIMEOUT).await.unwrap();
         let said = said.lock().unwrap().clone();
         assert!(said.len() == 2 && said[0].contains("packing"), "{said:?}");
         for _ in 0..3 {
@@ -378,10 +413,63 @@ mod tests {
         }
     }
 
-    mod needs_vm {
-        use std::future::pending;
+    /// A machine that never says that it is ready. The last words on its console are there when it has ended.
+    #[derive(Default)]
+    struct SilentVm {
+        ended: AtomicBool,
+    }
 
-        use async_trait::async_trait;
+    #[async_trait]
+    impl Vm for SilentVm {
+        async fn connect(&self) -> Result<UnixStream> {
+            pending().await
+        }
+
+        async fn pause(&self) -> Result<()> {
+            Ok(())
+        }
+
+        async fn unpause(&self) -> Result<()> {
+            Ok(())
+        }
+
+        async fn save(&self, _: &Path) -> Result<()> {
+            pending().await
+        }
+
+        fn can_be_captured(&self) -> bool {
+            false
+        }
+
+        fn said(&self) -> String {
+            let ended = self.ended.load(Ordering::SeqCst);
+            if ended { "no disk was found".into() } else { "looking for a disk".into() }
+        }
+
+        async fn wait_for_end(&self) {
+            self.ended.store(true, Ordering::SeqCst);
+        }
+
+        async fn end(&self) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_machine_that_does_not_start_is_refused_with_what_its_console_shows() {
+        let (vm, (pipe, theirs)) = (SilentVm::default(), UnixStream::pair().unwrap());
+        let mut pipe = BufReader::new(pipe);
+        let slow = wait_until_ready(&vm, &mut pipe, Duration::ZERO).await.unwrap_err();
+        assert_eq!(slow.code(), ErrorCode::TooSlow);
+        let slow = slow.to_string();
+        assert!(slow.contains("did not start within 0ns; it wrote: looking for a disk"), "{slow}");
+        drop(theirs);
+        let ended = wait_until_ready(&vm, &mut pipe, BOOT_TIMEOUT).await.unwrap_err().to_string();
+        assert!(ended.contains("ended before it was ready: no disk was found"), "{ended}");
+    }
+
+    mod needs_vm {
+
         use stockade_core::Boundary;
         use tokio::sync::Notify;
 
@@ -436,7 +524,7 @@ mod tests {
             };
             let wanted = WantedMachine::from_limits(make_root(place.path()), &Limits::default());
             tokio::select! {
-                _ = workshop.find_or_make_template(&wanted) => panic!("it never starts"),
+                _ = workshop.find_or_make_template(&wanted, BOOT_TIMEOUT) => panic!("it never starts"),
                 () = driver.asked.notified() => {}
             }
             let id = driver.id.lock().unwrap().clone().unwrap();
@@ -445,6 +533,29 @@ mod tests {
             let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
             let drafts: Vec<_> = names.filter(|name| name.starts_with("new-")).collect();
             assert_eq!(drafts, Vec::<String>::new());
+        }
+
+        /// What a kernel does whose ACPI tables were overwritten.
+        #[tokio::test]
+        async fn a_kernel_that_is_told_of_no_devices_says_so() {
+            let place = tempfile::tempdir_in("/var/tmp").unwrap();
+            let store = MachineStore::open(Some(place.path().join("store"))).unwrap();
+            let (native, helper) = (Arc::new(Native::new()), store.ensure_program_file().unwrap());
+            let driver = Qemu::open(Arc::clone(&native), Power::Software, helper).unwrap();
+            let (driver, runner, progress) = (Arc::new(driver), "".into(), Arc::new(|_: &str| {}));
+            let workshop = TemplateWorkshop { store, native, driver, runner, progress };
+            let wanted = WantedMachine::from_limits(RootSource::Empty, &Limits::default());
+            let (kernel, image) = (HostKernel::find_newest().unwrap(), place.path().join("image"));
+            File::create(&image).unwrap().set_len(4096).unwrap();
+            let machine = prepare_machine(&wanted, &kernel, &image, place.path()).await.unwrap();
+            let command_line = format!("{} acpi=off", machine.command_line);
+            let machine = MachineSpec { command_line, ..machine };
+            let (trial, draft) = (Trial::make().unwrap(), place.path());
+            let (id, dir) = (trial.get().id(), trial.get().path());
+            let made = workshop.boot_and_save(&machine, id, dir, draft, BOOT_TIMEOUT).await;
+            workshop.native.destroy(id).await.unwrap();
+            let error = made.unwrap_err().to_string();
+            assert!(error.contains("its kernel found no ACPI tables"), "{error}");
         }
     }
 }

@@ -31,6 +31,12 @@ const SECOND_PROCESS_ARGUMENT: &str = "guest";
 /// How long a disk may take to appear.
 const DEVICE_TIMEOUT: Duration = Duration::from_secs(30);
 const DEVICE_POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// The directory that is there if the kernel has read the ACPI tables.
+const ACPI_DIR: &str = "/new/sys/firmware/acpi";
+const VIRTIO_DEVICES_DIR: &str = "/new/sys/bus/virtio/devices";
+/// The kernel's log, before and after the root is entered, and the level of what it always shows.
+const KERNEL_LOGS: [&str; 2] = ["/new/dev/kmsg", "/dev/kmsg"];
+const CRITICAL_LEVEL: &str = "<2>";
 /// The cgroup controllers enabled below the root group.
 const CGROUP_CONTROLLERS: &str = "+cpu +memory +pids";
 
@@ -48,10 +54,21 @@ pub fn is_second(argument: Option<&str>) -> bool {
 /// The first process. Only comes back by ending the machine.
 pub fn run_first_process() {
     if let Err(error) = prepare_root().and_then(|()| wait_for_second()) {
-        let _ = writeln!(io::stderr(), "stockade: {error}");
+        report_failure(&error);
     }
     // Without anything that could turn it off, a reboot is the end: the monitor does not start it again.
     let _ = reboot(RebootCommand::Restart);
+}
+
+/// Says why the machine ends, by way of the kernel where that is possible: it writes to the console without
+/// interrupts, which a machine that cannot start may lack.
+fn report_failure(error: &io::Error) {
+    let line = format!("{CRITICAL_LEVEL}stockade: {error}");
+    let log = KERNEL_LOGS.iter().find_map(|path| File::options().write(true).open(path).ok());
+    let logged = log.is_some_and(|mut log| log.write_all(line.as_bytes()).is_ok());
+    if !logged {
+        let _ = writeln!(io::stderr(), "stockade: {error}");
+    }
 }
 
 fn wait_for_second() -> io::Result<()> {
@@ -85,6 +102,7 @@ fn prepare_root() -> io::Result<()> {
     fs::write("/new/sys/fs/cgroup/cgroup.subtree_control", CGROUP_CONTROLLERS)
         .map_err(|error| with_context("control groups", error))?;
     load_modules()?;
+    require_known_devices()?;
     for device in ["/new/dev/vda", "/new/dev/vdb"] {
         wait_for_device(device)?;
     }
@@ -124,12 +142,26 @@ fn mount_filesystem(
     mount(source, target, kind, flags, data.as_c_str()).map_err(|error| failed(error.into()))
 }
 
+/// Fails where the kernel was told of no device, by ACPI or on its command line. Waiting would be in vain, and without
+/// ACPI there may be no timer that ends a wait.
+fn require_known_devices() -> io::Result<()> {
+    if Path::new(ACPI_DIR).exists() || count_virtio_devices() > 0 {
+        return Ok(());
+    }
+    let message = "its kernel found no ACPI tables, and so no devices";
+    Err(io::Error::new(io::ErrorKind::NotFound, message))
+}
+
+fn count_virtio_devices() -> usize {
+    fs::read_dir(VIRTIO_DEVICES_DIR).map_or(0, Iterator::count)
+}
+
 /// Drivers may find their devices after they were loaded: newer kernels do not wait for that.
 fn wait_for_device(path: &str) -> io::Result<()> {
     let deadline = Instant::now() + DEVICE_TIMEOUT;
     while !Path::new(path).exists() {
         if Instant::now() >= deadline {
-            let devices = fs::read_dir("/new/sys/bus/virtio/devices").map_or(0, Iterator::count);
+            let devices = count_virtio_devices();
             let message = format!("{path} does not appear; the bus has {devices} devices");
             return Err(io::Error::new(io::ErrorKind::NotFound, message));
         }

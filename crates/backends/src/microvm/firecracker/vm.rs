@@ -305,6 +305,10 @@ impl Vm for Machinery {
         self.process.output_so_far()
     }
 
+    async fn wait_for_end(&self) {
+        self.process.wait_for_exit().await;
+    }
+
     async fn end(&self) -> Result<()> {
         self.process.kill_and_wait().await?;
         let place = self.place.clone();

@@ -114,6 +114,11 @@ impl Caged {
         self.cage.words.read_so_far()
     }
 
+    /// Waits until it has ended by itself.
+    pub(super) async fn wait_for_end(&self) {
+        self.cage.words.wait_for_end().await;
+    }
+
     /// Ends it, and waits until nothing of it is left.
     pub(super) async fn tear_down(&self) -> Result<()> {
         self.cage.tear_down().await

@@ -312,6 +312,10 @@ impl Vm for QemuVm {
         self.caged.output_so_far()
     }
 
+    async fn wait_for_end(&self) {
+        self.caged.wait_for_end().await;
+    }
+
     async fn end(&self) -> Result<()> {
         self.caged.tear_down().await
     }
