@@ -97,7 +97,8 @@ def _listens(path: Path) -> bool:
             probe.settimeout(5)
             probe.connect(connectable_path(str(path), directory))
             peer = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            return struct.unpack("3i", peer)[1] == os.geteuid()
+            _, user, _ = struct.unpack("3i", peer)
+            return bool(user == os.geteuid())
     except OSError:
         return False
     finally:

@@ -159,8 +159,8 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Snapshot:
-        names = ("id", "tenant", "kind", "backend", "boundary", "taken")
-        return cls(*(body[name] for name in names), size_bytes=body["sizeBytes"])
+        names = ("id", "tenant", "kind", "backend", "boundary", "taken", "sizeBytes")
+        return cls(*(body[name] for name in names))
 
 
 @dataclass(frozen=True)
@@ -180,4 +180,4 @@ class SandboxInfo:
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> SandboxInfo:
         names = ("id", "tenant", "state", "backend", "boundary", "created", "labels")
-        return cls(*(body[name] for name in names), raw=body)
+        return cls(*(body[name] for name in names), body)

@@ -13,10 +13,18 @@ from langchain_tests.integration_tests import SandboxIntegrationTests
 from stockade import Client
 from stockade.langchain import StockadeSandbox
 
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
 
 class TestStockadeSandbox(SandboxIntegrationTests):
     @pytest.fixture(scope="class")
-    def sandbox(self, daemon: str) -> Iterator[StockadeSandbox]:
+    @classmethod
+    def sandbox(cls, daemon: str) -> Iterator[StockadeSandbox]:
         # Tests call `python`; the host's directories, which are the root here, may have `python3` alone.
         path = "/tmp/bin:/usr/local/bin:/usr/bin:/bin"
         with Client(host=f"unix:{daemon}") as client, StockadeSandbox(client=client, env={"PATH": path}) as backend:
