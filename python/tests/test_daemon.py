@@ -99,6 +99,15 @@ def test_it_ends_if_its_watchdog_is_killed_and_the_next_one_sweeps(state: Path) 
     assert not directory.exists()
 
 
+def test_what_a_killed_daemon_left_is_reaped(state: Path) -> None:
+    holder, directory, watchdog = start_holder()
+    [daemon] = map(int, Path(f"/proc/{watchdog}/task/{watchdog}/children").read_text().split())
+    os.kill(daemon, signal.SIGKILL)
+    wait_until_removed(directory)
+    assert processes_of(directory) == []
+    holder.communicate()
+
+
 def test_a_daemon_of_the_user_is_used(daemon: str, client) -> None:
     code = "import stockade; print(stockade.Client().transport().address.socket_path)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

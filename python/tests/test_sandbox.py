@@ -80,7 +80,7 @@ def test_a_terminal_has_a_size(sandbox: Sandbox) -> None:
 
 
 class CuttingProxy:
-    """Passes connections on to the daemon, and cuts each after some bytes of answers."""
+    """Passes connections on to the daemon, and cuts each after some bytes of answers: twice as many as the one before."""
 
     def __init__(self, daemon: str, path: str, cut_after: int) -> None:
         self.daemon, self.cut_after, self.cuts = daemon, cut_after, 0
@@ -98,6 +98,7 @@ class CuttingProxy:
             far = socket.socket(socket.AF_UNIX)
             far.connect(self.daemon)
             threading.Thread(target=self.pass_on, args=(far, near, self.cut_after), daemon=True).start()
+            self.cut_after *= 2
             threading.Thread(target=self.pass_on, args=(near, far, None), daemon=True).start()
 
     def pass_on(self, source: socket.socket, target: socket.socket, left: int | None) -> None:
@@ -125,13 +126,13 @@ class CuttingProxy:
 
 def test_a_lost_connection_is_taken_up_again(client: Client, daemon: str, tmp_path) -> None:
     """Also within the answer to a create or a start: by its key the work is done once."""
-    proxy = CuttingProxy(daemon, str(tmp_path / "proxy.sock"), cut_after=2500)
-    lines = "".join(f"line {number}\n" for number in range(60))
+    proxy = CuttingProxy(daemon, str(tmp_path / "proxy.sock"), cut_after=500)
+    lines = "".join(f"line {number}\n" for number in range(9999))
     with Sandbox(host=f"unix:{tmp_path}/proxy.sock") as sandbox:
-        result = sandbox.run("i=0; while [ $i -lt 60 ]; do echo line $i; i=$((i+1)); done; exit 4")
+        result = sandbox.run("i=0; while [ $i -lt 9999 ]; do echo line $i; i=$((i+1)); done; exit 4")
     proxy.close()
     assert (result.stdout, result.exit_code, result.missed) == (lines, 4, 0)
-    assert proxy.cuts > 1
+    assert proxy.cuts > 5
 
 
 def test_a_program_outlives_its_client(client: Client, sandbox: Sandbox, daemon: str) -> None:

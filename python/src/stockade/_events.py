@@ -18,6 +18,8 @@ class EventParser:
 
     def __init__(self, start: int = 0) -> None:
         self.next_seq = start
+        #: How many events and comments came whole.
+        self.taken = 0
         self.restart()
 
     def restart(self) -> None:
@@ -56,6 +58,7 @@ class EventParser:
 
     def _finish(self) -> Optional[Event]:
         """Ends the event at an empty line; comments that keep the connection alive are none."""
+        self.taken += 1
         event = read_event(self._seq, self._kind, "\n".join(self._data)) if self._kind else None
         if event is not None:
             self.next_seq = self._seq + 1

@@ -96,17 +96,19 @@ class AsyncTransport:
         delays = iter(RESUME_DELAYS_SECONDS)
         while True:
             lost: Optional[httpx.TransportError] = None
+            taken = parser.taken
             try:
                 async with self._open_events(path, parser) as response:
                     await check_stream(response)
                     async for chunk in response.aiter_bytes():
-                        delays = iter(RESUME_DELAYS_SECONDS)
                         for event in parser.feed(chunk):
                             yield event
                             if isinstance(event, Exit):
                                 return
             except httpx.TransportError as error:
                 lost = error
+            if parser.taken > taken:
+                delays = iter(RESUME_DELAYS_SECONDS)
             delay = next(delays, None)
             if delay is None or (lost is not None and self._is_gone(lost)):
                 raise self._lost(lost) from lost

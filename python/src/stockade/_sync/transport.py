@@ -97,17 +97,19 @@ class Transport:
         delays = iter(RESUME_DELAYS_SECONDS)
         while True:
             lost: Optional[httpx.TransportError] = None
+            taken = parser.taken
             try:
                 with self._open_events(path, parser) as response:
                     check_stream(response)
                     for chunk in response.iter_bytes():
-                        delays = iter(RESUME_DELAYS_SECONDS)
                         for event in parser.feed(chunk):
                             yield event
                             if isinstance(event, Exit):
                                 return
             except httpx.TransportError as error:
                 lost = error
+            if parser.taken > taken:
+                delays = iter(RESUME_DELAYS_SECONDS)
             delay = next(delays, None)
             if delay is None or (lost is not None and self._is_gone(lost)):
                 raise self._lost(lost) from lost
