@@ -1,0 +1,204 @@
+"""Which daemon to speak to: the one that is named, the one that this user runs, or a private one that ends with
+this process. Never that of another user."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Dict, Optional
+
+from ._error import StockadeError
+
+#: Longest wait for a private daemon to end: its own timeout is 60 s.
+STOP_TIMEOUT_SECONDS = 75.0
+_SOCKET = Path("api", "stockade.sock")
+#: Longest path of a socket that the kernel takes.
+_MAX_SOCKET_PATH_BYTES = 107
+_BINARY_VARIABLE = "STOCKADE_BIN"
+_WATCHDOG = Path(__file__).with_name("_watchdog.py")
+_UNIX_SCHEME = "unix:"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a daemon listens."""
+
+    url: str
+    socket_path: Optional[str] = None
+    token: Optional[str] = field(default=None, repr=False)
+
+
+def find_address(host: Optional[str] = None, token: Optional[str] = None) -> Address:
+    """The daemon to speak to. May start one, which takes a moment."""
+    if host is not None and not host.startswith(_UNIX_SCHEME):
+        url = host if "://" in host else f"http://{host}"
+        return Address(url.rstrip("/"), token=token)
+    if host is not None:
+        path = host[len(_UNIX_SCHEME) :]
+        return Address("http://localhost", path[2:] if path.startswith("//") else path, token)
+    own = state_dir() / _SOCKET
+    path = str(own) if _listens(own) else str(_private_daemon())
+    return Address("http://localhost", path, token)
+
+
+def state_dir() -> Path:
+    """The state directory of this user, as the daemon finds it."""
+    given = os.environ.get("STOCKADE_STATE_DIR")
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_STATE_HOME", "")
+    root = Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state"
+    return root / "stockade"
+
+
+def find_binary() -> str:
+    """The program: what ``STOCKADE_BIN`` names, what this package carries, or what is in ``PATH``."""
+    carried = Path(__file__).with_name("bin") / "stockade"
+    given = os.environ.get(_BINARY_VARIABLE)
+    found = given or (str(carried) if carried.exists() else shutil.which("stockade"))
+    if not found or not os.access(found, os.X_OK):
+        message = f"`{found}` cannot be run" if found else "the program `stockade` is not installed"
+        remedy = f"put it into PATH, set {_BINARY_VARIABLE} to its path, or name a daemon with `host`"
+        raise StockadeError("unavailable", message, remedy)
+    return found
+
+
+def connectable_path(path: str, directory: Optional[int]) -> str:
+    """A path by which a socket can be reached however deep it lies, by the handle of its directory."""
+    return path if directory is None else f"/proc/self/fd/{directory}/{os.path.basename(path)}"
+
+
+def open_directory(path: str) -> Optional[int]:
+    """A handle of a socket's directory, where its path is too long for the kernel."""
+    if len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES:
+        return None
+    return os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _listens(path: Path) -> bool:
+    """Whether a daemon of this user is at a socket. The kernel says whose it is."""
+    try:
+        directory = open_directory(str(path))
+    except OSError:
+        return False
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(5)
+            probe.connect(connectable_path(str(path), directory))
+            peer = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            _, user, _ = struct.unpack("3i", peer)
+            return bool(user == os.geteuid())
+    except OSError:
+        return False
+    finally:
+        if directory is not None:
+            os.close(directory)
+
+
+class _PrivateDaemon:
+    """A daemon of this process alone, with state of its own. A watchdog process ends it and removes its
+    state when this process closes its pipe, which the kernel does for one that is killed."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        binary = find_binary()
+        self.directory, lock = _make_directory()
+        try:
+            with open(self.directory / "stderr", "wb") as errors:
+                self.watchdog = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(_WATCHDOG), binary, str(self.directory)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    start_new_session=True,
+                    pass_fds=[lock],
+                )
+        finally:
+            os.close(lock)
+        atexit.register(self.stop)
+        self.socket = self._read_announcement()
+
+    def _read_announcement(self) -> Path:
+        """Waits until the daemon says where it listens; the end of its output says that it failed."""
+        assert self.watchdog.stdout is not None
+        line = self.watchdog.stdout.readline()
+        try:
+            return Path(json.loads(line)["socket"])
+        except (ValueError, KeyError, TypeError):
+            said = (self.directory / "stderr").read_text(errors="replace").strip()
+            self.stop()
+            message = f"the private daemon did not start: {said or 'it said nothing'}"
+            remedy = "run `stockade serve` to see why, or name a daemon with `host`"
+            raise StockadeError("unavailable", message, remedy) from None
+
+    def listens(self) -> bool:
+        return self.process == os.getpid() and self.watchdog.poll() is None and _listens(self.socket)
+
+    def stop(self) -> None:
+        """Ends it, and waits until nothing is left. A forked child leaves that to its parent."""
+        if self.process != os.getpid():
+            return
+        atexit.unregister(self.stop)
+        for pipe in (self.watchdog.stdin, self.watchdog.stdout):
+            if pipe is not None:
+                pipe.close()
+        self.watchdog.wait(STOP_TIMEOUT_SECONDS)
+
+
+_daemons: Dict[int, _PrivateDaemon] = {}
+_lock = threading.Lock()
+os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
+
+
+def _private_daemon() -> Path:
+    """The socket of the daemon of this process, which is started when it is first needed."""
+    with _lock:
+        daemon = _daemons.get(os.getpid())
+        if daemon is None or not daemon.listens():
+            daemon = _daemons[os.getpid()] = _PrivateDaemon()
+        return daemon.socket
+
+
+def _make_directory() -> "tuple[Path, int]":
+    """A private directory, and its lock: one that is not locked is left from a process that was killed."""
+    base = state_dir() / "python"
+    os.makedirs(base, mode=0o700, exist_ok=True)
+    _remove_leftovers(base)
+    while True:
+        made = Path(tempfile.mkdtemp(dir=base))
+        lock = _lock_directory(made)
+        # Another process may have taken it for a leftover before it was locked.
+        if lock is not None and made.exists():
+            return made, lock
+
+
+def _remove_leftovers(base: Path) -> None:
+    for left in base.iterdir():
+        lock = _lock_directory(left)
+        if lock is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(lock)
+
+
+def _lock_directory(path: Path) -> Optional[int]:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return handle
+    except OSError:
+        os.close(handle)
+        return None

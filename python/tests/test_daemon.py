@@ -1,0 +1,139 @@
+"""The private daemon: started by itself, and gone with its process however that ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FIVE_LINES = """
+from stockade import Sandbox
+
+with Sandbox() as sandbox:
+    print(sandbox.run("echo hi").stdout)
+"""
+HELD = """
+import sys
+from stockade import Sandbox, _daemon
+
+sandbox = Sandbox().open()
+sandbox.start("sleep 1000")
+[daemon] = _daemon._daemons.values()
+print(daemon.directory, daemon.watchdog.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STOCKADE_STATE_DIR", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def wait_until_removed(directory: Path) -> None:
+    """Waits for the lock, which the watchdog holds to its end; there is nothing to wait for where it has gone."""
+    try:
+        handle = os.open(directory, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    os.close(handle)
+    assert not directory.exists()
+
+
+def start_holder() -> "tuple[subprocess.Popen[str], Path, int]":
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HELD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    directory, watchdog = holder.stdout.readline().split()
+    return holder, Path(directory), int(watchdog)
+
+
+def processes_of(directory: Path) -> list[str]:
+    """Command lines of processes that have the directory as their state."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.fsencode(f"STOCKADE_STATE_DIR={directory}") in (process / "environ").read_bytes().split(b"\0"):
+                found.append((process / "cmdline").read_text())
+        except OSError:
+            continue
+    return found
+
+
+def test_five_lines_suffice_and_leave_nothing(state: Path) -> None:
+    ran = subprocess.run([sys.executable, "-c", FIVE_LINES], capture_output=True, text=True, check=True)
+    assert (ran.stdout, ran.stderr) == ("hi\n\n", "")
+    assert list((state / "python").iterdir()) == []
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, None])
+def test_it_ends_with_its_process_however_that_ends(state: Path, ending: "signal.Signals | None") -> None:
+    holder, directory, _ = start_holder()
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert processes_of(directory)
+    if ending is None:
+        holder.communicate()
+    else:
+        holder.send_signal(ending)
+        holder.wait()
+    wait_until_removed(directory)
+    assert processes_of(directory) == []
+
+
+def test_it_ends_if_its_watchdog_is_killed_and_the_next_one_sweeps(state: Path) -> None:
+    holder, directory, watchdog = start_holder()
+    os.kill(watchdog, signal.SIGKILL)
+    # The daemon holds the lock too, so that its end can be waited for.
+    handle = os.open(directory / "api" / "lock", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    os.close(handle)
+    holder.communicate()
+    subprocess.run([sys.executable, "-c", FIVE_LINES], check=True, capture_output=True)
+    assert not directory.exists()
+
+
+def test_what_a_killed_daemon_left_is_reaped(state: Path) -> None:
+    holder, directory, watchdog = start_holder()
+    [daemon] = map(int, Path(f"/proc/{watchdog}/task/{watchdog}/children").read_text().split())
+    os.kill(daemon, signal.SIGKILL)
+    wait_until_removed(directory)
+    assert processes_of(directory) == []
+    holder.communicate()
+
+
+def test_a_daemon_of_the_user_is_used(daemon: str, client) -> None:
+    code = "import stockade; print(stockade.Client().transport().address.socket_path)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == daemon
+
+
+def test_sandboxes_on_a_daemon_end_at_exit_without_a_with(daemon: str, client) -> None:
+    code = "import stockade; stockade.Sandbox().open()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert list(client.sandboxes()) == []
+
+
+def test_without_the_program_it_says_what_to_do(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stockade import Sandbox, StockadeError
+
+    monkeypatch.setenv("STOCKADE_BIN", "/nowhere/stockade")
+    with pytest.raises(StockadeError) as caught:
+        Sandbox().open()
+    assert caught.value.code == "unavailable" and "STOCKADE_BIN" in (caught.value.remedy or "")
+
+
+def test_a_program_that_is_no_daemon_is_told(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stockade import Sandbox, StockadeError
+
+    monkeypatch.setenv("STOCKADE_BIN", "/bin/false")
+    with pytest.raises(StockadeError) as caught:
+        Sandbox().open()
+    assert caught.value.code == "unavailable"
+    assert list((state / "python").iterdir()) == []
