@@ -71,6 +71,7 @@ pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
     let wanted = args.spec.wanted()?;
     let mut configured = wanted.settings(printer)?;
     configured.settings.ask_registries(args.spec.pull);
+    configured.settings.use_daemon(args.spec.host.as_deref());
     let mut spec = args.spec.spec(&wanted, &configured.settings)?;
     if let Some(snapshot) = &args.from {
         spec = as_captured(snapshot, spec, &args.spec, &configured.settings, printer)?;
@@ -98,6 +99,7 @@ pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
         from,
         verified,
         secrets,
+        daemon: configured.settings.daemon_url(),
     };
     let (ready, workspace) = build_sandbox(order, &wanted, &configured.settings, printer).await?;
     if printer.is_json() {
@@ -295,6 +297,7 @@ pub async fn run_detached(
         from,
         verified,
         secrets,
+        daemon: configured.settings.daemon_url(),
     };
     let (ready, workspace) = build_sandbox(order, wanted, &configured.settings, printer).await?;
     match &ready.job {

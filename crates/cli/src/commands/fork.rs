@@ -141,6 +141,7 @@ async fn build_order(
         from: Some(from.id.clone()),
         verified,
         secrets: SecretValues::new(),
+        daemon: None,
     })
 }
 

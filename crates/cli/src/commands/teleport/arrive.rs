@@ -115,8 +115,18 @@ fn build_order(passage: Passage, came: &Passing) -> SupervisorOrder {
     let from = Some(came.snapshot().id.clone());
     let (command, workspace, origin) = (None, None, Workspace::Ephemeral);
     let verified = VerifiedParts::default();
-    let secrets = SecretValues::new();
-    SupervisorOrder { spec, idle, lifetime, command, workspace, origin, from, verified, secrets }
+    SupervisorOrder {
+        spec,
+        idle,
+        lifetime,
+        command,
+        workspace,
+        origin,
+        from,
+        verified,
+        secrets: SecretValues::new(),
+        daemon: None,
+    }
 }
 
 /// Offers what was made, and returns when it is known that it stays.
