@@ -104,6 +104,11 @@ impl Settings {
         }
     }
 
+    /// Has no other daemon build sandboxes.
+    pub fn forget_daemon(&mut self) {
+        self.library = std::mem::take(&mut self.library).without_daemon();
+    }
+
     /// Has registries asked by this policy, where one is given.
     pub fn ask_registries(&mut self, policy: Option<PullPolicy>) {
         if let Some(policy) = policy {

@@ -124,16 +124,19 @@ fn check_walls(made: &FarSandbox, far: &FarBackend, admitted: &Admitted) -> Resu
 
 /// Fails unless each limit is held there as it was admitted here.
 fn check_limits(near: &[Enforcement], far: &[Enforcement]) -> Result<()> {
-    let different = near.iter().find(|wanted| !far.iter().any(|held| is_held_as(wanted, held)));
-    match different {
-        None | Some(Enforcement::NotAtAll { .. }) => Ok(()),
-        Some(
-            Enforcement::Fully { limit, value, .. } | Enforcement::Partly { limit, value, .. },
-        ) => Err(refused(format!("the daemon does not hold the limit of {limit} to {value}"))
-            .remedy(
-                "name the value that its configuration has, which `stockade config` shows there",
-            )),
+    for wanted in near {
+        let (Enforcement::Fully { limit, value, .. } | Enforcement::Partly { limit, value, .. }) =
+            wanted
+        else {
+            continue;
+        };
+        if !far.iter().any(|held| is_held_as(wanted, held)) {
+            let message = format!("the daemon does not hold the limit of {limit} to {value}");
+            let remedy = "name the value that its configuration has: `stockade config` shows it";
+            return Err(refused(message).remedy(remedy));
+        }
     }
+    Ok(())
 }
 
 fn is_held_as(wanted: &Enforcement, held: &Enforcement) -> bool {
@@ -176,8 +179,8 @@ mod tests {
         assert!(check_limits(&[fully("1g")], &[fully("1g")]).is_ok());
         assert!(check_limits(&[partly("1g")], &[fully("1g")]).is_ok());
         assert!(check_limits(std::slice::from_ref(&unheld), &[]).is_ok());
-        for far in [vec![fully("2g")], vec![partly("1g")], vec![unheld], vec![]] {
-            let error = check_limits(&[fully("1g")], &far).unwrap_err();
+        for far in [vec![fully("2g")], vec![partly("1g")], vec![unheld.clone()], vec![]] {
+            let error = check_limits(&[unheld.clone(), fully("1g")], &far).unwrap_err();
             assert_eq!(error.code(), ErrorCode::Refused, "{far:?}");
         }
     }

@@ -109,6 +109,9 @@ fn what_a_daemon_cannot_be_given_is_refused_with_a_remedy() {
     run(&["--host", "http://192.0.2.1:1", "--no-workspace"]).is_refused(&["not encrypted"]);
     run(&["--host", "unix:///nowhere/at.all", "--no-workspace"])
         .is_refused(&["cannot be reached", "stockade serve"]);
+    let mut serve = pair.near.command(&["serve"]);
+    serve.env("STOCKADE_HOST", url).env_remove("STOCKADE_BACKEND");
+    finish(serve).is_refused(&["another daemon", "STOCKADE_HOST"]);
     pair.near
         .stockade(&["run", "--backend", "remote", "--no-workspace", "--", "true"])
         .is_refused(&["no daemon is configured", "STOCKADE_HOST"]);

@@ -151,6 +151,13 @@ impl Settings {
         self
     }
 
+    /// These settings, with sandboxes built by no other daemon: for one that is a daemon, and may be the same.
+    #[must_use]
+    pub fn without_daemon(mut self) -> Self {
+        self.tables.remove(DAEMON_BACKEND.as_str());
+        self
+    }
+
     fn set_daemon_url(&mut self, url: &str) {
         let table = self.tables.entry(DAEMON_BACKEND.to_string()).or_default();
         table.insert("url".into(), url.into());
