@@ -32,6 +32,8 @@ pub mod microvm;
 pub mod mock;
 #[cfg(feature = "native")]
 pub mod native;
+#[cfg(feature = "remote")]
+pub mod remote;
 #[cfg(feature = "ssh")]
 pub mod ssh;
 #[cfg(feature = "wasm")]

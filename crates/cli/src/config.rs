@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use stockade::images::PullPolicy;
-use stockade_backends::ssh;
+use stockade_backends::{remote, ssh};
 use stockade_core::{Bytes, Result, Workspace};
 use stockade_tools::ApprovalConfig;
 
+use crate::args::host::is_daemon_url;
 use crate::profiles::{self, Profile};
 use crate::project_cache::CacheChoice;
 use crate::terminal::printer::Printer;
@@ -88,6 +89,24 @@ impl Settings {
     fn ssh(&self) -> ssh::factory::SshSettings {
         // It was checked when it was read.
         stockade::backend::read_table(self.backend_table(&ssh::NAME)).unwrap_or_default()
+    }
+
+    /// The URL of the daemon that builds sandboxes, if one is named.
+    pub fn daemon_url(&self) -> Option<String> {
+        let table = self.backend_table(&remote::NAME);
+        table.get("url").and_then(toml::Value::as_str).map(str::to_owned)
+    }
+
+    /// Has a daemon build sandboxes, where a URL is given.
+    pub fn use_daemon(&mut self, host: Option<&str>) {
+        if let Some(url) = host.filter(|host| is_daemon_url(host)) {
+            self.library = std::mem::take(&mut self.library).with_daemon(url);
+        }
+    }
+
+    /// Has no other daemon build sandboxes.
+    pub fn forget_daemon(&mut self) {
+        self.library = std::mem::take(&mut self.library).without_daemon();
     }
 
     /// Has registries asked by this policy, where one is given.

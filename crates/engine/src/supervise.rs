@@ -212,6 +212,8 @@ fn ending_of(status: ExitStatus) -> Ending {
         ExitStatus::Exited(code) => Ending::Exited(code),
         ExitStatus::Signalled(signal) => Ending::Signalled(signal),
         ExitStatus::StartFailed(failure) => Ending::StartFailed(failure),
+        // Another side that holds the same time was a moment earlier.
+        ExitStatus::LimitExceeded(LimitKind::WallTime) => Ending::TimedOut,
         ExitStatus::LimitExceeded(limit) => Ending::LimitExceeded(limit),
         ExitStatus::Lost(reason) => Ending::Lost(reason),
     }

@@ -134,7 +134,7 @@
 //!
 //! # Backends
 //!
-//! A cargo feature for each: `native`, `docker`, `gvisor`, `landlock`, `microvm`, `ssh` by default, `wasm` and `mock` (for
+//! A cargo feature for each: `native`, `docker`, `gvisor`, `landlock`, `microvm`, `remote`, `ssh` by default, `wasm` and `mock` (for
 //! tests) beside them. [`Stockade::detect`] says what each can enforce on this host; [`registry`] lists them. A backend of
 //! your own implements [`contract::Backend`] and is added with [`StockadeBuilder::backend`]; the crate `stockade-tck`
 //! judges it by the cases that judge ours. `examples/own_backend.rs` is one.

@@ -32,6 +32,7 @@ registry! {
     "wasm" wasm;
     "ssh" ssh;
     "microvm" microvm;
+    "remote" remote;
     "mock" mock;
 }
 

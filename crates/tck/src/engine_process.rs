@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use stockade_core::{Command, Feature, HostPath, SandboxSpec, Workspace};
 use stockade_engine::{Engine, EngineConfig, OutputEvent};
 
+use crate::kit::carry_probe_in;
 use crate::{ENGINE_STATE, ENGINE_WORKSPACE, MARK_VARIABLE, Subject};
 
 /// Why it could not get as far as waiting.
@@ -53,7 +54,11 @@ pub async fn churn_engine(subject: &dyn Subject) -> Result<(), EngineFailure> {
 /// Does what [`Subject::engine_process`] describes; returns only if it fails.
 pub async fn serve_engine(subject: &dyn Subject) -> Result<(), EngineFailure> {
     let (engine, spec) = open_engine(subject).await?;
+    let shown = spec.workspace != Workspace::Ephemeral;
     let id = engine.create(spec).await?;
+    if !shown {
+        carry_probe_in(engine.sandbox(&id)?.as_ref(), subject.probe()).await?;
+    }
     let command = Command::program(["./probe", "ignore-signals-then-sleep", "60000"]);
     let (_execution, mut follower) = engine.exec_followed(&id, command).await?;
     if let Some(OutputEvent::Output { .. }) = follower.next().await {

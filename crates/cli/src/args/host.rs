@@ -1,12 +1,35 @@
-//! `--host`: which of the configured hosts a sandbox is built on. Checked here too, where the error can name the flag
-//! and what would be right; the engine admits nothing that its backend does not have.
+//! `--host`: which daemon builds a sandbox, or which of the configured hosts it is built on. Checked here too, where
+//! the error can name the flag and what would be right; the engine admits nothing that its backend does not have.
 
+use stockade_backends::remote::{self, DaemonUrl};
 use stockade_backends::ssh;
 use stockade_core::{BackendChoice, Error, ErrorCode, Result, SandboxSpec};
 
 use crate::config::Settings;
 
 const HOST_FLAG: &str = "--host";
+
+/// Whether a host is the URL of a daemon, and not the name of one for ssh.
+pub fn is_daemon_url(host: &str) -> bool {
+    host.contains("://")
+}
+
+/// Refuses a URL at which no daemon can be, one that comes from elsewhere than the flag, and one for another backend.
+pub fn check_daemon(host: Option<&str>, spec: &SandboxSpec, settings: &Settings) -> Result<()> {
+    let Some(url) = host.filter(|host| is_daemon_url(host)) else { return Ok(()) };
+    url.parse::<DaemonUrl>().map_err(invalid_host_error)?;
+    if settings.daemon_url().as_deref() != Some(url) {
+        return Err(invalid_host_error("a daemon is not named by a profile")
+            .remedy("use --host, STOCKADE_HOST, or `url` in the table [remote]"));
+    }
+    match &spec.backend {
+        BackendChoice::Named(name) if *name == remote::NAME => Ok(()),
+        BackendChoice::Named(_) | BackendChoice::Auto => {
+            Err(invalid_host_error("a daemon is used by the backend `remote` alone")
+                .remedy("leave --backend out, or name the daemon's own in the table [remote]"))
+        }
+    }
+}
 
 /// Refuses a host that is not configured, and one for a backend that has no hosts.
 pub fn check_host(spec: &SandboxSpec, settings: &Settings) -> Result<()> {

@@ -4,7 +4,7 @@
 mod caller;
 pub mod command;
 pub mod env;
-mod host;
+pub mod host;
 pub mod prefix;
 pub mod secrets;
 pub mod secrets_in_arguments;
@@ -40,8 +40,9 @@ pub struct SpecArgs {
     /// Backend that builds the sandbox; `auto` chooses the strongest boundary that supports everything requested.
     #[arg(long, value_name = "NAME")]
     pub backend: Option<BackendChoice>,
-    /// Host to build it on, one of `[[ssh.hosts]]`, for --backend ssh. [default: the one with most room]
-    #[arg(long, value_name = "NAME")]
+    /// Daemon that builds it, as unix:///PATH or http://127.0.0.1:PORT; or one of `[[ssh.hosts]]`, for --backend
+    /// ssh. [default: the one with most room]
+    #[arg(long, value_name = "URL|NAME")]
     pub host: Option<String>,
     /// Accept this boundary; may be given several times. Without it: any that makes a security claim.
     #[arg(long = "boundary", value_name = "NAME", value_delimiter = ',')]
@@ -270,7 +271,7 @@ impl SpecArgs {
         let boundaries: BTreeSet<_> = self.boundaries.iter().copied().collect();
         let mut spec = SandboxSpec {
             backend: self.backend.clone().or(settings.backend.clone()).unwrap_or_default(),
-            host: self.host.clone(),
+            host: self.host.clone().filter(|host| !host::is_daemon_url(host)),
             boundaries: if boundaries.is_empty() { settings.boundaries() } else { boundaries },
             image: self.image.as_ref().map_or(Ok(Image::Host), ImageArg::resolve)?,
             root: if self.writable_root { RootMode::CopyOnWrite } else { RootMode::ReadOnly },
@@ -293,6 +294,7 @@ impl SpecArgs {
         };
         caller::add_to(&mut spec);
         check_cores(&spec)?;
+        host::check_daemon(self.host.as_deref(), &spec, settings)?;
         host::check_host(&spec, settings)?;
         match wanted {
             WantedWorkspace::Plain(Workspace::Local(dir)) | WantedWorkspace::View(dir) => {

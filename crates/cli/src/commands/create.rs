@@ -71,6 +71,7 @@ pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
     let wanted = args.spec.wanted()?;
     let mut configured = wanted.settings(printer)?;
     configured.settings.ask_registries(args.spec.pull);
+    configured.settings.use_daemon(args.spec.host.as_deref());
     let mut spec = args.spec.spec(&wanted, &configured.settings)?;
     if let Some(snapshot) = &args.from {
         spec = as_captured(snapshot, spec, &args.spec, &configured.settings, printer)?;
@@ -86,7 +87,8 @@ pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
     let lifetime = Some(require_positive_span("--lifetime", args.life.lifetime)?);
     let (from, secrets) = (args.from, args.spec.secret_values()?);
     let blank = SupervisorOrder::new(spec, configured.origin.clone());
-    let order = SupervisorOrder { idle, lifetime, from, secrets, ..blank };
+    let daemon = configured.settings.daemon_url();
+    let order = SupervisorOrder { idle, lifetime, from, secrets, daemon, ..blank };
     let (ready, workspace) = build_sandbox(order, &wanted, &configured.settings, printer).await?;
     if printer.is_json() {
         printer.json(&json!({
@@ -271,7 +273,8 @@ pub async fn run_detached(
     }
     let command = Some(Command { detached: true, ..command });
     let blank = SupervisorOrder::new(spec, configured.origin.clone());
-    let order = SupervisorOrder { command, from, secrets, ..blank };
+    let daemon = configured.settings.daemon_url();
+    let order = SupervisorOrder { command, from, secrets, daemon, ..blank };
     let (ready, workspace) = build_sandbox(order, wanted, &configured.settings, printer).await?;
     match &ready.job {
         _ if printer.is_json() => {

@@ -85,6 +85,7 @@ pub async fn explain(mut args: ExplainArgs, printer: &Printer) -> Result<i32> {
     let wanted = args.spec.wanted()?;
     let Configured { mut settings, origin } = wanted.settings(printer)?;
     settings.ask_registries(args.spec.pull);
+    settings.use_daemon(args.spec.host.as_deref());
     let mut spec = args.spec.spec(&wanted, &settings)?;
     if args.command.is_empty() {
         args.command.program.push(ANY_PROGRAM.into());

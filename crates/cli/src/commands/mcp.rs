@@ -113,6 +113,7 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
     let wanted = args.spec.wanted()?;
     let mut configured = wanted.settings(printer)?;
     configured.settings.ask_registries(args.spec.pull);
+    configured.settings.use_daemon(args.spec.host.as_deref());
     let mut spec = args.spec.spec(&wanted, &configured.settings)?;
     warn_of_network(&spec.network, printer);
     if !args.local

@@ -108,6 +108,7 @@ async fn plan_run(args: &mut RunArgs, printer: &Printer) -> Result<Result<Planne
     let wanted = args.spec.wanted()?;
     let mut configured = wanted.settings(printer)?;
     configured.settings.ask_registries(args.spec.pull);
+    configured.settings.use_daemon(args.spec.host.as_deref());
     let settings = &configured.settings;
     let mut spec = args.spec.spec(&wanted, settings)?;
     if spec.backend == BackendChoice::Auto && !args.detach {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
+use stockade_backends::remote;
 use stockade_core::{BackendChoice, Error, ErrorCode, Result};
 use stockade_engine::StateDir;
 use stockade_server::api::{Api, ApiDoors, ApiOptions, ApiServer, ApiSocket, TokenStore};
@@ -40,7 +41,10 @@ pub struct ServeArgs {
 
 /// Serves until a signal ends it.
 pub async fn serve(args: ServeArgs, printer: &Printer) -> Result<i32> {
-    let settings = Settings::load(None, printer)?;
+    let mut settings = Settings::load(None, printer)?;
+    check_own_walls(&settings)?;
+    // It may be this daemon, which would ask itself.
+    settings.forget_daemon();
     let state = StateDir::open(settings.state_dir()?)?;
     let tokens = Arc::new(TokenStore::open(&state)?);
     if let Some(address) = args.listen {
@@ -74,6 +78,18 @@ async fn open_api(settings: &Settings, choice: &BackendChoice, args: &ServeArgs)
     let engine = registry::serving_engine(settings, choice).await?;
     let max_sandboxes = usize::from(args.max_sandboxes);
     Ok(Api::new(engine, ApiOptions { configured: settings.spec(), max_sandboxes }))
+}
+
+/// Fails where another daemon is to build the walls: what is asked of this one would be asked of that one.
+fn check_own_walls(settings: &Settings) -> Result<()> {
+    match &settings.backend {
+        Some(BackendChoice::Named(name)) if *name == remote::NAME => {
+            let message = "a daemon builds its sandboxes itself, not by another daemon";
+            Err(Error::new(ErrorCode::Invalid, SERVE_OPERATION, message)
+                .remedy("unset STOCKADE_HOST, or set `backend` to another one"))
+        }
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// Fails where other machines could reach the address, or no client could use it.

@@ -263,6 +263,9 @@ pub struct SupervisorOrder {
     /// Values of the secrets that the spec binds: they stay in the supervisor's memory.
     #[serde(default, skip_serializing_if = "SecretValues::is_empty")]
     pub secrets: SecretValues,
+    /// The URL of the daemon that builds the walls, where a flag names one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub daemon: Option<String>,
 }
 
 impl SupervisorOrder {
@@ -278,6 +281,7 @@ impl SupervisorOrder {
             from: None,
             verified: VerifiedParts::default(),
             secrets: SecretValues::new(),
+            daemon: None,
         }
     }
 }

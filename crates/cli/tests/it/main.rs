@@ -35,6 +35,7 @@ mod package_caches;
 mod ports;
 mod private;
 mod readme_picture;
+mod remote;
 mod request_rules;
 mod review;
 mod run;

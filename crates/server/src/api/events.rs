@@ -36,10 +36,10 @@ pub(crate) struct EventsQuery {
 
 /// One event as it is sent.
 #[derive(Debug, PartialEq)]
-struct SentEvent {
+pub(super) struct SentEvent {
     id: u64,
-    kind: &'static str,
-    data: Value,
+    pub(super) kind: &'static str,
+    pub(super) data: Value,
 }
 
 /// One reader and where it is.
@@ -129,7 +129,7 @@ impl EventPosition {
     }
 }
 
-fn output_event(id: u64, stream: StreamId, data: &Bytes) -> SentEvent {
+pub(super) fn output_event(id: u64, stream: StreamId, data: &Bytes) -> SentEvent {
     let kind = match stream {
         StreamId::Stdout => "stdout",
         StreamId::Stderr => "stderr",

@@ -178,7 +178,7 @@ async fn write_body(
     Ok(())
 }
 
-fn parse_mode(given: &str) -> Result<u32, ApiFailure> {
+pub(super) fn parse_mode(given: &str) -> Result<u32, ApiFailure> {
     let mode = u32::from_str_radix(given, 8).ok().filter(|mode| *mode <= 0o777);
     mode.ok_or_else(|| {
         ApiFailure::new(ErrorCode::Invalid, "`mode` is not permission bits in octal, such as 755")
@@ -233,7 +233,7 @@ pub(crate) async fn make_directory(NamedWalls(sandbox): NamedWalls, body: Body) 
     answer_done()
 }
 
-async fn in_time<T>(
+pub(super) async fn in_time<T>(
     work: impl Future<Output = stockade_core::Result<T>>,
 ) -> stockade_core::Result<T> {
     let late = |_| Err(Error::new(ErrorCode::TooSlow, "files", "the sandbox does not answer"));

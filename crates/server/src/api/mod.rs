@@ -6,6 +6,8 @@
 //! executions and idempotency keys that are remembered, pages of lists.
 
 mod answer;
+mod attached;
+mod attached_executions;
 mod backends;
 mod body;
 mod caller;
@@ -13,6 +15,7 @@ mod connection;
 mod events;
 mod executions;
 mod failure;
+mod file_parts;
 mod files;
 mod held;
 mod idempotency;

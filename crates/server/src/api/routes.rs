@@ -12,7 +12,8 @@ use super::failure::ApiFailure;
 use super::state::Api;
 use super::tokens::TokenRight;
 use super::{
-    backends, events, executions, files, jobs, metrics, openapi, sandboxes, snapshots, usage,
+    attached, attached_executions, backends, events, executions, file_parts, files, jobs, metrics,
+    openapi, sandboxes, snapshots, usage,
 };
 
 const NEEDS_NOTHING: RouteNeed = RouteNeed::Open;
@@ -78,6 +79,14 @@ fn list_routes() -> Vec<ApiRoute> {
         get("/v1/sandboxes/{id}/files/list", NEEDS_READ, files::list_files),
         post("/v1/sandboxes/{id}/files/move", NEEDS_RUN, files::move_file),
         post("/v1/sandboxes/{id}/files/directory", NEEDS_RUN, files::make_directory),
+        get("/v1/sandboxes/{id}/files/part", NEEDS_READ, file_parts::read_file_part),
+        post("/v1/sandboxes/{id}/files/part", NEEDS_RUN, file_parts::write_file_part),
+        post("/v1/sandboxes/{id}/files/mode", NEEDS_RUN, file_parts::set_file_mode),
+        post("/v1/attached", NEEDS_RUN, attached::create_attached),
+        get("/v1/attached", NEEDS_READ, attached::list_attached),
+        delete("/v1/attached", NEEDS_RUN, attached::delete_attached),
+        post("/v1/sandboxes/{id}/attached", NEEDS_RUN, attached_executions::run_attached),
+        post("/v1/executions/{id}/stdin", NEEDS_RUN, attached_executions::stream_input),
         get("/v1/jobs", NEEDS_READ, jobs::list_jobs),
         get("/v1/jobs/{id}", NEEDS_READ, jobs::get_job),
         get("/v1/usage", NEEDS_READ, usage::get_usage),

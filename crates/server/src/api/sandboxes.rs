@@ -82,7 +82,12 @@ pub(crate) async fn create_sandbox(
     answer_created(format!("{SANDBOXES_PATH}/{id}"), &held.view(&api.engine))
 }
 
-async fn make_sandbox(api: &Api, caller: &ApiCaller, body: &[u8]) -> Result<SandboxId, ApiFailure> {
+/// Makes the sandbox that a body asks for, and holds it.
+pub(super) async fn make_sandbox(
+    api: &Api,
+    caller: &ApiCaller,
+    body: &[u8],
+) -> Result<SandboxId, ApiFailure> {
     let NewSandbox { spec, from } = parse_json(body)?;
     let spec = build_spec(&api.configured, spec, caller)?;
     if let Some(from) = &from {

@@ -9,6 +9,7 @@ use stockade_engine::{Engine, Watcher};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
 
+use super::attached::AttachedNames;
 use super::caller::ApiCaller;
 use super::failure::ApiFailure;
 use super::held::{HeldExecution, HeldExecutions, HeldSandbox, SandboxState};
@@ -58,6 +59,7 @@ pub struct ApiShared {
     pub(crate) created: IdempotencyKeys<SandboxId>,
     pub(crate) started: IdempotencyKeys<JobId>,
     pub(crate) counters: ApiCounters,
+    pub(crate) attached: AttachedNames,
     closing: AtomicBool,
     /// What is being made: the engine is closed after it.
     making: TaskTracker,
@@ -92,6 +94,7 @@ impl Api {
             created: IdempotencyKeys::default(),
             started: IdempotencyKeys::default(),
             counters: ApiCounters::default(),
+            attached: AttachedNames::default(),
             closing: AtomicBool::new(false),
             making: TaskTracker::new(),
         }))

@@ -29,6 +29,9 @@ pub use read::{ConfigSource, load_sources};
 const READ_OPERATION: &str = "read the configuration";
 const SYSTEM_CONFIG_PATH: &str = "/etc/stockade/config.toml";
 
+/// The backend whose walls a daemon builds.
+const DAEMON_BACKEND: BackendName = BackendName::literal("remote");
+
 /// Keys of the configuration that the command line reads: a library passes them on unread.
 const FRONT_END_KEYS: [&str; 5] = ["approval", "cache", "cacheLimit", "profile", "toolchain"];
 
@@ -150,6 +153,26 @@ impl Settings {
     #[must_use]
     pub fn with_state_dir(self, dir: impl Into<PathBuf>) -> Self {
         Self { state_dir: Some(dir.into()), ..self }
+    }
+
+    /// These settings, with sandboxes built by the daemon at this URL.
+    #[must_use]
+    pub fn with_daemon(mut self, url: &str) -> Self {
+        self.set_daemon_url(url);
+        self.backend = Some(BackendChoice::Named(DAEMON_BACKEND));
+        self
+    }
+
+    /// These settings, with sandboxes built by no other daemon: for one that is a daemon, and may be the same.
+    #[must_use]
+    pub fn without_daemon(mut self) -> Self {
+        self.tables.remove(DAEMON_BACKEND.as_str());
+        self
+    }
+
+    fn set_daemon_url(&mut self, url: &str) {
+        let table = self.tables.entry(DAEMON_BACKEND.to_string()).or_default();
+        table.insert("url".into(), url.into());
     }
 
     /// These settings, with registries asked by this policy.

@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn the_page_on_configuration_names_every_key() {
-        const CONFIG_TABLES: [(&str, &str); 13] = [
+        const CONFIG_TABLES: [(&str, &str); 14] = [
             ("", ""),
             ("[limits]", "limits."),
             ("[quotas.a]", "quotas.NAME."),
@@ -234,6 +234,7 @@ mod tests {
             ("[microvm]", "microvm."),
             ("[microvm.firecracker]", "microvm.firecracker."),
             ("[microvm.firecracker.jailer]", "microvm.firecracker.jailer."),
+            ("[remote]", "remote."),
             ("[[ssh.hosts]]", "ssh.hosts."),
             ("[[pool]]", "pool."),
             ("[images]", "images."),

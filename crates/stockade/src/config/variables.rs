@@ -2,20 +2,25 @@
 
 use std::ffi::OsString;
 
-use stockade_core::{Error, ErrorCode, Result};
+use stockade_core::{BackendChoice, Error, ErrorCode, Result};
 use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
 use super::read::ConfigSource;
-use super::{FrontEndReader, READ_OPERATION, Settings};
+use super::{DAEMON_BACKEND, FrontEndReader, READ_OPERATION, Settings};
 
 const ENV_PREFIX: &str = "STOCKADE_";
 
 /// One variable, the key of a file that means the same, and where its value goes.
 type Variable = (&'static str, &'static str, fn(&mut Settings, &str) -> Result<(), String>);
 
-const ENV_VARIABLES: [Variable; 13] = [
+const ENV_VARIABLES: [Variable; 14] = [
     ("BACKEND", "backend", |to, given| set_parsed(&mut to.backend, given)),
+    ("HOST", "remote.url", |to, given| {
+        to.set_daemon_url(given);
+        to.backend.get_or_insert(BackendChoice::Named(DAEMON_BACKEND));
+        Ok(())
+    }),
     ("BOUNDARIES", "boundaries", |to, given| {
         let all: Result<_, String> = given.split(',').map(str::parse).collect();
         to.boundaries = Some(all?);
@@ -131,6 +136,8 @@ mod tests {
         };
         assert_eq!(given("STOCKADE_MEM", "1g").unwrap().limits.memory.unwrap().0, 1 << 30);
         assert_eq!(given("STOCKADE_STRICT", "true").unwrap().strict, Some(true));
+        let remote = given("STOCKADE_HOST", "unix:///a").unwrap();
+        assert_eq!(remote, Settings::default().with_daemon("unix:///a"));
         for name in ["STOCKADE_MEM", "STOCKADE_TIMEOUT", "STOCKADE_PIDS", "STOCKADE_BOUNDARIES"] {
             let error = given(name, "lots").unwrap_err().to_string();
             assert!(error.contains(name) && error.contains("unset"), "{error}");

@@ -23,6 +23,7 @@ use tempfile::{TempDir, TempPath};
 pub use ran::Ran;
 pub(crate) use ran::{collect_output, wait_for_output};
 pub use room::Room;
+pub(crate) use room::carry_probe_in;
 
 use crate::witness::Witness;
 use crate::{MARK_VARIABLE, ProbeForm, Stop, Subject, Verdict};
@@ -263,8 +264,8 @@ impl Kit {
     pub async fn room_with(&self, spec: SandboxSpec) -> Verdict<Room> {
         let id = self.engine().create(spec).await?;
         let room = Room::new(self.clone(), id);
-        if let (true, Some(bytes)) = (self.carries_the_probe_in(), self.0.subject.probe().bytes()) {
-            room.carry_in("probe", bytes).await?;
+        if self.carries_the_probe_in() {
+            room.carry_in(self.0.subject.probe()).await?;
         }
         Ok(room)
     }

@@ -5,15 +5,21 @@ use std::time::Duration;
 
 use bytes::Bytes as Data;
 use serde_json::Value;
-use stockade_core::{Command, FilesExt, Sandbox, SandboxId, SandboxPath, SnapshotId, SnapshotKind};
+use stockade_core::{
+    Command, Error, ErrorCode, FilesExt, Result, Sandbox, SandboxId, SandboxPath, SnapshotId,
+    SnapshotKind,
+};
 use stockade_engine::{Execution, Snapshot};
 
 use super::{Kit, Ran, collect_output, probe_command, wait_for_output};
-use crate::Verdict;
+use crate::{ProbeForm, Verdict};
 
 /// Time for which a marker inside is watched for growth: many heartbeats.
 const MARKER_WATCH_DURATION: Duration = Duration::from_millis(500);
 const MARKER_POLL_INTERVAL: Duration = Duration::from_millis(25);
+
+/// Name of the probe in a workspace.
+const PROBE_FILE: &str = "probe";
 
 /// A sandbox that stays until the case destroys it, or the kit ends.
 #[derive(Clone)]
@@ -86,9 +92,8 @@ impl Room {
         Ok(self.kit.engine().destroy(&self.id).await?)
     }
 
-    pub(super) async fn carry_in(&self, name: &str, bytes: &'static [u8]) -> Verdict {
-        let path: SandboxPath = name.parse()?;
-        Ok(self.sandbox()?.files()?.write_all(&path, Data::from_static(bytes)).await?)
+    pub(super) async fn carry_in(&self, form: ProbeForm) -> Verdict {
+        Ok(carry_probe_in(self.sandbox()?.as_ref(), form).await?)
     }
 
     /// Whether something inside still writes to this marker, as told by its size over many beats.
@@ -106,5 +111,19 @@ impl Room {
 
     async fn read_marker_size(&self, marker: &str) -> Verdict<Value> {
         Ok(self.facts(["stat", marker]).await?["size"].clone())
+    }
+}
+
+/// Writes the probe into the workspace of a sandbox, for one that cannot be shown a directory with it.
+pub(crate) async fn carry_probe_in(sandbox: &dyn Sandbox, form: ProbeForm) -> Result<()> {
+    let Some(bytes) = form.bytes() else { return Ok(()) };
+    let path: SandboxPath = PROBE_FILE.parse().map_err(|error| {
+        Error::new(ErrorCode::Invalid, "carry the probe in", "a built-in path").source(error)
+    })?;
+    let files = sandbox.files()?;
+    files.write_all(&path, Data::from_static(bytes)).await?;
+    match form {
+        ProbeForm::Native(_) => files.set_mode(&path, 0o755).await,
+        ProbeForm::Wasm(_) | ProbeForm::Simulated => Ok(()),
     }
 }

@@ -53,7 +53,8 @@ fn leave_the_caller() {
 
 async fn build_keeper(printer: &Printer) -> Result<SandboxKeeper> {
     let order = read_order()?;
-    let settings = Settings::load(Some(&order.origin), printer)?;
+    let mut settings = Settings::load(Some(&order.origin), printer)?;
+    settings.use_daemon(order.daemon.as_deref());
     // The state directory is absolute by now, and the caller's working directory must not be kept busy.
     let _ = rustix::process::chdir("/");
     SandboxKeeper::build(order, &settings).await
