@@ -120,7 +120,7 @@ impl ApiService {
     ) -> Result<Response, ApiFailure> {
         let caller = self.find_caller(&request, door)?;
         if let (ApiDoor::Tcp(door), ApiCaller::Holder(token)) = (door, &caller) {
-            let taking = async || self.reserve_connection(&token.tenant);
+            let taking = async || reserve_connection(&self.api, &self.slots, &token.tenant);
             door.slots.get_or_try_init(taking).await?;
             door.visit.leave();
         }
@@ -133,15 +133,6 @@ impl ApiService {
         };
         let Ok(response) = answered;
         Ok(response.map(|body| Body::new(HeldBody { body, revoked, _held: held })))
-    }
-
-    fn reserve_connection(
-        &self,
-        tenant: &TenantName,
-    ) -> Result<[OwnedSemaphorePermit; 2], ApiFailure> {
-        let of_tenant = self.api.reserve_connection(tenant)?;
-        let of_all = Arc::clone(&self.slots).try_acquire_owned();
-        Ok([of_all.map_err(|_| too_many_connections())?, of_tenant])
     }
 
     /// Ends when the token of a caller is revoked, or cannot be looked up any more.
@@ -205,6 +196,17 @@ impl ApiService {
         }
         Ok(())
     }
+}
+
+/// Room for one more connection by TCP, among all and among those of its tenant.
+fn reserve_connection(
+    api: &Api,
+    slots: &Arc<Semaphore>,
+    tenant: &TenantName,
+) -> Result<[OwnedSemaphorePermit; 2], ApiFailure> {
+    let of_tenant = api.reserve_connection(tenant)?;
+    let of_all = Arc::clone(slots).try_acquire_owned();
+    Ok([of_all.map_err(|_| too_many_connections())?, of_tenant])
 }
 
 fn ambiguous_length() -> ApiFailure {

@@ -145,7 +145,7 @@ impl TokenStore {
             let tokens = self.list()?;
             *cached = stamp.map(|stamp| CachedTokens { stamp, tokens });
         }
-        Ok(look(cached.as_ref().map_or(&[], |cached| cached.tokens.as_slice())))
+        Ok(look(cached.as_ref().map(|cached| cached.tokens.as_slice()).unwrap_or_default()))
     }
 
     fn change(&self, edit: impl FnOnce(&mut Vec<TokenRecord>) -> Result<()>) -> Result<()> {
