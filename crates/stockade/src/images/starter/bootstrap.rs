@@ -266,8 +266,8 @@ mod tests {
     fn what_is_missing_is_named_with_the_remedy() {
         for (programs, is_root, reason, remedy) in [
             (&["mmdebstrap"][..], false, "needs newuidmap", "/etc/subuid"),
-            (&["debootstrap"], false, "needs root", "mmdebstrap and uidmap"),
-            (&[], true, "neither mmdebstrap nor debootstrap", "install mmdebstrap"),
+            (&["debootstrap"][..], false, "needs root", "mmdebstrap and uidmap"),
+            (&[][..], true, "neither mmdebstrap nor debootstrap", "install mmdebstrap"),
         ] {
             let dir = tempfile::tempdir().unwrap();
             let error = plan(&host_with(dir.path(), programs, is_root)).unwrap_err();
