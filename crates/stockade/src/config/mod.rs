@@ -31,6 +31,8 @@ const SYSTEM_CONFIG_PATH: &str = "/etc/stockade/config.toml";
 
 /// The backend whose walls a daemon builds.
 const DAEMON_BACKEND: BackendName = BackendName::literal("remote");
+const DAEMON_URL_KEY: &str = "url";
+const DAEMON_TOKEN_KEY: &str = "tokenFile";
 
 /// Keys of the configuration that the command line reads: a library passes them on unread.
 const FRONT_END_KEYS: [&str; 5] = ["approval", "cache", "cacheLimit", "profile", "toolchain"];
@@ -172,7 +174,13 @@ impl Settings {
 
     fn set_daemon_url(&mut self, url: &str) {
         let table = self.tables.entry(DAEMON_BACKEND.to_string()).or_default();
-        table.insert("url".into(), url.into());
+        let later = toml::Table::from_iter([(DAEMON_URL_KEY.to_owned(), url.into())]);
+        merge_table(DAEMON_BACKEND.as_str(), table, later);
+    }
+
+    fn set_daemon_token(&mut self, file: &str) {
+        let table = self.tables.entry(DAEMON_BACKEND.to_string()).or_default();
+        table.insert(DAEMON_TOKEN_KEY.to_owned(), file.into());
     }
 
     /// These settings, with registries asked by this policy.
@@ -288,7 +296,7 @@ impl Settings {
         quotas.extend(self.quotas);
         let mut tables = earlier.tables;
         for (name, table) in self.tables {
-            tables.entry(name).or_default().extend(table);
+            merge_table(&name, tables.entry(name.clone()).or_default(), table);
         }
         Self {
             backend: self.backend.or(earlier.backend),
@@ -328,6 +336,16 @@ fn env_path(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
+/// Keys of `later` over those of `earlier`. A token is for the daemon that it is configured with: another one
+/// that is named later does not get it.
+fn merge_table(backend: &str, earlier: &mut toml::Table, later: toml::Table) {
+    let is_other = |url: &toml::Value| later.get(DAEMON_URL_KEY).is_some_and(|later| later != url);
+    if backend == DAEMON_BACKEND.as_str() && earlier.get(DAEMON_URL_KEY).is_some_and(is_other) {
+        earlier.remove(DAEMON_TOKEN_KEY);
+    }
+    earlier.extend(later);
+}
+
 #[cfg(test)]
 mod tests {
     use super::read::parse_settings;
@@ -335,6 +353,19 @@ mod tests {
 
     fn from_toml(text: &str) -> Result<Settings> {
         parse_settings(Path::new("/etc/x.toml"), text, &mut |_| Ok(()))
+    }
+
+    #[test]
+    fn a_token_stays_with_the_daemon_that_it_is_configured_with() {
+        let text = "[remote]\nurl = \"unix:///a\"\ntokenFile = \"/token\"";
+        let has_token = |settings: Settings| settings.tables["remote"].contains_key("tokenFile");
+        let configured = || from_toml(text).unwrap();
+        assert!(has_token(configured().with_daemon("unix:///a")));
+        assert!(!has_token(configured().with_daemon("unix:///b")));
+        assert!(!has_token(Settings::default().with_daemon("unix:///b").merge_over(configured())));
+        let mut chosen = Settings::default();
+        chosen.set_daemon_token("/other");
+        assert!(has_token(chosen.with_daemon("unix:///b")));
     }
 
     #[test]

@@ -14,11 +14,15 @@ const ENV_PREFIX: &str = "STOCKADE_";
 /// One variable, the key of a file that means the same, and where its value goes.
 type Variable = (&'static str, &'static str, fn(&mut Settings, &str) -> Result<(), String>);
 
-const ENV_VARIABLES: [Variable; 14] = [
+const ENV_VARIABLES: [Variable; 15] = [
     ("BACKEND", "backend", |to, given| set_parsed(&mut to.backend, given)),
     ("HOST", "remote.url", |to, given| {
         to.set_daemon_url(given);
         to.backend.get_or_insert(BackendChoice::Named(DAEMON_BACKEND));
+        Ok(())
+    }),
+    ("TOKEN_FILE", "remote.tokenFile", |to, given| {
+        to.set_daemon_token(given);
         Ok(())
     }),
     ("BOUNDARIES", "boundaries", |to, given| {
@@ -138,6 +142,9 @@ mod tests {
         assert_eq!(given("STOCKADE_STRICT", "true").unwrap().strict, Some(true));
         let remote = given("STOCKADE_HOST", "unix:///a").unwrap();
         assert_eq!(remote, Settings::default().with_daemon("unix:///a"));
+        assert!(
+            given("STOCKADE_TOKEN_FILE", "/t").unwrap().tables["remote"].contains_key("tokenFile")
+        );
         for name in ["STOCKADE_MEM", "STOCKADE_TIMEOUT", "STOCKADE_PIDS", "STOCKADE_BOUNDARIES"] {
             let error = given(name, "lots").unwrap_err().to_string();
             assert!(error.contains(name) && error.contains("unset"), "{error}");
