@@ -300,6 +300,9 @@ pub struct Exit {
     /// The limits that it ran into and was not ended for: a process that could not be started, a file that
     /// could not grow.
     pub limits_reached: Vec<LimitKind>,
+    /// Whether it failed after something in its sandbox had tried to reach another host, and there was no
+    /// way to any.
+    pub network_unreachable: bool,
 }
 
 /// Output that was counted where it was written, and thrown away there.
@@ -330,7 +333,8 @@ impl From<ExitStatus> for Exit {
     fn from(status: ExitStatus) -> Self {
         let (cpu_time, peak_memory, fuel) = (None, None, None);
         let (unsent, limits_reached) = (Unsent::default(), Vec::new());
-        Self { status, cpu_time, peak_memory, fuel, unsent, limits_reached }
+        let network_unreachable = false;
+        Self { status, cpu_time, peak_memory, fuel, unsent, limits_reached, network_unreachable }
     }
 }
 

@@ -45,6 +45,10 @@ impl DeniedHost {
     }
 }
 
+/// What is told of a program that failed after it had tried to reach the network of a sandbox that has none.
+pub const NO_NETWORK_HINT: &str = "a program tried to reach the network, and the sandbox has none: name what it needs, \
+     as in --net HOST or --net preset:python";
+
 /// What was denied, in one sentence with the flag that would allow the first; nothing where nothing was.
 pub fn describe_denied_hosts(denied: &[DeniedHost]) -> Option<String> {
     let shown = denied.iter().find(|host| host.allow_with.is_some()).or_else(|| denied.first())?;

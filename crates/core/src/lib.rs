@@ -43,7 +43,7 @@ pub use backend::{
 pub use boundary::Boundary;
 pub use capabilities::{Capabilities, Gap, Support};
 pub use command::{Command, Run, Signal, Stdin, TerminalSize};
-pub use denied::{DeniedHost, MAX_DENIED_HOSTS, describe_denied_hosts};
+pub use denied::{DeniedHost, MAX_DENIED_HOSTS, NO_NETWORK_HINT, describe_denied_hosts};
 pub use error::{Error, ErrorCode, Result};
 pub use feature::Feature;
 pub use image::{ImageDefaults, ImageProvider, ResolvedImage};

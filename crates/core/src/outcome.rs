@@ -25,6 +25,9 @@ pub struct Outcome {
     /// The hosts that the network of its sandbox denied while it ran, at most
     /// [`MAX_DENIED_HOSTS`](crate::MAX_DENIED_HOSTS) of them. Programs beside it in the sandbox are not told apart.
     pub network_denied: Vec<DeniedHost>,
+    /// Whether it failed after something in its sandbox had tried to reach another host, and the sandbox has no
+    /// way to any. Told where the kernel's counters tell.
+    pub network_unreachable: bool,
     /// The rules that would have been enough for what its sandbox has reached so far, at most
     /// [`MAX_OBSERVED_RULES`](crate::MAX_OBSERVED_RULES) of them. Absent where nothing was observed.
     pub network_observed: Option<Vec<EgressRule>>,
@@ -186,6 +189,9 @@ struct OutcomeWire {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     network_denied: Vec<DeniedHost>,
     /// Absent in most, and in records of earlier versions.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    network_unreachable: bool,
+    /// Absent in most, and in records of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     network_observed: Option<Vec<EgressRule>>,
 }
@@ -223,6 +229,7 @@ impl From<Outcome> for OutcomeWire {
             limits: outcome.limits,
             limits_reached: outcome.limits_reached,
             network_denied: outcome.network_denied,
+            network_unreachable: outcome.network_unreachable,
             network_observed: outcome.network_observed,
         };
         match outcome.ending {
@@ -272,6 +279,7 @@ impl TryFrom<OutcomeWire> for Outcome {
             limits: wire.limits,
             limits_reached: wire.limits_reached,
             network_denied: wire.network_denied,
+            network_unreachable: wire.network_unreachable,
             network_observed: wire.network_observed,
         })
     }
@@ -290,6 +298,7 @@ mod tests {
             limits: Vec::new(),
             limits_reached: Vec::new(),
             network_denied: Vec::new(),
+            network_unreachable: false,
             network_observed: None,
         }
     }

@@ -257,8 +257,9 @@ fn outcome() -> impl Strategy<Value = Outcome> {
             reason,
         });
     let limits = vec(enforcement(), 0..4);
-    (ending(), stream(), stream(), usage, limits, vec(denied, 0..3)).prop_map(
-        |(ending, stdout, stderr, usage, limits, network_denied)| {
+    let network = (vec(denied, 0..3), any::<bool>());
+    (ending(), stream(), stream(), usage, limits, network).prop_map(
+        |(ending, stdout, stderr, usage, limits, (network_denied, network_unreachable))| {
             let limits_reached = limits.iter().map(Enforcement::limit).collect();
             let network_observed = None;
             Outcome {
@@ -269,6 +270,7 @@ fn outcome() -> impl Strategy<Value = Outcome> {
                 limits,
                 limits_reached,
                 network_denied,
+                network_unreachable,
                 network_observed,
             }
         },

@@ -100,6 +100,7 @@ impl EngineInner {
             limits: shared.limits.clone(),
             limits_reached: end.limits_reached,
             network_denied: network.denied,
+            network_unreachable: end.network_unreachable,
             network_observed: network.observed,
         };
         let log =
@@ -136,6 +137,7 @@ impl EngineInner {
             stdout: StreamReport::default(),
             stderr: StreamReport::default(),
             limits_reached: Vec::new(),
+            network_unreachable: false,
             confirmed: true,
         };
         let ended = EndedCommand { end, denials: None };

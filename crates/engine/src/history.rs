@@ -300,6 +300,7 @@ mod tests {
             limits: vec![],
             limits_reached: vec![],
             network_denied: vec![],
+            network_unreachable: false,
             network_observed: None,
         }
     }

@@ -34,6 +34,8 @@ pub(crate) struct SupervisedEnd {
     pub stderr: StreamReport,
     /// The limits that it ran into and was not ended for.
     pub limits_reached: Vec<LimitKind>,
+    /// Whether it failed after it had tried to reach another host without a network.
+    pub network_unreachable: bool,
     /// Whether the backend reported how it ended. If not, what is left of it is unknown, and only
     /// destroying the sandbox makes sure (C-11).
     pub confirmed: bool,
@@ -141,9 +143,15 @@ pub(crate) async fn supervise_process(
     let confirmed = exit.as_ref().is_some_and(|exit| !matches!(exit.status, ExitStatus::Lost(_)));
     let exit = exit.unwrap_or_else(|| ExitStatus::Lost("its end was not confirmed".into()).into());
     let usage = build_usage(started.elapsed(), &exit);
-    let ending = stopped.unwrap_or_else(|| ending_of(exit.status));
-    let (stdout, stderr, limits_reached) = (pump.stdout, pump.stderr, exit.limits_reached);
-    SupervisedEnd { ending, usage, stdout, stderr, limits_reached, confirmed }
+    SupervisedEnd {
+        ending: stopped.unwrap_or_else(|| ending_of(exit.status)),
+        usage,
+        stdout: pump.stdout,
+        stderr: pump.stderr,
+        limits_reached: exit.limits_reached,
+        network_unreachable: exit.network_unreachable,
+        confirmed,
+    }
 }
 
 /// What it used, as far as that is known. A number that no host could have counted is not one: the other end

@@ -22,6 +22,7 @@ pub(crate) mod ready;
 pub(crate) mod running;
 pub(crate) mod site;
 mod tally;
+mod unreachable;
 pub(crate) mod watch;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -12,14 +12,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal as Kill, pidfd_open, pidfd_send_signal};
 use stockade_core::{
     Admitted, BackendName, EffectiveLimits, Enforcement, Error, ErrorCode, Feature, LimitKind,
-    Result, SandboxId, SandboxSpec, Span, Workspace,
+    Network, Result, SandboxId, SandboxSpec, Span, Workspace,
 };
 
 use super::cgroup::Group;
 use super::executions::Executions;
 use super::hold::DirectoryLock;
 use super::ready::wait_until_readable;
-use super::{lock, no_group, tally};
+use super::{lock, no_group, tally, unreachable};
 
 /// How long the kernel may take to end everything that was killed.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -50,6 +50,8 @@ pub(crate) struct LiveWalls {
     ended_for: OnceLock<LimitKind>,
     /// How many processes had been killed for want of memory when an execution was last judged.
     oom_kills_judged: AtomicU64,
+    /// Attempts to reach other hosts that an execution was told of. Absent where some can be reached.
+    network_attempts: Option<AtomicU64>,
     /// Whether it was ever stopped: what stands still does not end.
     frozen: AtomicBool,
     /// Lock on what no other sandbox may change until this one has ended, such as its workspace's layers.
@@ -100,6 +102,7 @@ impl LiveWalls {
             disk_breaches: AtomicU64::new(0),
             ended_for: OnceLock::new(),
             oom_kills_judged: AtomicU64::new(0),
+            network_attempts: has_no_network(admitted.spec()).then(AtomicU64::default),
             frozen: AtomicBool::new(false),
             held: Mutex::new(held),
         }
@@ -139,6 +142,14 @@ impl LiveWalls {
     /// How many processes the kernel has refused it for want of room in its group.
     pub(crate) fn refused_processes(&self) -> u64 {
         self.group.as_ref().and_then(Group::refused_processes).unwrap_or(0)
+    }
+
+    /// Whether something in it has tried to reach another host since an execution was last told so, and there is
+    /// no way to any.
+    pub(crate) fn has_tried_the_network(&self) -> bool {
+        let Some(told) = &self.network_attempts else { return false };
+        let attempts = unreachable::count_attempts(self.pid);
+        attempts > told.fetch_max(attempts, Ordering::SeqCst)
     }
 
     /// Kills everything in it because ending one execution was not enough for this limit.
@@ -227,6 +238,14 @@ impl LiveWalls {
 
     fn left_behind(&self, what: &str) -> Error {
         left_behind(&self.backend, &self.id, what)
+    }
+}
+
+/// Whether no other host can be reached.
+fn has_no_network(spec: &SandboxSpec) -> bool {
+    match spec.network {
+        Network::Auto | Network::None | Network::Loopback => true,
+        Network::Egress(_) => false,
     }
 }
 

@@ -40,7 +40,8 @@ pub(crate) fn socket_buffers(pid: i32) -> u64 {
     sockets.saturating_sub(FREE_SOCKETS).saturating_mul(each.saturating_mul(2))
 }
 
-fn shares_network(pid: i32) -> bool {
+/// Whether a process is in the same network namespace as this one.
+pub(super) fn shares_network(pid: i32) -> bool {
     let network = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
     network(&pid.to_string()).is_some_and(|theirs| network("self") == Some(theirs))
 }

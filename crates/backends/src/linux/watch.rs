@@ -209,6 +209,8 @@ impl Watching {
         let limit = limit.or_else(|| gone.limit_of(&exit.status));
         Exit {
             limits_reached: self.limits_reached(limit, &exit.status),
+            network_unreachable: exit.status != ExitStatus::Exited(0)
+                && running.has_tried_the_network(),
             status: limit.map_or(exit.status, ExitStatus::LimitExceeded),
             cpu_time,
             peak_memory: group.and_then(Group::peak_memory).map(Bytes).or(exit.peak_memory),

@@ -127,6 +127,7 @@ impl DaemonProcessEvents {
                 stderr: stderr.saturating_add(outcome.stderr.dropped),
             },
             limits_reached: take_distinct(outcome.limits_reached),
+            network_unreachable: outcome.network_unreachable,
         }
     }
 

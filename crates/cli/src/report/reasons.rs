@@ -1,8 +1,8 @@
 //! Why a command ended other than by itself, in one line each.
 
 use stockade_core::{
-    Ending, Enforcement, LimitKind, Limits, Network, OBSERVE_WARNING, Outcome, StreamReport,
-    describe_denied_hosts, describe_observed_rules,
+    Ending, Enforcement, LimitKind, Limits, NO_NETWORK_HINT, Network, OBSERVE_WARNING, Outcome,
+    StreamReport, describe_denied_hosts, describe_observed_rules,
 };
 
 use crate::terminal::printer::Printer;
@@ -20,6 +20,7 @@ pub fn describe_outcome(outcome: &Outcome) -> Vec<String> {
     lines.extend(describe_truncation(outcome));
     lines.extend(outcome.limits_reached.iter().map(|kind| describe_reached_limit(outcome, *kind)));
     lines.extend(describe_denied_hosts(&outcome.network_denied));
+    lines.extend(outcome.network_unreachable.then(|| NO_NETWORK_HINT.to_owned()));
     lines.extend(outcome.network_observed.as_deref().map(describe_observed_rules));
     lines
 }

@@ -200,6 +200,29 @@ fn the_network_is_the_sandboxs_own_loopback_unless_it_is_none() {
 }
 
 #[test]
+fn who_fails_for_want_of_a_network_is_told_the_flag() {
+    let place = CliPlace::new();
+    let hint = "the network, and the sandbox has none";
+    let reach = "exec 3<>/dev/tcp/192.0.2.1/80";
+    for network in [&[][..], &["--net", "none"]] {
+        for (command, told) in [
+            (reach, true),
+            ("getent hosts name.example", true),
+            ("false", false),
+            // It did without.
+            ("getent hosts name.example || true", false),
+        ] {
+            let run = [&["run"], network, &["--", "bash", "-c", command]].concat();
+            let ran = place.stockade(&run);
+            assert_eq!(ran.stderr.contains(hint), told, "{run:?}: {ran:?}");
+        }
+    }
+    let done = place.stockade(&["run", "--json", "--", "bash", "-c", reach]);
+    let json: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+    assert_eq!(json["outcome"]["networkUnreachable"], true, "{json}");
+}
+
+#[test]
 fn language_time_zone_and_gits_identity_are_the_callers() {
     let place = CliPlace::new();
     std::fs::create_dir(place.path("home")).unwrap();

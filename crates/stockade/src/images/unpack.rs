@@ -254,6 +254,7 @@ mod tests {
             limits: Vec::new(),
             limits_reached: Vec::new(),
             network_denied: Vec::new(),
+            network_unreachable: false,
             network_observed: None,
         };
         Output { outcome, stdout: stdout.into(), stderr: Vec::new(), missed: 0 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 use stockade_core::{
-    DeniedHost, Ending, LimitKind, Outcome, StartFailure, StreamId, describe_denied_hosts,
-    describe_observed_rules,
+    DeniedHost, Ending, LimitKind, NO_NETWORK_HINT, Outcome, StartFailure, StreamId,
+    describe_denied_hosts, describe_observed_rules,
 };
 
 use super::{approve_command, cut};
@@ -147,7 +147,8 @@ pub(super) const fn ended_by(ending: &Ending) -> &'static str {
 pub(super) fn describe_outcome(outcome: &Outcome) -> Option<String> {
     let denied = describe_denied_hosts(&outcome.network_denied);
     let observed = outcome.network_observed.as_deref().map(describe_observed_rules);
-    let network = denied.into_iter().chain(observed);
+    let closed = outcome.network_unreachable.then(|| NO_NETWORK_HINT.to_owned());
+    let network = denied.into_iter().chain(closed).chain(observed);
     let network = network.map(|sentence| format!("stockade: {sentence}\n"));
     let notes: String = describe_ending(&outcome.ending).into_iter().chain(network).collect();
     (!notes.is_empty()).then_some(notes)
@@ -193,6 +194,7 @@ mod tests {
             limits: Vec::new(),
             limits_reached: Vec::new(),
             network_denied: Vec::new(),
+            network_unreachable: false,
             network_observed: None,
         };
         assert_eq!(describe_outcome(&outcome), None);

@@ -75,6 +75,7 @@ impl CallRecord {
             limits: self.admitted.enforcement().to_vec(),
             limits_reached: Vec::new(),
             network_denied: Vec::new(),
+            network_unreachable: false,
             network_observed: None,
         };
         self.engine.record(Event::Stopped { job: self.job, outcome, log: None }).await

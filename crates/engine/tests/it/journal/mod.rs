@@ -61,6 +61,7 @@ fn stopped(job: &str) -> Event {
         limits: Vec::new(),
         limits_reached: Vec::new(),
         network_denied: Vec::new(),
+        network_unreachable: false,
         network_observed: None,
     };
     Event::Stopped { job: job.parse().unwrap(), outcome, log: Some("logs/x".into()) }
