@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use stockade_core::{Error, ErrorCode, Result};
 use stockade_images::{LayerDraft, PackedLayer, compress_archive};
 use tokio::io::AsyncReadExt;
@@ -22,6 +22,9 @@ use crate::images::lines::{clean_line, drain_lines};
 const BOOTSTRAP_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// How long a program may take to remove what it has made.
 const END_GRACE_PERIOD: Duration = Duration::from_secs(20);
+/// How long the rest of its group may take to end after it, and how often that is looked at.
+const GROUP_END_TIMEOUT: Duration = Duration::from_secs(2);
+const GROUP_POLL_INTERVAL: Duration = Duration::from_millis(2);
 const ARCHIVE_FILE: &str = "archive";
 /// Lines that wait to be shown.
 const MAX_QUEUED_LINES: usize = 64;
@@ -42,6 +45,7 @@ while :; do wait "$child"; status=$?; kill -0 "$child" 2>/dev/null || exit "$sta
 /// A program under way, in a process group of its own.
 struct BootstrapProcess {
     child: Child,
+    group: Option<Pid>,
     /// When it closes, the watchdog ends the group.
     watchdog: Option<ChildStdin>,
     program: &'static str,
@@ -126,7 +130,8 @@ impl BootstrapProcess {
         let mut child = shell.spawn().map_err(unstartable)?;
         // Waiting for a child closes an input that it has.
         let watchdog = child.stdin.take();
-        Ok(Self { child, watchdog, program })
+        let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        Ok(Self { child, group, watchdog, program })
     }
 
     /// Passes on what it says until it ends.
@@ -163,18 +168,25 @@ impl BootstrapProcess {
         ))
     }
 
-    /// Ends it if it has not ended, and returns when it has.
+    /// Ends it if it has not ended, and returns when it has, with everything that it started.
     async fn end(mut self) {
         drop(self.watchdog.take());
-        if tokio::time::timeout(END_GRACE_PERIOD, self.child.wait()).await.is_ok() {
-            return;
-        }
-        let group = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-        if let Some(group) = group {
+        if tokio::time::timeout(END_GRACE_PERIOD, self.child.wait()).await.is_err() {
             // It may have ended already.
-            let _ = kill_process_group(group, Signal::KILL);
+            let _ = self.group.map(|group| kill_process_group(group, Signal::KILL));
+            let _ = self.child.wait().await;
         }
-        let _ = self.child.wait().await;
+        if let Some(group) = self.group {
+            // What nobody has waited for yet is still counted, so this has a bound.
+            let _ = tokio::time::timeout(GROUP_END_TIMEOUT, wait_for_group(group)).await;
+        }
+    }
+}
+
+/// Returns when no process of the group is left.
+async fn wait_for_group(group: Pid) {
+    while test_kill_process_group(group).is_ok() {
+        tokio::time::sleep(GROUP_POLL_INTERVAL).await;
     }
 }
 
