@@ -521,6 +521,11 @@ impl FromStr for NetArg {
         match given {
             "none" => Ok(Self(Network::None)),
             "loopback" => Ok(Self(Network::Loopback)),
+            // Words of container engines, which would be taken for the names of hosts.
+            "host" | "bridge" | "default" | "private" => Err(format!(
+                "there is no network `{given}` here: name the hosts that are needed, as in `--net example.org` or \
+                 `--net preset:python`, or try `--net observe`; a host of this name is `{given}:443`"
+            )),
             list => parse_egress_list(list).map(|rules| Self(Network::Egress(rules))),
         }
     }

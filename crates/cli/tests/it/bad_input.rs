@@ -27,6 +27,7 @@ fn values_that_make_no_sense_are_refused_by_their_flag() {
         ("--cpu", "5000", "`5000m`"),
         ("--pids", "many", "whole number"),
         ("--net", "a b", "is not a host"),
+        ("--net", "host", "--net preset:python"),
         ("--user", "root", "in numbers"),
         ("--without", "mem", "memory-limit"),
         ("--boundary", "brick", "hardware"),
