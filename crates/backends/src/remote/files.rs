@@ -12,15 +12,15 @@ use super::client::{DaemonCall, DaemonClient, daemon_error, encode_query, protoc
 const PART_BYTES: usize = 1 << 20;
 /// Entries of a directory.
 const MAX_ENTRIES: usize = 100_000;
-/// Bytes of the answer that lists a directory.
-const MAX_LISTING_BYTES: usize = 128 << 20;
 const MAX_NAME_BYTES: usize = 4096;
 /// Permission bits that a file may have.
 const MODE_BITS: u32 = 0o7777;
 
 #[derive(Deserialize)]
-struct EntryList {
+struct EntryPage {
     entries: Vec<Entry>,
+    /// The last name of this page, if there are more.
+    next: Option<String>,
 }
 
 /// Files of a sandbox of a daemon.
@@ -45,6 +45,17 @@ impl DaemonFiles {
         self.client.ask(call).await
     }
 
+    /// The entries of a directory that come after this name, as many as one answer has.
+    async fn list_page(&self, path: &SandboxPath, after: Option<&str>) -> Result<EntryPage> {
+        let after = after.map(|name| format!("&after={}", encode_query(name))).unwrap_or_default();
+        let query = format!("{}{after}", self.at("/list", path));
+        let page: EntryPage = self.client.ask_json(DaemonCall::get("list", query)).await?;
+        match page.next.is_some() && page.entries.is_empty() {
+            false => Ok(page),
+            true => Err(protocol_error("list", "it lists a directory without end")),
+        }
+    }
+
     async fn write_part(&self, path: &SandboxPath, part: Data, append: bool) -> Result<()> {
         let query = format!("{}&append={append}", self.at("/part", path));
         self.client.ask(DaemonCall::post("write", query).bytes(part)).await.map(drop)
@@ -59,13 +70,20 @@ impl Files for DaemonFiles {
     }
 
     async fn list(&self, path: &SandboxPath) -> Result<Vec<Entry>> {
-        let call = DaemonCall::get("list", self.at("/list", path)).answered_in(MAX_LISTING_BYTES);
-        let EntryList { entries } = self.client.ask_json(call).await?;
-        if entries.len() > MAX_ENTRIES {
-            let message = format!("`{path}` has more than {MAX_ENTRIES} entries");
-            return Err(daemon_error(ErrorCode::TooLarge, "list", message));
+        let (mut entries, mut after) = (Vec::new(), None);
+        loop {
+            let page = self.list_page(path, after.as_deref()).await?;
+            entries.extend(page.entries);
+            if entries.len() > MAX_ENTRIES {
+                let message = format!("`{path}` has more than {MAX_ENTRIES} entries");
+                return Err(daemon_error(ErrorCode::TooLarge, "list", message));
+            }
+            match page.next {
+                Some(next) => after = Some(next),
+                None => break,
+            }
         }
-        entries.into_iter().map(|entry| check_entry("list", entry)).collect()
+        entries.into_iter().map(check_child).collect()
     }
 
     async fn read(&self, path: &SandboxPath, offset: u64, most: u32) -> Result<Data> {
@@ -121,5 +139,14 @@ fn check_entry(operation: &'static str, mut entry: Entry) -> Result<Entry> {
     match entry.name.len() <= MAX_NAME_BYTES && !entry.name.contains('\0') {
         true => Ok(entry),
         false => Err(protocol_error(operation, "it tells of a file that can have no such name")),
+    }
+}
+
+/// The same of an entry of a directory, whose name leads nowhere else.
+fn check_child(entry: Entry) -> Result<Entry> {
+    let entry = check_entry("list", entry)?;
+    match matches!(entry.name.as_str(), "" | "." | "..") || entry.name.contains('/') {
+        false => Ok(entry),
+        true => Err(protocol_error("list", "it tells of a file that can have no such name")),
     }
 }

@@ -36,6 +36,8 @@ pub const NAME: BackendName = BackendName::literal("remote");
 
 /// Timeout for taking a sandbox down: longer than the daemon takes to say that it could not.
 const TAKE_DOWN_TIMEOUT: Duration = Duration::from_secs(60);
+/// The same for what another engine has left: its connection is gone, so that the daemon has begun by itself.
+const FOREIGN_TAKE_DOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// The most names that a daemon lists.
 const MAX_LISTED_NAMES: usize = 65_536;
 
@@ -127,10 +129,11 @@ impl WallBuilder for DaemonWalls {
 
     /// The daemon answers when nothing is left of it, nor of one that is still being made.
     async fn take_down(&self, id: &SandboxId) -> Result<()> {
+        // Without its connection it ends, whatever becomes of the request.
+        let is_own = lock(&self.live).remove(id).is_some();
+        let timeout = if is_own { TAKE_DOWN_TIMEOUT } else { FOREIGN_TAKE_DOWN_TIMEOUT };
         let call = DaemonCall::delete("destroy", format!("/v1/attached?name={id}"));
-        self.client()?.ask(call.within(TAKE_DOWN_TIMEOUT)).await?;
-        lock(&self.live).remove(id);
-        Ok(())
+        self.client()?.ask(call.within(timeout)).await.map(drop)
     }
 
     /// A daemon that could not be reached has begun nothing, or takes it down when it misses the connection.

@@ -4,7 +4,7 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -71,9 +71,12 @@ pub(super) async fn start_process(
     .await?;
     let path = format!("/v1/executions/{job}");
     let ended = Arc::new(AtomicBool::new(false));
-    let input = (command.stdin != Stdin::None).then(|| InputPipe::open(client, &path));
+    let refused = Arc::new(OnceLock::new());
+    let input = (command.stdin != Stdin::None)
+        .then(|| InputPipe::open(client.clone(), path.clone(), Arc::clone(&refused)));
     let (unsent, fuel) = (Unsent::default(), limits.fuel);
-    let events = DaemonProcessEvents { stream, ended: Arc::clone(&ended), unsent, fuel };
+    let ended_too = Arc::clone(&ended);
+    let events = DaemonProcessEvents { stream, ended: ended_too, unsent, fuel, refused };
     let control = DaemonProcessControl { client: client.clone(), path, ended, input };
     Ok(Process { events: Box::new(events), control: Arc::new(control) })
 }
@@ -87,6 +90,9 @@ async fn read_job(stream: &mut SseReader) -> Result<JobId> {
     }
 }
 
+/// Why a daemon did not take the input of a program, if it did not.
+type RefusedInput = Arc<OnceLock<String>>;
+
 /// What a program does. Dropped before its end, the daemon kills it.
 struct DaemonProcessEvents {
     stream: SseReader,
@@ -94,6 +100,7 @@ struct DaemonProcessEvents {
     unsent: Unsent,
     /// The limit of instructions, above which no count is believed.
     fuel: Option<u64>,
+    refused: RefusedInput,
 }
 
 impl DaemonProcessEvents {
@@ -118,7 +125,10 @@ impl DaemonProcessEvents {
         let fuel = usage.fuel.filter(|used| self.fuel.is_some_and(|most| *used <= most));
         let Unsent { stdout, stderr } = self.unsent;
         Exit {
-            status: read_ending(outcome.ending),
+            status: match self.refused.get() {
+                Some(reason) => ExitStatus::Lost(format!("the daemon refused its input: {reason}")),
+                None => read_ending(outcome.ending),
+            },
             cpu_time: usage.cpu_ms.map(Span::millis),
             peak_memory: usage.peak_memory_bytes.map(Bytes),
             fuel,
@@ -263,11 +273,18 @@ struct InputPipe {
 }
 
 impl InputPipe {
-    fn open(client: &DaemonClient, path: &str) -> Self {
+    fn open(client: DaemonClient, path: String, refused: RefusedInput) -> Self {
         let (sender, receiver) = mpsc::channel(1);
-        let (client, path) = (client.clone(), format!("{path}/stdin"));
         let task = tokio::spawn(async move {
-            let _ = client.send_body("write to stdin", path, InputBody(receiver)).await;
+            let (stdin, body) = (format!("{path}/stdin"), InputBody(receiver));
+            if let Err(error) = client.send_body("write to stdin", stdin, body).await
+                && matches!(error.code(), ErrorCode::QuotaExceeded | ErrorCode::Denied)
+            {
+                // It would wait for its input for ever.
+                let _ = refused.set(error.to_string());
+                let cancel = DaemonCall::post("kill", format!("{path}/cancel"));
+                let _ = client.ask(cancel.within(KILL_TIMEOUT)).await;
+            }
         });
         Self { queue: Mutex::new(Some(sender)), task }
     }

@@ -60,10 +60,10 @@ fn the_kit_passes_through_a_daemon() {
 fn a_command_runs_on_the_daemon_as_it_would_here() {
     let pair = RemotePair::start();
     pair.run(&["--", "echo", "hi"]).is(0, "hi\n", "");
-    pair.run(&["-c", "echo out; echo err >&2; exit 3"]).is(3, "out\n", "err\n");
+    pair.run(&["--shell", "echo out; echo err >&2; exit 3"]).is(3, "out\n", "err\n");
     pair.run(&["--", "no-such-program"]).code_is(127);
     pair.run(&["--timeout", "1s", "--", "sleep", "60"]).code_is(124);
-    pair.run(&["--env", "A=b c", "-c", "printf %s \"$A\"; pwd"]).is(0, "b c/workspace\n", "");
+    pair.run(&["--env", "A=b c", "--shell", "printf %s \"$A\"; pwd"]).is(0, "b c/workspace\n", "");
     let mut command = pair.near.command(&["run", "-i", "--no-workspace", "--", "cat"]);
     command.env("STOCKADE_HOST", &pair.url).env_remove("STOCKADE_BACKEND");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -84,7 +84,7 @@ fn a_persistent_sandbox_lives_on_the_daemon() {
     let made = pair.near.stockade(&["create", "--no-workspace", "--host", &pair.url]);
     made.code_is(0);
     let id = made.stdout.trim();
-    pair.near.stockade(&["exec", id, "-c", "echo kept >file"]).code_is(0);
+    pair.near.stockade(&["exec", id, "--shell", "echo kept >file"]).code_is(0);
     pair.near.stockade(&["cp", &format!("{id}:file"), "."]).code_is(0);
     assert_eq!(fs::read_to_string(pair.near.workspace().join("file")).unwrap(), "kept\n");
     let listed = pair.daemon.ask("GET", "/v1/attached", b"").json();
@@ -147,7 +147,7 @@ fn the_holder_of_a_token_uses_a_daemon_by_tcp() {
 #[test]
 fn a_sandbox_ends_with_the_engine_that_uses_it_and_with_its_daemon() {
     let pair = RemotePair::start();
-    let sleep = ["run", "--no-workspace", "--host", &pair.url, "-c", "echo up; sleep 1000"];
+    let sleep = ["run", "--no-workspace", "--host", &pair.url, "--shell", "echo up; sleep 1000"];
     let (mut child, line) = crate::common::start(pair.near.command(&sleep));
     assert_eq!(line, "up");
     let names = || pair.daemon.ask("GET", "/v1/attached", b"").json()["names"].clone();

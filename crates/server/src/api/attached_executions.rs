@@ -18,6 +18,7 @@ use super::answer::{ApiAnswer, answer_done};
 use super::attached::KEEP_ALIVE_INTERVAL;
 use super::body::read_json;
 use super::caller::ApiCaller;
+use super::connection::WaitsForReader;
 use super::events::output_event;
 use super::failure::ApiFailure;
 use super::query::PathId;
@@ -43,7 +44,9 @@ pub(crate) async fn run_attached(
     let rest = stream::unfold((execution, follower), next_event);
     let events = stream::iter([started]).chain(rest).map(Ok::<_, Infallible>);
     let sent = Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE_INTERVAL));
-    Ok(sent.into_response())
+    let mut response = sent.into_response();
+    response.extensions_mut().insert(WaitsForReader);
+    Ok(response)
 }
 
 async fn next_event(

@@ -27,13 +27,17 @@ use super::failure::ApiFailure;
 use super::state::Api;
 use super::tokens::TokenStore;
 use crate::http::{
-    FramedStream, FramingVerdict, StallTimeout, Visit, build_http1, find_bearer_token, is_plain,
-    names_loopback, names_loopback_origin,
+    FramedStream, FramingVerdict, ReaderPatience, StallTimeout, Visit, build_http1,
+    find_bearer_token, is_plain, names_loopback, names_loopback_origin,
 };
 
 const HEALTH_PATH: &str = "/v1/health";
 /// How often is looked whether the token of a request that goes on was revoked.
 const REVOCATION_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Mark of an answer that waits for its reader as long as that takes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WaitsForReader;
 
 /// Where a connection came in.
 #[derive(Clone)]
@@ -49,6 +53,10 @@ pub(crate) struct TcpDoor {
     pub visit: Visit,
     /// Of all connections and of the tenant's; held from the first request with a token on.
     pub slots: OnceCell<[OwnedSemaphorePermit; 2]>,
+}
+
+fn ends_something(request: &Request<Incoming>) -> bool {
+    request.method() == Method::DELETE || request.uri().path().ends_with("/cancel")
 }
 
 /// What every connection is served with.
@@ -79,10 +87,17 @@ impl ApiService {
             ApiDoor::Tcp(door) => door.visit.turned_out(),
         };
         let framing = FramingVerdict::default();
-        let stream = StallTimeout::new(FramedStream::new(stream, framing.clone()));
+        let patience = ReaderPatience::default();
+        let stream = FramedStream::new(stream, framing.clone());
+        let stream = StallTimeout::new(stream, patience.clone());
         let answer = service_fn(move |request: Request<Incoming>| {
             let (service, door, framing) = (self.clone(), door.clone(), framing.clone());
-            async move { Ok::<_, Infallible>(service.answer(request, &door, &framing).await) }
+            let patience = patience.clone();
+            async move {
+                let response = service.answer(request, &door, &framing).await;
+                patience.set(response.extensions().get::<WaitsForReader>().is_some());
+                Ok::<_, Infallible>(response)
+            }
         });
         let mut served = pin!(build_http1().serve_connection(TokioIo::new(stream), answer));
         tokio::select! {
@@ -124,7 +139,11 @@ impl ApiService {
             door.slots.get_or_try_init(taking).await?;
             door.visit.leave();
         }
-        let held = self.api.reserve_request(&caller)?;
+        // What ends something frees room, and needs none.
+        let held = match ends_something(&request) {
+            true => None,
+            false => self.api.reserve_request(&caller)?,
+        };
         let mut revoked = self.watch_revocation(&caller);
         request.extensions_mut().insert(caller);
         let answered = tokio::select! {

@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 pub(crate) use framing::{FramedStream, FramingVerdict};
 pub(crate) use lobby::{Lobby, Visit};
 pub(crate) use request::{find_bearer_token, is_plain, names_loopback, names_loopback_origin};
-pub(crate) use stall::StallTimeout;
+pub(crate) use stall::{ReaderPatience, StallTimeout};
 
 /// Timeout for the head of a request, also of the next one on a connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);

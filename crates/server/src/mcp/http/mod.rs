@@ -24,7 +24,7 @@ use self::guard::TokenGuard;
 pub use self::token::{Token, TokenError};
 use super::desk::Desk;
 use super::handler::Handler;
-use crate::http::{Lobby, StallTimeout, Visit, accept_tcp, build_http1};
+use crate::http::{Lobby, ReaderPatience, StallTimeout, Visit, accept_tcp, build_http1};
 
 /// Path of the endpoint, the only one there is.
 pub const MCP_PATH: &str = "/mcp";
@@ -152,7 +152,8 @@ async fn serve_connection(
             Ok(door.service.handle(request).await)
         }
     });
-    let served = build_http1().serve_connection(TokioIo::new(StallTimeout::new(stream)), answer);
+    let stream = StallTimeout::new(stream, ReaderPatience::default());
+    let served = build_http1().serve_connection(TokioIo::new(stream), answer);
     tokio::select! {
         // A client that breaks off is no business of ours.
         _ = served => {}
