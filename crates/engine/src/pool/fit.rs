@@ -150,7 +150,7 @@ mod tests {
         assert!(!has_same_walls_after(|spec| spec.workdir = Some("/tmp".parse().unwrap())));
         assert!(!has_same_walls_after(|spec| spec.network = stockade_core::Network::None));
         assert!(!has_same_walls_after(|spec| spec.deterministic = true));
-        assert!(!has_same_walls_after(|spec| spec.limits.memory = Some(Bytes::mib(1))));
+        assert!(!has_same_walls_after(|spec| spec.limits.memory = Some(Bytes::mib(64))));
         assert!(!has_same_walls_after(|spec| spec.without.insert(Feature::DiskLimit)));
     }
 

@@ -138,6 +138,7 @@ async fn check_slow_reader(kit: Kit) -> Verdict {
     let bounds = HistoryBounds { events: 1000, bytes: 256 << 10 };
     let engine = kit.another_engine(|config| config.history = bounds).await?;
     let id = engine.create(kit.spec()).await?;
+    kit.equip(&engine, &id).await?;
     let command = probe_command(["flood", "stdout", &FLOOD_BYTES.to_string()]);
     let (execution, fast) = engine.exec_followed(&id, command).await?;
     let mut stalled = execution.subscribe();

@@ -14,10 +14,10 @@ use std::time::Duration;
 
 use serde_json::Value;
 use stockade_core::{
-    Backend, Boundary, Capabilities, Command, Feature, HostPath, Layers, SandboxSpec, SnapshotId,
-    Support, Workspace,
+    Backend, Boundary, Capabilities, Command, Feature, HostPath, Layers, SandboxId, SandboxSpec,
+    SnapshotId, Support, Workspace,
 };
-use stockade_engine::{Engine, EngineConfig, Execution};
+use stockade_engine::{Engine, EngineConfig, Execution, Watcher};
 use tempfile::{TempDir, TempPath};
 
 pub use ran::Ran;
@@ -231,9 +231,30 @@ impl Kit {
     /// Starts a command in a sandbox of its own.
     pub async fn start(&self, spec: SandboxSpec, command: Command) -> Verdict<Execution> {
         if self.carries_the_probe_in() {
-            return self.room_with(spec).await?.start(command).await;
+            return self.start_in_room(spec, command).await;
         }
         Ok(self.engine().run(spec, command).await?)
+    }
+
+    /// The same with the probe carried in first: the sandbox ends with the command all the same.
+    async fn start_in_room(&self, spec: SandboxSpec, command: Command) -> Verdict<Execution> {
+        let room = self.room_with(spec).await?;
+        let execution = room.start(command).await?;
+        let watcher = Watcher::clone(&execution);
+        tokio::spawn(async move {
+            watcher.outcome().await;
+            // What is left is found by the case.
+            let _ = room.destroy().await;
+        });
+        Ok(execution)
+    }
+
+    /// Puts the probe into a sandbox of another engine, where there is no workspace to put it into.
+    pub async fn equip(&self, engine: &Engine, id: &SandboxId) -> Verdict {
+        if self.carries_the_probe_in() {
+            carry_probe_in(engine.sandbox(id)?.as_ref(), self.0.subject.probe()).await?;
+        }
+        Ok(())
     }
 
     /// Runs a verb of the probe in a sandbox of its own, to its end.
@@ -244,7 +265,10 @@ impl Kit {
     /// Runs a command in a sandbox of its own, to its end.
     pub async fn run_with(&self, spec: SandboxSpec, command: Command) -> Verdict<Ran> {
         if self.carries_the_probe_in() {
-            return self.room_with(spec).await?.run_command(command).await;
+            let room = self.room_with(spec).await?;
+            let ran = room.run_command(command).await?;
+            room.destroy().await?;
+            return Ok(ran);
         }
         let (_execution, follower) = self.engine().run_followed(spec, command).await?;
         collect_output(follower).await
