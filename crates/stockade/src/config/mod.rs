@@ -69,6 +69,8 @@ pub struct Settings {
     /// The table of each backend that has one, by its name.
     #[serde(skip)]
     tables: BTreeMap<String, toml::Table>,
+    /// The token that the environment names, for whichever daemon is used.
+    daemon_token: Option<String>,
     /// Package caches that guests of this process may see.
     #[serde(skip)]
     guest_caches: Vec<PathBuf>,
@@ -178,11 +180,6 @@ impl Settings {
         merge_table(DAEMON_BACKEND.as_str(), table, later);
     }
 
-    fn set_daemon_token(&mut self, file: &str) {
-        let table = self.tables.entry(DAEMON_BACKEND.to_string()).or_default();
-        table.insert(DAEMON_TOKEN_KEY.to_owned(), file.into());
-    }
-
     /// These settings, with registries asked by this policy.
     #[must_use]
     pub fn with_pull(mut self, policy: PullPolicy) -> Self {
@@ -226,7 +223,11 @@ impl Settings {
 
     /// The table of a backend; empty if nothing is set in it.
     pub fn backend_table(&self, name: &BackendName) -> toml::Table {
-        self.tables.get(name.as_str()).cloned().unwrap_or_default()
+        let mut table = self.tables.get(name.as_str()).cloned().unwrap_or_default();
+        if let Some(file) = self.daemon_token.clone().filter(|_| *name == DAEMON_BACKEND) {
+            table.insert(DAEMON_TOKEN_KEY.to_owned(), file.into());
+        }
+        table
     }
 
     /// Where journal and leases live.
@@ -284,8 +285,8 @@ impl Settings {
     /// What the tables of backends name of the host.
     fn backends_paths(&self) -> Vec<(PathBuf, &'static str)> {
         let named = registry::factories().into_iter().filter_map(|factory| {
-            let table = self.tables.get(factory.name.as_str())?;
-            Some((factory.table?.own_paths)(table))
+            let table = self.backend_table(&factory.name);
+            Some((factory.table?.own_paths)(&table))
         });
         named.flatten().collect()
     }
@@ -311,6 +312,7 @@ impl Settings {
             network: self.network.merge_over(earlier.network),
             images: self.images.merge_over(earlier.images),
             tables,
+            daemon_token: self.daemon_token.or(earlier.daemon_token),
             guest_caches: [earlier.guest_caches, self.guest_caches].concat(),
         }
     }
@@ -339,8 +341,8 @@ fn env_path(name: &str) -> Option<PathBuf> {
 /// Keys of `later` over those of `earlier`. A token is for the daemon that it is configured with: another one
 /// that is named later does not get it.
 fn merge_table(backend: &str, earlier: &mut toml::Table, later: toml::Table) {
-    let is_other = |url: &toml::Value| later.get(DAEMON_URL_KEY).is_some_and(|later| later != url);
-    if backend == DAEMON_BACKEND.as_str() && earlier.get(DAEMON_URL_KEY).is_some_and(is_other) {
+    let url = later.get(DAEMON_URL_KEY);
+    if backend == DAEMON_BACKEND.as_str() && url.is_some() && earlier.get(DAEMON_URL_KEY) != url {
         earlier.remove(DAEMON_TOKEN_KEY);
     }
     earlier.extend(later);
@@ -358,14 +360,16 @@ mod tests {
     #[test]
     fn a_token_stays_with_the_daemon_that_it_is_configured_with() {
         let text = "[remote]\nurl = \"unix:///a\"\ntokenFile = \"/token\"";
-        let has_token = |settings: Settings| settings.tables["remote"].contains_key("tokenFile");
+        let has_token =
+            |settings: Settings| settings.backend_table(&DAEMON_BACKEND).contains_key("tokenFile");
         let configured = || from_toml(text).unwrap();
+        let without_url = from_toml("[remote]\ntokenFile = \"/token\"").unwrap();
+        assert!(!has_token(without_url.with_daemon("unix:///b")));
         assert!(has_token(configured().with_daemon("unix:///a")));
         assert!(!has_token(configured().with_daemon("unix:///b")));
         assert!(!has_token(Settings::default().with_daemon("unix:///b").merge_over(configured())));
-        let mut chosen = Settings::default();
-        chosen.set_daemon_token("/other");
-        assert!(has_token(chosen.with_daemon("unix:///b")));
+        let chosen = Settings { daemon_token: Some("/other".into()), ..Settings::default() };
+        assert!(has_token(chosen.merge_over(configured()).with_daemon("unix:///b")));
     }
 
     #[test]

@@ -22,7 +22,7 @@ const ENV_VARIABLES: [Variable; 15] = [
         Ok(())
     }),
     ("TOKEN_FILE", "remote.tokenFile", |to, given| {
-        to.set_daemon_token(given);
+        to.daemon_token = Some(given.to_owned());
         Ok(())
     }),
     ("BOUNDARIES", "boundaries", |to, given| {
@@ -142,9 +142,8 @@ mod tests {
         assert_eq!(given("STOCKADE_STRICT", "true").unwrap().strict, Some(true));
         let remote = given("STOCKADE_HOST", "unix:///a").unwrap();
         assert_eq!(remote, Settings::default().with_daemon("unix:///a"));
-        assert!(
-            given("STOCKADE_TOKEN_FILE", "/t").unwrap().tables["remote"].contains_key("tokenFile")
-        );
+        let token = given("STOCKADE_TOKEN_FILE", "/t").unwrap().daemon_token;
+        assert_eq!(token.as_deref(), Some("/t"));
         for name in ["STOCKADE_MEM", "STOCKADE_TIMEOUT", "STOCKADE_PIDS", "STOCKADE_BOUNDARIES"] {
             let error = given(name, "lots").unwrap_err().to_string();
             assert!(error.contains(name) && error.contains("unset"), "{error}");
