@@ -1,5 +1,5 @@
 """Which daemon to speak to: the one that is named, the one that this user runs, or a private one that ends with
-this process. Never that of another user."""
+this process. One that is found by itself is never that of another user; one that is named is taken at its word."""
 
 from __future__ import annotations
 
@@ -153,6 +153,8 @@ class _PrivateDaemon:
         for pipe in (self.watchdog.stdin, self.watchdog.stdout):
             if pipe is not None:
                 pipe.close()
+        # A forked child may hold the pipe open.
+        self.watchdog.terminate()
         self.watchdog.wait(STOP_TIMEOUT_SECONDS)
 
 

@@ -15,11 +15,14 @@ import sys
 STOP_TIMEOUT_SECONDS = 70
 REAP_TIMEOUT_SECONDS = 30
 _PR_SET_PDEATHSIG = 1
+#: Variables that name another daemon: this one builds its own sandboxes.
+_ELSEWHERE = ("STOCKADE_HOST", "STOCKADE_TOKEN_FILE")
 
 
 def main(binary: str, directory: str) -> int:
     ending = wake_on_termination()
-    environment = {**os.environ, "STOCKADE_STATE_DIR": directory}
+    environment = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
+    environment["STOCKADE_STATE_DIR"] = directory
     daemon = subprocess.Popen(
         [binary, "serve", "--json"],
         stdin=subprocess.DEVNULL,

@@ -114,8 +114,14 @@ class AsyncClient:
         return AsyncExecution(await self.transport(), id)
 
     async def snapshots(self) -> List[Snapshot]:
-        body = await self.request("GET", path_of("snapshots"))
-        return [Snapshot.from_json(snapshot) for snapshot in body["snapshots"]]
+        params: Dict[str, str] = {}
+        snapshots: List[Snapshot] = []
+        while True:
+            page = await self.request("GET", path_of("snapshots"), params=params)
+            snapshots.extend(Snapshot.from_json(snapshot) for snapshot in page["snapshots"])
+            if page.get("next") is None:
+                return snapshots
+            params["after"] = page["next"]
 
     async def delete_snapshot(self, snapshot: Union[Snapshot, str]) -> None:
         id = snapshot.id if isinstance(snapshot, Snapshot) else snapshot

@@ -115,8 +115,14 @@ class Client:
         return Execution(self.transport(), id)
 
     def snapshots(self) -> List[Snapshot]:
-        body = self.request("GET", path_of("snapshots"))
-        return [Snapshot.from_json(snapshot) for snapshot in body["snapshots"]]
+        params: Dict[str, str] = {}
+        snapshots: List[Snapshot] = []
+        while True:
+            page = self.request("GET", path_of("snapshots"), params=params)
+            snapshots.extend(Snapshot.from_json(snapshot) for snapshot in page["snapshots"])
+            if page.get("next") is None:
+                return snapshots
+            params["after"] = page["next"]
 
     def delete_snapshot(self, snapshot: Union[Snapshot, str]) -> None:
         id = snapshot.id if isinstance(snapshot, Snapshot) else snapshot

@@ -41,8 +41,14 @@ class Files:
 
     def list(self, path: str = ".") -> List[Entry]:
         """What is in a directory, by name."""
-        body = self._transport.request("GET", f"{self._path}/list", params={"path": path})
-        return [Entry.from_json(entry) for entry in body["entries"]]
+        params = {"path": path}
+        entries: List[Entry] = []
+        while True:
+            page = self._transport.request("GET", f"{self._path}/list", params=params)
+            entries.extend(Entry.from_json(entry) for entry in page["entries"])
+            if page.get("next") is None:
+                return entries
+            params["after"] = page["next"]
 
     def stat(self, path: str) -> Entry:
         """What is at a path. A symbolic link is not followed."""
