@@ -87,6 +87,11 @@ fn a_persistent_sandbox_lives_on_the_daemon() {
     pair.near.stockade(&["exec", id, "--shell", "echo kept >file"]).code_is(0);
     pair.near.stockade(&["cp", &format!("{id}:file"), "."]).code_is(0);
     assert_eq!(fs::read_to_string(pair.near.workspace().join("file")).unwrap(), "kept\n");
+    // More than one answer lists.
+    let many = "mkdir many; cd many; for name in $(seq 1200); do : >$name; done";
+    pair.near.stockade(&["exec", id, "--shell", many]).code_is(0);
+    pair.near.stockade(&["cp", &format!("{id}:many"), "."]).code_is(0);
+    assert_eq!(fs::read_dir(pair.near.workspace().join("many")).unwrap().count(), 1200);
     let listed = pair.daemon.ask("GET", "/v1/attached", b"").json();
     assert_eq!(listed["names"], serde_json::json!([id]));
     pair.near.stockade(&["kill", id]).code_is(0);
