@@ -70,6 +70,7 @@ pub struct Settings {
     #[serde(skip)]
     tables: BTreeMap<String, toml::Table>,
     /// The token that the environment names, for whichever daemon is used.
+    #[serde(skip)]
     daemon_token: Option<String>,
     /// Package caches that guests of this process may see.
     #[serde(skip)]
