@@ -66,6 +66,15 @@ impl Library {
         self.cache.get_or_init(open).as_ref()
     }
 
+    /// Keeps every program from being loaded for the first time until `wait` returns.
+    #[cfg(test)]
+    pub(super) fn hold_loading(&self, wait: impl FnOnce()) {
+        self.cache.get_or_init(|| {
+            wait();
+            None
+        });
+    }
+
     /// Where it is kept, or would be.
     pub(super) fn directory(&self) -> Option<&Path> {
         self.directory.as_deref()

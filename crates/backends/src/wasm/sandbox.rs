@@ -10,6 +10,8 @@ use stockade_core::{
     Command, EffectiveLimits, Error, ErrorCode, ExitStatus, Files, Parts, Process, Result, Sandbox,
     SandboxId, Signal, SnapshotKind, StartFailure, Stdin, StreamId,
 };
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
 use wasmtime_wasi::WasiCtxBuilder;
 
 use super::NAME;
@@ -18,8 +20,8 @@ use super::engine::{EngineMode, WasmMachine};
 use super::find::{self, StartDir};
 use super::lane::ThreadLane;
 use super::openings::{Opening, Openings};
-use super::process::{self, ProcessInside, ProgramHandle};
-use super::program::LoadedProgram;
+use super::process::{self, PresenceGuard, ProcessInside, ProgramHandle};
+use super::program::{LoadedProgram, ProgramBytes};
 use super::run::{self, ProgramJob};
 use super::streams::{EventOutlet, Inlet};
 use super::tree::GuestPlace;
@@ -173,9 +175,13 @@ impl ProgramPlan {
                 builder.stdin(Inlet::new(input));
             }
         };
-        let prepared = self.prepare_job(Box::new(streams)).await;
+        let prepared = tokio::select! {
+            biased;
+            prepared = self.prepare_job(Box::new(streams), &present) => Some(prepared),
+            _ = killed.wait_for(|killed| *killed) => None,
+        };
         let ended = match prepared {
-            Ok(PreparedProgram { machine, program, job }) => {
+            Some(Ok(PreparedProgram { machine, program, job })) => {
                 let ended = async move {
                     // Before that it cannot go on for long.
                     self.lane.wait_for_own_thread().await;
@@ -187,7 +193,8 @@ impl ProgramPlan {
                 };
                 run::run_program(&machine, &program, job, ended).await
             }
-            Err(failure) => ExitStatus::StartFailed(failure).into(),
+            Some(Err(failure)) => ExitStatus::StartFailed(failure).into(),
+            None => ExitStatus::Signalled(Signal::KILL).into(),
         };
         // A send error means that no caller waits for it.
         let _ = exit.send(ended);
@@ -197,6 +204,7 @@ impl ProgramPlan {
     async fn prepare_job(
         &self,
         streams: Box<dyn FnOnce(&mut WasiCtxBuilder) + Send>,
+        present: &PresenceGuard,
     ) -> Result<PreparedProgram, StartFailure> {
         let body = &self.body;
         let start = find::resolve_start_dir(&body.tree, &self.command)?;
@@ -207,7 +215,7 @@ impl ProgramPlan {
             Some(found) => found,
             None => {
                 self.lane.wait_for_own_thread().await;
-                self.load_program(&start, name)?
+                self.load_program(&start, name, present).await?
             }
         };
         let job = ProgramJob {
@@ -239,18 +247,44 @@ impl ProgramPlan {
         matches!(*program, LoadedProgram::Core(_)).then_some((machine, program))
     }
 
-    fn load_program(
+    async fn load_program(
         &self,
         start: &StartDir<'_>,
         name: &str,
+        present: &PresenceGuard,
     ) -> Result<(Arc<WasmMachine>, Arc<LoadedProgram>), StartFailure> {
         let shared = &self.body.shared;
         let bytes = self.body.read_program(start, name)?;
         let unsuited = || StartFailure::NoResources("this machine cannot run WebAssembly".into());
         let machine = shared.machines.get_or_create(self.mode()).ok_or_else(unsuited)?;
-        let program = shared.library.load_program(&machine, bytes);
-        let program = program.map_err(|unfit| find::to_start_failure(name, &unfit))?;
+        let program = match shared.library.recall_program(self.mode(), &bytes.hash) {
+            Some(program) => program,
+            None => self.compile_apart(&machine, bytes, name, present).await?,
+        };
         Ok((machine, program))
+    }
+
+    /// Compiles on a thread of its own: that cannot be interrupted, and a program that is ended meanwhile is
+    /// reported at once. It is present until the compiler is done.
+    async fn compile_apart(
+        &self,
+        machine: &Arc<WasmMachine>,
+        bytes: ProgramBytes,
+        name: &str,
+        present: &PresenceGuard,
+    ) -> Result<Arc<LoadedProgram>, StartFailure> {
+        let (done, compiled) = oneshot::channel();
+        let (machine, present) = (Arc::clone(machine), present.clone());
+        let body = Arc::clone(&self.body);
+        let compile = move |_: &Runtime| {
+            // A send error means that it was ended meanwhile.
+            let _ = done.send(body.shared.library.load_program(&machine, bytes));
+            drop(present);
+        };
+        let lacking = |why: String| StartFailure::NoResources(why);
+        self.body.shared.threads.run_task(compile).map_err(|error| lacking(error.to_string()))?;
+        let program = compiled.await.map_err(|_| lacking("the compiler panicked".into()))?;
+        program.map_err(|unfit| find::to_start_failure(name, &unfit))
     }
 
     /// The directories it is given: opened once for all that start where most do.
@@ -293,7 +327,45 @@ async fn wait_until_removed(private: &Path) -> ExitStatus {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
+    use stockade_core::{Backend as _, HostPath, ProcessEvent, SandboxSpec, Workspace};
+
     use super::*;
+    use crate::linux::admit_provisionally;
+    use crate::wasm::Wasm;
+
+    #[tokio::test]
+    async fn a_program_that_is_ended_while_it_is_compiled_is_reported_at_once() {
+        let work = tempfile::tempdir().unwrap();
+        std::fs::write(work.path().join("a.wasm"), "(module (func (export \"_start\")))").unwrap();
+        let workspace = Workspace::Local(HostPath::try_from(work.path().to_owned()).unwrap());
+        let spec = SandboxSpec { workspace, ..SandboxSpec::default() };
+        let wasm = Wasm::default();
+        let shared = Arc::clone(&wasm.shared);
+        let (go_on, held) = mpsc::channel::<()>();
+        let (holding, holds) = mpsc::channel();
+        let holder = std::thread::spawn(move || {
+            shared.library.hold_loading(|| {
+                holding.send(()).unwrap();
+                // An error means that the test is over.
+                let _ = held.recv();
+            });
+        });
+        holds.recv().unwrap();
+        let id: SandboxId = "compiled".parse().unwrap();
+        let admitted = admit_provisionally(NAME, &spec).unwrap();
+        let sandbox = wasm.create(&id, &admitted).await.unwrap();
+        let command = Command::program(["./a.wasm"]);
+        let Process { mut events, control } =
+            sandbox.spawn(&command, &EffectiveLimits::default()).await.unwrap();
+        control.kill().await.unwrap();
+        let Some(ProcessEvent::Exit(exit)) = events.next().await else { panic!("no exit") };
+        assert_eq!(exit.status, ExitStatus::Signalled(Signal::KILL));
+        drop(go_on);
+        holder.join().unwrap();
+        wasm.destroy(&id).await.unwrap();
+    }
 
     #[tokio::test]
     async fn a_program_that_does_not_end_is_told_of_each_time() {
