@@ -132,35 +132,39 @@ async fn poll_at_most<T>(mut future: Pin<&mut impl Future<Output = T>>, polls: u
     .await
 }
 
-/// Polls a future so many times and drops it: at once, or when walls are being built for it.
-async fn given_up<T>(
+/// Polls a future until walls are being built for it, then so many times more, and drops it.
+async fn poll_while_building<T>(
     kit: &Kit,
     future: impl Future<Output = T>,
     polls: usize,
-    when_building: bool,
 ) -> Option<T> {
     let before = kit.asked_for().len();
     let mut future = pin!(future);
-    let answer = poll_at_most(future.as_mut(), polls).await;
-    let until = tokio::time::Instant::now() + Duration::from_millis(200);
-    while answer.is_none()
-        && when_building
-        && kit.asked_for().len() == before
-        && tokio::time::Instant::now() < until
-    {
-        tokio::time::sleep(Duration::from_millis(1)).await;
+    while kit.asked_for().len() == before {
+        tokio::select! {
+            biased;
+            answer = future.as_mut() => return Some(answer),
+            () = tokio::time::sleep(Duration::from_millis(1)) => {}
+        }
     }
-    answer
+    poll_at_most(future, polls).await
 }
 
 /// Polls before an operation is dropped: more than the points at which any of these operations waits.
 const MAX_POLL_COUNT: usize = 25;
+/// The same from the moment at which walls are being built.
+const MAX_BUILDING_POLL_COUNT: usize = 3;
 
 async fn abandoned_run(kit: Kit) -> Verdict {
-    for round in 0..2 * MAX_POLL_COUNT {
-        let run =
-            kit.engine().run(kit.spec(), probe_command(["ignore-signals-then-sleep", "600000"]));
-        if let Some(execution) = given_up(&kit, run, round / 2, round % 2 == 1).await {
+    let run =
+        || kit.engine().run(kit.spec(), probe_command(["ignore-signals-then-sleep", "600000"]));
+    for polls in 0..MAX_BUILDING_POLL_COUNT {
+        if let Some(execution) = poll_while_building(&kit, run(), polls).await {
+            drop(execution?);
+        }
+    }
+    for polls in 0..MAX_POLL_COUNT {
+        if let Some(execution) = poll_at_most(pin!(run()), polls).await {
             drop(execution?);
             break;
         }
@@ -169,9 +173,14 @@ async fn abandoned_run(kit: Kit) -> Verdict {
 }
 
 async fn abandoned_create(kit: Kit) -> Verdict {
-    for round in 0..2 * MAX_POLL_COUNT {
-        let create = kit.engine().create(kit.spec());
-        if let Some(id) = given_up(&kit, create, round / 2, round % 2 == 1).await {
+    let create = || kit.engine().create(kit.spec());
+    for polls in 0..MAX_BUILDING_POLL_COUNT {
+        if let Some(id) = poll_while_building(&kit, create(), polls).await {
+            kit.engine().destroy(&id?).await?;
+        }
+    }
+    for polls in 0..MAX_POLL_COUNT {
+        if let Some(id) = poll_at_most(pin!(create()), polls).await {
             kit.engine().destroy(&id?).await?;
             break;
         }

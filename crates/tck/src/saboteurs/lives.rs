@@ -76,6 +76,9 @@ impl Sabotage for ForgetsToList {
     }
 }
 
+/// How long building takes: time to give it up in, on a busy host too.
+const BUILD_DURATION: Duration = Duration::from_secs(2);
+
 /// Builds a sandbox whose creation was cancelled all the same, after it was told to destroy it.
 #[derive(Default)]
 pub(super) struct BuildsOn(Mutex<BTreeMap<SandboxId, Admitted>>);
@@ -95,7 +98,7 @@ impl Sabotage for BuildsOn {
         admitted: &Admitted,
     ) -> Result<Arc<dyn Sandbox>> {
         self.pending().insert(id.clone(), admitted.clone());
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        tokio::time::sleep(BUILD_DURATION).await;
         let built = mock.create(id, admitted).await;
         self.pending().remove(id);
         built
