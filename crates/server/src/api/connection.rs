@@ -27,7 +27,7 @@ use super::failure::ApiFailure;
 use super::state::Api;
 use super::tokens::TokenStore;
 use crate::http::{
-    FramedStream, FramingVerdict, ReaderPatience, StallTimeout, Visit, build_http1,
+    FramedReader, FramingVerdict, ReaderPatience, StallTimeout, Visit, build_http1,
     find_bearer_token, is_plain, names_loopback, names_loopback_origin,
 };
 
@@ -88,8 +88,10 @@ impl ApiService {
         };
         let framing = FramingVerdict::default();
         let patience = ReaderPatience::default();
-        let stream = FramedStream::new(stream, framing.clone());
-        let stream = StallTimeout::new(stream, patience.clone());
+        let (reader, writer) = tokio::io::split(stream);
+        let reader = FramedReader::new(reader, framing.clone());
+        let writer = StallTimeout::new(writer, patience.clone());
+        let stream = tokio::io::join(reader, writer);
         let answer = service_fn(move |request: Request<Incoming>| {
             let (service, door, framing) = (self.clone(), door.clone(), framing.clone());
             let patience = patience.clone();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, ReadBuf};
 
 use super::MAX_HEAD_BYTES;
 
@@ -26,64 +26,34 @@ impl FramingVerdict {
     }
 }
 
-/// A stream whose requests are looked at as they are read.
+/// The reading half of a connection, whose requests are looked at as they are read.
 #[derive(Debug)]
-pub(crate) struct FramedStream<S> {
-    stream: S,
+pub(crate) struct FramedReader<R> {
+    reader: R,
     framing: RequestFraming,
     verdict: FramingVerdict,
 }
 
-impl<S> FramedStream<S> {
-    /// Looks at what is read from a stream.
-    pub(crate) fn new(stream: S, verdict: FramingVerdict) -> Self {
-        Self { stream, framing: RequestFraming::default(), verdict }
+impl<R> FramedReader<R> {
+    /// Looks at what is read.
+    pub(crate) fn new(reader: R, verdict: FramingVerdict) -> Self {
+        Self { reader, framing: RequestFraming::default(), verdict }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for FramedStream<S> {
+impl<R: AsyncRead + Unpin> AsyncRead for FramedReader<R> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
-        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        ready!(Pin::new(&mut self.reader).poll_read(context, buffer))?;
         self.framing.take(&buffer.filled()[before..]);
         if self.framing.place == FramingPlace::Lost {
             self.verdict.0.store(true, Ordering::Release);
         }
         Poll::Ready(Ok(()))
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for FramedStream<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        data: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, data)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        data: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, data)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 

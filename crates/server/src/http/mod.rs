@@ -13,7 +13,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::TokioTimer;
 use tokio::net::{TcpListener, TcpStream};
 
-pub(crate) use framing::{FramedStream, FramingVerdict};
+pub(crate) use framing::{FramedReader, FramingVerdict};
 pub(crate) use lobby::{Lobby, Visit};
 pub(crate) use request::{find_bearer_token, is_plain, names_loopback, names_loopback_origin};
 pub(crate) use stall::{ReaderPatience, StallTimeout};

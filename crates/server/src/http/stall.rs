@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::AsyncWrite;
 use tokio::time::{Sleep, sleep};
 
 /// Timeout for a peer to take a part of what is sent to it.
@@ -30,19 +30,19 @@ impl ReaderPatience {
     }
 }
 
-/// A stream whose writes fail where its peer takes nothing.
+/// The writing half of a connection, whose writes fail where its peer takes nothing.
 #[derive(Debug)]
-pub(crate) struct StallTimeout<S> {
-    stream: S,
+pub(crate) struct StallTimeout<W> {
+    writer: W,
     patience: ReaderPatience,
     /// Runs while a write waits.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> StallTimeout<S> {
-    /// Watches the writes to a stream.
-    pub(crate) fn new(stream: S, patience: ReaderPatience) -> Self {
-        Self { stream, patience, timer: None }
+impl<W> StallTimeout<W> {
+    /// Watches what is written.
+    pub(crate) fn new(writer: W, patience: ReaderPatience) -> Self {
+        Self { writer, patience, timer: None }
     }
 
     /// Passes the result of a write on, unless it has waited for too long.
@@ -61,23 +61,13 @@ impl<S> StallTimeout<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for StallTimeout<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for StallTimeout<S> {
+impl<W: AsyncWrite + Unpin> AsyncWrite for StallTimeout<W> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         data: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write(context, data);
+        let written = Pin::new(&mut self.writer).poll_write(context, data);
         self.watch_write(written, context)
     }
 
@@ -86,21 +76,21 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for StallTimeout<S> {
         context: &mut Context<'_>,
         data: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write_vectored(context, data);
+        let written = Pin::new(&mut self.writer).poll_write_vectored(context, data);
         self.watch_write(written, context)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        self.writer.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         // Sockets have nothing to flush; what waits, waits in a write.
-        Pin::new(&mut self.stream).poll_flush(context)
+        Pin::new(&mut self.writer).poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
+        Pin::new(&mut self.writer).poll_shutdown(context)
     }
 }
 

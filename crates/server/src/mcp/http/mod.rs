@@ -152,7 +152,8 @@ async fn serve_connection(
             Ok(door.service.handle(request).await)
         }
     });
-    let stream = StallTimeout::new(stream, ReaderPatience::default());
+    let (reader, writer) = tokio::io::split(stream);
+    let stream = tokio::io::join(reader, StallTimeout::new(writer, ReaderPatience::default()));
     let served = build_http1().serve_connection(TokioIo::new(stream), answer);
     tokio::select! {
         // A client that breaks off is no business of ours.
