@@ -132,7 +132,7 @@ fn check_limits(near: &[Enforcement], far: &[Enforcement]) -> Result<()> {
         };
         if !far.iter().any(|held| is_held_as(wanted, held)) {
             let message = format!("the daemon does not hold the limit of {limit} to {value}");
-            let remedy = "name the value that its configuration has: `stockade config` shows it";
+            let remedy = "name the value that its configuration has: `stockade config show` there";
             return Err(refused(message).remedy(remedy));
         }
     }

@@ -93,9 +93,21 @@ pub async fn ps(args: &PsArgs, printer: &Printer) -> Result<i32> {
     let stale = rows.iter().filter(|row| row.state == ListedState::Stale).count();
     if stale > 0 {
         clear_away(&settings).await?;
-        printer.note(&format!("cleared away {stale} that dead processes had left"));
+        let left = place.list()?.leases.iter().filter(|lease| !lease.alive).count();
+        note_cleared(stale.saturating_sub(left), left, printer);
     }
     Ok(0)
+}
+
+/// Says what became of the sandboxes whose owners are dead.
+fn note_cleared(cleared: usize, left: usize, printer: &Printer) {
+    if cleared > 0 {
+        printer.note(&format!("cleared away {cleared} that dead processes had left"));
+    }
+    if left > 0 {
+        printer
+            .note(&format!("{left} that dead processes had left stay until their backend answers"));
+    }
 }
 
 /// What its owner says. One that says nothing is listed all the same.

@@ -160,6 +160,14 @@ fn a_sandbox_ends_with_the_engine_that_uses_it_and_with_its_daemon() {
     child.kill().unwrap();
     child.wait().unwrap();
     eventually("the daemon has destroyed it", || names() == serde_json::json!([]));
+    // Without the URL there is nobody to ask whether anything is left.
+    let listed = pair.near.stockade(&["ps"]);
+    assert!(listed.stderr.contains("1 that dead processes had left stay until"), "{listed:?}");
+    assert!(!listed.stderr.contains("cleared away"), "{listed:?}");
+    let mut asking = pair.near.command(&["ps"]);
+    asking.env("STOCKADE_HOST", &pair.url).env_remove("STOCKADE_BACKEND");
+    let listed = finish(asking);
+    assert!(listed.stderr.contains("cleared away 1"), "{listed:?}");
     let (child, line) = crate::common::start(pair.near.command(&sleep));
     assert_eq!(line, "up");
     let (place, done) = pair.daemon.end();
