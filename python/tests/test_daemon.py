@@ -108,6 +108,19 @@ def test_what_a_killed_daemon_left_is_reaped(state: Path) -> None:
     holder.communicate()
 
 
+def test_what_a_killed_daemon_without_its_watchdog_left_is_reaped_by_the_next_one(state: Path) -> None:
+    holder, directory, watchdog = start_holder()
+    [daemon] = map(int, Path(f"/proc/{watchdog}/task/{watchdog}/children").read_text().split())
+    os.kill(watchdog, signal.SIGSTOP)
+    os.kill(daemon, signal.SIGKILL)
+    os.kill(watchdog, signal.SIGKILL)
+    holder.communicate()
+    assert list((directory / "leases").iterdir()) != []
+    subprocess.run([sys.executable, "-c", FIVE_LINES], check=True, capture_output=True)
+    assert not directory.exists()
+    assert processes_of(directory) == []
+
+
 def test_a_daemon_of_the_user_is_used(daemon: str, client) -> None:
     code = "import stockade; print(stockade.Client().transport().address.socket_path)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

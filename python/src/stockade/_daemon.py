@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, Optional
 
+from . import _watchdog
 from ._error import StockadeError
 
 #: Longest wait for a private daemon to end: its own timeout is 60 s.
@@ -113,7 +114,7 @@ class _PrivateDaemon:
     def __init__(self) -> None:
         self.process = os.getpid()
         binary = find_binary()
-        self.directory, lock = _make_directory()
+        self.directory, lock = _make_directory(binary)
         try:
             with open(self.directory / "stderr", "wb") as errors:
                 self.watchdog = subprocess.Popen(
@@ -172,11 +173,11 @@ def _private_daemon() -> Path:
         return daemon.socket
 
 
-def _make_directory() -> "tuple[Path, int]":
+def _make_directory(binary: str) -> "tuple[Path, int]":
     """A private directory, and its lock: one that is not locked is left from a process that was killed."""
     base = state_dir() / "python"
     os.makedirs(base, mode=0o700, exist_ok=True)
-    _remove_leftovers(base)
+    _remove_leftovers(binary, base)
     while True:
         made = Path(tempfile.mkdtemp(dir=base))
         lock = _lock_directory(made)
@@ -185,10 +186,11 @@ def _make_directory() -> "tuple[Path, int]":
             return made, lock
 
 
-def _remove_leftovers(base: Path) -> None:
+def _remove_leftovers(binary: str, base: Path) -> None:
     for left in base.iterdir():
         lock = _lock_directory(left)
         if lock is not None:
+            _watchdog.reap(binary, _watchdog.build_environment(str(left)))
             shutil.rmtree(left, ignore_errors=True)
             os.close(lock)
 

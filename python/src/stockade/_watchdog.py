@@ -21,8 +21,7 @@ _ELSEWHERE = ("STOCKADE_HOST", "STOCKADE_TOKEN_FILE")
 
 def main(binary: str, directory: str) -> int:
     ending = wake_on_termination()
-    environment = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
-    environment["STOCKADE_STATE_DIR"] = directory
+    environment = build_environment(directory)
     daemon = subprocess.Popen(
         [binary, "serve", "--json"],
         stdin=subprocess.DEVNULL,
@@ -36,6 +35,13 @@ def main(binary: str, directory: str) -> int:
         reap(binary, environment)
     shutil.rmtree(directory, ignore_errors=True)
     return 0
+
+
+def build_environment(directory: str) -> "dict[str, str]":
+    """The environment of a program that builds its own sandboxes and keeps its state in this directory."""
+    environment = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
+    environment["STOCKADE_STATE_DIR"] = directory
+    return environment
 
 
 def end_with_parent() -> None:
