@@ -10,6 +10,7 @@ use stockade_core::{
 
 use crate::engine::EngineInner;
 use crate::host_views::behind_links;
+use crate::lease_quota::{enforced_limits, refuse_uncounted};
 use crate::lifecycle::{RunningSandbox, SandboxOrder};
 use crate::request::SandboxRequest;
 use crate::select::{Selection, select};
@@ -57,6 +58,10 @@ impl EngineInner {
         let Refusals(mut refusals) = self.config.refused_views(spec);
         refusals.extend(self.secrets.refuse_missing(spec));
         refusals.extend(self.refuse_asking(spec.network.asks()));
+        if let Some(admitted) = &admitted {
+            let (tenant, limits) = (&spec.tenant, enforced_limits(admitted));
+            refusals.extend(refuse_uncounted(tenant, &self.config.quota(tenant), &limits));
+        }
         if admitted.is_none() {
             refusals.extend(every_refusal(spec, &selection).0);
         }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use stockade_core::{ImageProvider, TenantName};
+use stockade_core::{Bytes, ImageProvider, Millicores, TenantName};
 use stockade_network::{EgressLimits, ResolverSettings, TrustSettings};
 
 use crate::history::HistoryBounds;
@@ -66,6 +66,23 @@ pub struct Quota {
     pub executions: Option<u32>,
     /// Most sandboxes and executions that are started within a minute. A run of its own is one start.
     pub starts_per_minute: Option<u32>,
+    /// Most memory that its live sandboxes may use, by their limits added up.
+    pub memory: Option<Bytes>,
+    /// Most that its live sandboxes may write to disk, by their limits added up.
+    pub disk: Option<Bytes>,
+    /// Most processes and threads of its live sandboxes, by their limits added up.
+    pub processes: Option<u32>,
+    /// Largest share of processor time of its live sandboxes, by their limits added up.
+    pub cpus: Option<Millicores>,
+}
+
+impl Quota {
+    /// Whether something is counted by the leases of live sandboxes.
+    pub(crate) fn counts_leases(&self) -> bool {
+        let Self { sandboxes, memory, disk, processes, cpus, .. } = self;
+        let sums = memory.is_some() || disk.is_some() || processes.is_some() || cpus.is_some();
+        sandboxes.is_some() || sums
+    }
 }
 
 impl EngineConfig {

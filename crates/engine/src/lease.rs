@@ -14,8 +14,13 @@ use std::sync::Arc;
 
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
-use stockade_core::{BackendName, Error, ErrorCode, Result, SandboxId, TenantName};
-use stockade_fs::{Directory, LOCK_TIMEOUT, Locked, Sharing, StateDir, Timestamp, draft_name};
+use stockade_core::{BackendName, Error, ErrorCode, Limits, Result, SandboxId, TenantName};
+use stockade_fs::{
+    Directory, LOCK_TIMEOUT, Locked, Sharing, StateDir, Timestamp, draft_name, find_foreign_file,
+};
+
+use crate::config::Quota;
+use crate::lease_quota::check_lease_quota;
 
 /// The longest lease file.
 const MAX_LEASE: u64 = 64 << 10;
@@ -46,6 +51,9 @@ pub struct LeaseBody {
     /// Whether it is prepared for a caller who has not come yet. It is the tenant's all the same.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ready: bool,
+    /// The limits that something enforces, by which quotas count it. None in a lease from before there were such quotas.
+    #[serde(default, skip_serializing_if = "is_unlimited")]
+    pub limits: Limits,
 }
 
 /// The leases of one state directory.
@@ -88,6 +96,8 @@ pub struct MalformedLease {
     pub file: PathBuf,
     /// What is wrong with it.
     pub problem: String,
+    /// Whether its lock is held: a sandbox may live that cannot be counted.
+    pub held: bool,
 }
 
 /// Every lease there is.
@@ -112,7 +122,8 @@ impl LeaseBody {
     pub fn new(id: SandboxId, backend: BackendName, tenant: TenantName) -> Self {
         let owner = std::process::id();
         let (created, labels) = (Timestamp::now(), BTreeMap::new());
-        Self { id, backend, tenant, created, owner, labels, ready: false }
+        let (ready, limits) = (false, Limits::default());
+        Self { id, backend, tenant, created, owner, labels, ready, limits }
     }
 }
 
@@ -122,13 +133,14 @@ impl Leases {
         Ok(Self(Arc::new(state.subdirectory("leases")?)))
     }
 
-    /// Takes a lease for a sandbox that is about to be created. With a quota, that is the most live
-    /// leases the tenant may have, this one included.
-    pub fn acquire(&self, body: LeaseBody, quota: Option<u32>) -> Result<Lease> {
+    /// Takes a lease for a sandbox that is about to be created, if the quota of its tenant has room for it
+    /// beside the live ones.
+    pub fn acquire(&self, body: LeaseBody, quota: Quota) -> Result<Lease> {
         const ACQUIRE_OPERATION: &str = "take a lease";
         let json = self.encode(ACQUIRE_OPERATION, &body)?;
         // Held until the lease is there, so that no other counts in between.
-        let _probing = quota.map(|quota| self.within_quota(&body.tenant, quota)).transpose()?;
+        let counted = quota.counts_leases();
+        let _probing = counted.then(|| self.within_quota(&body, &quota)).transpose()?;
         let lock = self.place(&body.id, &json, Directory::link).map_err(|error| {
             if error.kind() == io::ErrorKind::AlreadyExists {
                 return in_use(&body.id);
@@ -148,21 +160,16 @@ impl Leases {
         Ok(json)
     }
 
-    fn within_quota(&self, tenant: &TenantName, quota: u32) -> Result<Locked> {
+    fn within_quota(&self, new: &LeaseBody, quota: &Quota) -> Result<Locked> {
         let probing = self.lock_for_probing()?;
-        let listing = self.list_leases(&probing)?;
-        let theirs = |info: &&LeaseInfo| info.alive && info.body.tenant == *tenant;
-        let theirs: Vec<_> = listing.leases.iter().filter(theirs).collect();
-        let live = theirs.len();
-        if live < quota as usize {
-            return Ok(probing);
+        let LeaseListing { leases, malformed } = self.list_leases(&probing)?;
+        if let Some(malformed) = malformed.iter().find(|malformed| malformed.held) {
+            return Err(uncounted_lease(malformed));
         }
-        let ready = theirs.iter().filter(|info| info.body.ready).count();
-        let ready =
-            if ready > 0 { format!(", {ready} of them ready in a pool") } else { "".into() };
-        let message = format!("tenant {tenant} has {live} of at most {quota} sandboxes{ready}");
-        Err(Error::new(ErrorCode::QuotaExceeded, "take a lease", message)
-            .remedy("wait until one has ended, destroy one, or raise the quota"))
+        let live = leases.into_iter().filter(|info| info.alive).map(|info| info.body);
+        let theirs: Vec<_> = live.filter(|body| body.tenant == new.tenant).collect();
+        check_lease_quota(&theirs, new, quota)?;
+        Ok(probing)
     }
 
     /// Writes a lease under a name of its own, takes its lock, and only then gives it its place.
@@ -286,8 +293,10 @@ impl Leases {
                         break;
                     }
                 }
-                Some(SeenLease { body: Err(problem), .. }) => {
-                    listing.malformed.push(MalformedLease { file: self.0.path_of(name), problem });
+                Some(SeenLease { file, body: Err(problem) }) => {
+                    let held = self.is_held(file)?;
+                    let file = self.0.path_of(name);
+                    listing.malformed.push(MalformedLease { file, problem, held });
                     break;
                 }
             }
@@ -304,10 +313,18 @@ impl Leases {
         }
     }
 
+    fn is_held(&self, file: File) -> Result<bool> {
+        let probed = Locked::attempt(file, Sharing::Shared);
+        Ok(probed.map_err(|error| self.failed("probe a lease", error))?.is_err())
+    }
+
     fn read_lease(&self, name: &str) -> io::Result<Option<SeenLease>> {
         let Some(file) = absent_is_none(self.0.open(name, OFlags::RDWR))? else {
             return Ok(None);
         };
+        if let Some(problem) = find_foreign_file(&file)? {
+            return Ok(Some(SeenLease { file, body: Err(problem) }));
+        }
         let mut json = Vec::new();
         (&file).take(MAX_LEASE + 1).read_to_end(&mut json)?;
         Ok(Some(SeenLease { file, body: parse_lease(name, &json) }))
@@ -358,6 +375,18 @@ fn parse_lease(name: &str, json: &[u8]) -> Result<LeaseBody, String> {
         return Err(format!("it speaks of sandbox {}", body.id));
     }
     Ok(body)
+}
+
+fn is_unlimited(limits: &Limits) -> bool {
+    *limits == Limits::default()
+}
+
+fn uncounted_lease(malformed: &MalformedLease) -> Error {
+    let MalformedLease { file, problem, .. } = malformed;
+    let message =
+        format!("a live sandbox cannot be counted: `{}` is no lease: {problem}", file.display());
+    Error::new(ErrorCode::StateUnavailable, "take a lease", message)
+        .remedy("end the process that holds the file locked (`fuser`), and remove the file")
 }
 
 fn name_of(id: &SandboxId) -> String {

@@ -19,6 +19,7 @@ mod host_views;
 mod images;
 mod journal;
 mod lease;
+mod lease_quota;
 mod lifecycle;
 mod observed;
 mod output;

@@ -17,6 +17,7 @@ use crate::egress::SandboxNetwork;
 use crate::engine::{EngineInner, lock_mutex};
 use crate::execution::SharedExecution;
 use crate::lease::{Lease, LeaseBody};
+use crate::lease_quota::{enforced_limits, fits_empty_quota};
 use crate::pool::{Claim, ClaimAnswer, Seated};
 use crate::quota::ExecutionSlot;
 use crate::workspace_guard::WorkspaceSlot;
@@ -246,8 +247,10 @@ impl EngineInner {
     ) -> Result<Arc<RunningSandbox>, NotBuilt> {
         let lease = loop {
             match self.lease(order, id, false) {
-                // What is ready for later makes room for what is wanted now.
-                Err(error) if error.code() == ErrorCode::QuotaExceeded => {
+                // What is ready for later makes room for what is wanted now, unless that can never fit.
+                Err(error)
+                    if error.code() == ErrorCode::QuotaExceeded && self.quota_fits(order, 1) =>
+                {
                     let ready = self.pools.make_room(&order.admitted.spec().tenant);
                     self.destroy_unclaimed(ready.ok_or(error)?).await?;
                 }
@@ -269,12 +272,19 @@ impl EngineInner {
         self.quotas.count_start(tenant, self.config.quota(tenant))
     }
 
+    /// Whether the quota of its tenant has room for this many of a sandbox, were there no others.
+    pub(crate) fn quota_fits(&self, order: &SandboxOrder, count: u32) -> bool {
+        let quota = self.config.quota(&order.admitted.spec().tenant);
+        fits_empty_quota(&quota, &enforced_limits(&order.admitted), count)
+    }
+
     pub(crate) fn lease(&self, order: &SandboxOrder, id: &SandboxId, ready: bool) -> Result<Lease> {
         let spec = order.admitted.spec();
         let mut body = LeaseBody::new(id.clone(), order.backend.name(), spec.tenant.clone());
         body.labels = spec.labels.clone();
         body.ready = ready;
-        self.leases.acquire(body, self.config.quota(&spec.tenant).sandboxes)
+        body.limits = enforced_limits(&order.admitted);
+        self.leases.acquire(body, self.config.quota(&spec.tenant))
     }
 
     pub(crate) async fn build_sandbox(

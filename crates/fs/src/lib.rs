@@ -42,6 +42,6 @@ pub use names::list_names;
 pub use remove::{ClosedDirs, remove_entry, remove_tree};
 pub use sparse::{clone_or_copy, copy_sparse, next_data, next_segment, read_full_at};
 #[cfg(feature = "state")]
-pub use state::{Directory, StateDir};
+pub use state::{Directory, StateDir, find_foreign_file};
 #[cfg(feature = "state")]
 pub use timestamp::Timestamp;

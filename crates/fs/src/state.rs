@@ -136,6 +136,17 @@ fn is_open_to_others(found: &rustix::fs::Stat) -> bool {
     found.st_mode & 0o077 != 0
 }
 
+/// What is wrong with a file of private state that was opened: another user's, or no regular file.
+pub fn find_foreign_file(file: &File) -> io::Result<Option<String>> {
+    let found = rustix::fs::fstat(file)?;
+    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+        return Ok(Some("it is no regular file".to_owned()));
+    }
+    let owner = found.st_uid;
+    let is_foreign = owner != rustix::process::geteuid().as_raw();
+    Ok(is_foreign.then(|| format!("it belongs to user {owner}")))
+}
+
 impl Directory {
     fn make_private(&self) -> Result<(), StateFault> {
         let found = self.stat()?;

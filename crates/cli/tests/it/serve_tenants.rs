@@ -237,6 +237,28 @@ fn a_tenant_beyond_its_quota_is_told_when_to_come_again() {
 }
 
 #[test]
+fn what_the_limits_of_a_tenants_sandboxes_add_up_to_is_bounded_for_every_front_end() {
+    let place = CliPlace::new();
+    let small = issue(&place, &["small"]);
+    let config = place.path("home/.config/stockade");
+    std::fs::create_dir_all(&config).unwrap();
+    let quotas = "[quotas.small]\nmemory = \"96m\"\n[quotas.shares]\ncpus = \"500m\"\n";
+    std::fs::write(config.join("config.toml"), quotas).unwrap();
+    let daemon = ApiDaemon::start_on_tcp(place);
+    let spec = br#"{"limits": {"memory": "64m"}}"#;
+    let sandbox = daemon.ask_as(&small, "POST", "/v1/sandboxes", spec).id(201);
+    let beyond = daemon.ask_as(&small, "POST", "/v1/sandboxes", spec);
+    beyond.is_error(429, "quota-exceeded");
+    assert!(beyond.head.contains("retry-after: "), "{}", beyond.head);
+    let run = ["run", "--tenant", "small", "--mem", "64m", "--", "true"];
+    daemon.place.stockade(&run).is_refused(&["small", "64m of memory", "--mem"]);
+    daemon.ask_as(&small, "DELETE", &format!("/v1/sandboxes/{sandbox}"), b"");
+    daemon.ask_as(&small, "POST", "/v1/sandboxes", spec).id(201);
+    let run = ["run", "--tenant", "shares", "--", "true"];
+    daemon.place.stockade(&run).is_refused(&["quota", "--cpu"]);
+}
+
+#[test]
 fn the_holder_of_a_token_names_nothing_of_the_host() {
     let place = CliPlace::new();
     let token = issue(&place, &["a", "--tenant", "team"]);

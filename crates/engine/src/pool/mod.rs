@@ -109,6 +109,13 @@ impl Engine {
         refuse_overlay(&pool.spec)?;
         self.refuse_beyond_quota(&pool)?;
         let order = self.inner.admit_spec(&pool.spec, None).await?;
+        if !self.inner.quota_fits(&order, pool.minimum) {
+            let PoolSpec { spec: SandboxSpec { tenant, .. }, minimum, .. } = &pool;
+            let message =
+                format!("{minimum} ready sandboxes are beyond a quota of tenant {tenant}");
+            return Err(Error::new(ErrorCode::Invalid, OPEN_OPERATION, message)
+                .remedy("lower the pool's minimum or its limits, or raise the quota"));
+        }
         let steward = self.inner.pools.open(order, bounds, &self.inner)?;
         Ok(Pool { steward })
     }

@@ -430,6 +430,47 @@ async fn a_quota_bounds_the_executions_of_a_tenant_and_its_starts() {
     assert!(refused.retry_delay().is_some(), "{refused}");
 }
 
+#[tokio::test]
+async fn a_quota_bounds_what_the_limits_of_live_sandboxes_add_up_to() {
+    let quota = Quota { memory: Some(Bytes::mib(1024)), ..Quota::default() };
+    let bench = bench_with(programs(), |config| config.default_quota = quota).await;
+    // Half of it each, by default.
+    let first = bench.engine.create(spec()).await.unwrap();
+    bench.engine.create(spec()).await.unwrap();
+    let error = bench.engine.create(spec()).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::QuotaExceeded);
+    let error = bench.engine.run(spec(), Command::program(["true"])).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::QuotaExceeded);
+    let other = SandboxSpec { tenant: "other".parse().unwrap(), ..spec() };
+    bench.engine.create(other).await.unwrap();
+    bench.engine.destroy(&first).await.unwrap();
+    bench.engine.create(spec()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_sandbox_without_a_limit_that_a_quota_counts_is_refused_with_the_flag() {
+    let cpus = Quota { cpus: Some(Millicores(800)), ..Quota::default() };
+    let bench = bench_with(programs(), |config| config.default_quota = cpus).await;
+    let error = bench.engine.create(spec()).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Refused);
+    assert!(error.hint().unwrap().contains("--cpu"), "{error}");
+    let limits = Limits { cpu_rate: Some(Millicores(500)), ..Limits::default() };
+    let half = SandboxSpec { limits, ..spec() };
+    bench.engine.create(half.clone()).await.unwrap();
+    let error = bench.engine.create(half).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::QuotaExceeded);
+    // A limit that was given up bounds as little as one that nothing enforces.
+    let memory = Quota { memory: Some(Bytes::mib(1024)), ..Quota::default() };
+    let given_up = SandboxSpec { without: [Feature::MemoryLimit].into(), ..spec() };
+    for (mock, wish) in [(programs(), given_up), (without_memory_limit(), spec())] {
+        let bench = bench_with(mock, |config| config.default_quota = memory).await;
+        let error = bench.engine.create(wish).await.unwrap_err();
+        let named: Vec<_> = error.refusals().unwrap().0.iter().filter_map(|r| r.feature).collect();
+        assert_eq!(named, [Feature::MemoryLimit]);
+        bench.nothing_left().await;
+    }
+}
+
 /// A mock that counts how often it is measured.
 struct Counted(Mock, Arc<std::sync::atomic::AtomicU32>);
 

@@ -420,6 +420,26 @@ async fn a_quota_that_ready_ones_use_up_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_can_never_fit_a_quota_ends_nothing_that_is_ready() {
+    let quota = Quota { memory: Some(Bytes::mib(1024)), ..Quota::default() };
+    let bench = bench_with(programs(), move |config| config.default_quota = quota).await;
+    // Two of 512 MiB fit, and no third.
+    let error = bench.engine.open_pool(sized(3, 3)).await.err().unwrap();
+    assert_eq!(error.code(), ErrorCode::Invalid);
+    let pool = bench.pool(sized(2, 2)).await;
+    let mut large = spec();
+    large.limits.memory = Some(Bytes::mib(2048));
+    let error = bench.engine.create(large.clone()).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::QuotaExceeded);
+    assert!(error.to_string().contains("2 of them ready in a pool"), "{error}");
+    assert_eq!(pool.status().ready, 2);
+    large.limits.memory = Some(Bytes::mib(1024));
+    bench.engine.create(large).await.unwrap();
+    assert_eq!(pool.status().ready, 0);
+    bench.closes().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pool_that_cannot_be_is_refused() {
     let bench = bench_with(programs(), limited(4)).await;
     bench.pool(sized(1, 2)).await;

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use stockade_core::{
-    BackendChoice, BackendName, Boundary, Bytes, Error, Limits, Result, SandboxSpec, TenantName,
-    Workspace,
+    BackendChoice, BackendName, Boundary, Bytes, Error, Limits, Millicores, Result, SandboxSpec,
+    TenantName, Workspace,
 };
 use stockade_engine::{
     EgressLimits, EngineConfig, OwnPath, Quota, ResolverSettings, StateDir, TrustSettings,
@@ -87,12 +87,21 @@ struct QuotaSetting {
     executions: Option<u32>,
     /// Sandboxes and executions that are started within a minute.
     starts_per_minute: Option<u32>,
+    /// Memory of the live sandboxes, by their limits added up.
+    memory: Option<Bytes>,
+    /// What they write to disk, by their limits added up.
+    disk: Option<Bytes>,
+    /// Their processes and threads, by their limits added up.
+    processes: Option<u32>,
+    /// Their share of processor time, by their limits added up.
+    cpus: Option<Millicores>,
 }
 
 impl From<QuotaSetting> for Quota {
     fn from(setting: QuotaSetting) -> Self {
-        let QuotaSetting { sandboxes, executions, starts_per_minute } = setting;
-        Self { sandboxes, executions, starts_per_minute }
+        let QuotaSetting { sandboxes, executions, starts_per_minute, .. } = setting;
+        let QuotaSetting { memory, disk, processes, cpus, .. } = setting;
+        Self { sandboxes, executions, starts_per_minute, memory, disk, processes, cpus }
     }
 }
 
