@@ -263,6 +263,12 @@ pub trait ProcessControl: Send + Sync {
     async fn resize(&self, _size: TerminalSize) -> Result<()> {
         Err(Error::unsupported("resize", Feature::Terminal))
     }
+
+    /// Processor time that it has used so far, where the host counts it: never the guest's own word. Elsewhere
+    /// [`Exit::cpu_time`] tells it at the end.
+    fn cpu_used(&self) -> Option<Span> {
+        None
+    }
 }
 
 /// Which output stream.

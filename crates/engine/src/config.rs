@@ -74,6 +74,8 @@ pub struct Quota {
     pub processes: Option<u32>,
     /// Largest share of processor time of its live sandboxes, by their limits added up.
     pub cpus: Option<Millicores>,
+    /// Most processor time of its executions within an hour. Once it is used up, none is started.
+    pub cpu_seconds_per_hour: Option<u32>,
 }
 
 impl Quota {

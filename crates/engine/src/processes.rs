@@ -152,7 +152,12 @@ impl EngineInner {
         let kept = self.config.keep_output && !terminal;
         let log = kept.then(|| self.output_logs.writer(&shared.job));
         let output = Sink { history: &shared.history, log };
-        let mut end = supervise_process(process, stdin, &limits, output, shared.cancelled()).await;
+        let control = Arc::clone(&process.control);
+        let supervised = supervise_process(process, stdin, &limits, output, shared.cancelled());
+        let mut end = match self.cpu_charge(&live.order) {
+            Some(charge) => charge.charge_until_end(control, supervised).await,
+            None => supervised.await,
+        };
         if self.was_killed(&end.ending, live.sandbox.id()) {
             end.confirmed &= end.ending == Ending::Cancelled;
             end.ending = Ending::Killed;

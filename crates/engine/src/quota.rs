@@ -1,7 +1,9 @@
 //! Quotas on executions: how many a tenant runs at once, and how many starts it has within a minute. They hold over
 //! all engines that share the state directory. A slot is a locked file, which the kernel frees when its engine dies.
+//! What is counted by the hour is in a file of the same directory that is locked while it changes.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -9,12 +11,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::OFlags;
 use stockade_core::{Error, ErrorCode, Result, TenantName};
-use stockade_fs::{Directory, LOCK_TIMEOUT, Locked, Sharing, StateDir};
+use stockade_fs::{Directory, LOCK_TIMEOUT, Locked, Sharing, StateDir, find_foreign_file};
 
 use crate::config::Quota;
+use crate::hourly_use::{HOURLY_FILE_BYTES, HourlyUse};
 
 const QUOTA_DIR: &str = "quotas";
-const QUOTA_OPERATION: &str = "check the quota";
+pub(crate) const QUOTA_OPERATION: &str = "check the quota";
 /// Slots that are looked at for one execution. A higher quota holds as this one.
 const MAX_EXECUTION_SLOTS: u32 = 4096;
 const MINUTE_MICROS: u64 = 60_000_000;
@@ -48,6 +51,7 @@ impl QuotaLedger {
     ) -> Result<Option<ExecutionSlot>> {
         // The slot first: a start that is refused for want of one is not counted.
         let slot = quota.executions.map(|most| self.take_slot(tenant, most)).transpose()?;
+        self.check_cpu(tenant, quota)?;
         self.count_start(tenant, quota)?;
         Ok(slot)
     }
@@ -76,9 +80,7 @@ impl QuotaLedger {
 
     fn take_slot_file(&self, tenant: &TenantName, most: u32) -> io::Result<Option<ExecutionSlot>> {
         for number in 0..most.min(MAX_EXECUTION_SLOTS) {
-            let file = self
-                .dir()?
-                .open(&format!("execution-{number}-{tenant}"), OFlags::RDWR | OFlags::CREATE)?;
+            let file = self.open_file(&format!("execution-{number}-{tenant}"))?;
             if let Ok(lock) = Locked::attempt(file, Sharing::Exclusive)? {
                 return Ok(Some(ExecutionSlot { _lock: lock }));
             }
@@ -91,14 +93,57 @@ impl QuotaLedger {
         tenant: &TenantName,
         most: u32,
     ) -> io::Result<Result<(), Duration>> {
-        let name = format!("starts-{tenant}");
-        let file = self.dir()?.open(&name, OFlags::RDWR | OFlags::CREATE)?;
-        let locked = Locked::within(file, Sharing::Exclusive, LOCK_TIMEOUT)?;
-        let lock = locked.ok_or(io::ErrorKind::ResourceBusy)?;
+        let lock = self.lock_file(&format!("starts-{tenant}"))?;
         let admitted = admit_start(now_micros(), read_time(lock.file()), most);
         let Ok(due) = admitted else { return Ok(admitted.map(drop)) };
         lock.file().write_all_at(format!("{due:0TIME_DIGITS$}").as_bytes(), 0)?;
         Ok(Ok(()))
+    }
+
+    /// Changes what a tenant has used within the hour, while no other engine does. The change is told the time
+    /// since the epoch.
+    pub(crate) fn change_hourly_use<T>(
+        &self,
+        prefix: &str,
+        tenant: &TenantName,
+        change: impl FnOnce(&mut HourlyUse, Duration) -> T,
+    ) -> Result<T> {
+        let name = format!("{prefix}-{tenant}");
+        self.change_hourly_file(&name, change).map_err(|error| self.failed(error))
+    }
+
+    fn change_hourly_file<T>(
+        &self,
+        name: &str,
+        change: impl FnOnce(&mut HourlyUse, Duration) -> T,
+    ) -> io::Result<T> {
+        let lock = self.lock_file(name)?;
+        let now = Duration::from_micros(now_micros());
+        let mut text = Vec::new();
+        lock.file().take(HOURLY_FILE_BYTES as u64 + 1).read_to_end(&mut text)?;
+        let parsed = HourlyUse::parse(&text, now);
+        let mut used = parsed.ok_or_else(|| damaged(name, "it was not written by Stockade"))?;
+        let answer = change(&mut used, now);
+        let changed = used.encode();
+        if changed != text {
+            lock.file().write_all_at(&changed, 0)?;
+        }
+        Ok(answer)
+    }
+
+    fn lock_file(&self, name: &str) -> io::Result<Locked> {
+        let file = self.open_file(name)?;
+        let locked = Locked::within(file, Sharing::Exclusive, LOCK_TIMEOUT)?;
+        Ok(locked.ok_or(io::ErrorKind::ResourceBusy)?)
+    }
+
+    /// Opens a file that this user made, or makes it.
+    fn open_file(&self, name: &str) -> io::Result<File> {
+        let file = self.dir()?.open(name, OFlags::RDWR | OFlags::CREATE)?;
+        match find_foreign_file(&file)? {
+            Some(problem) => Err(damaged(name, &problem)),
+            None => Ok(file),
+        }
     }
 
     fn dir(&self) -> io::Result<&Directory> {
@@ -113,11 +158,21 @@ impl QuotaLedger {
     /// What cannot be counted is not allowed.
     fn failed(&self, error: io::Error) -> Error {
         let path = self.state_dir.join(QUOTA_DIR);
-        let message = format!("`{}` cannot be used", path.display());
+        let (why, remedy) = if error.kind() == io::ErrorKind::InvalidData {
+            (format!(": {error}"), "remove that file: what it counts begins anew")
+        } else {
+            (String::new(), "make the directory writable for this user, with some space left")
+        };
+        let message = format!("`{}` cannot be used{why}", path.display());
         Error::new(ErrorCode::StateUnavailable, QUOTA_OPERATION, message)
-            .remedy("make the directory writable for this user, with some space left")
+            .remedy(remedy)
             .source(error)
     }
+}
+
+/// A file that is not as it was made: nothing is counted by it.
+fn damaged(name: &str, problem: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("`{name}`: {problem}"))
 }
 
 fn now_micros() -> u64 {
@@ -126,7 +181,7 @@ fn now_micros() -> u64 {
 }
 
 /// The time that a file holds. One that was just made, or was cut off in writing, holds none.
-fn read_time(file: &std::fs::File) -> u64 {
+fn read_time(file: &File) -> u64 {
     let mut digits = [0; TIME_DIGITS];
     let read = file.read_exact_at(&mut digits, 0).ok();
     read.and_then(|()| std::str::from_utf8(&digits).ok()?.parse().ok()).unwrap_or(0)

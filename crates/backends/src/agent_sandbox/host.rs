@@ -69,6 +69,7 @@ impl BegunExecution for HostExecution {
         };
         let begun = Begun { before: self.before, program, kernel: self.kernel };
         let events = Watched::new(events, &self.running, &control, self.cpu_time, begun);
+        let control = events.count_by_control(control);
         Process { events: Box::new(events), control }
     }
 }

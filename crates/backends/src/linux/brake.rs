@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes as Data;
-use stockade_core::{BackendName, Error, ErrorCode, ProcessControl, Result, Signal, TerminalSize};
+use stockade_core::{
+    BackendName, Error, ErrorCode, ProcessControl, Result, Signal, Span, TerminalSize,
+};
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::running::LiveWalls;
@@ -95,6 +97,10 @@ impl ProcessControl for Braked {
 
     async fn resize(&self, size: TerminalSize) -> Result<()> {
         self.control.resize(size).await
+    }
+
+    fn cpu_used(&self) -> Option<Span> {
+        self.control.cpu_used()
     }
 }
 

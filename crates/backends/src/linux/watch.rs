@@ -6,10 +6,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use async_trait::async_trait;
+use bytes::Bytes as Data;
 use stockade_agent::client::Limit;
 use stockade_core::{
     Bytes, EffectiveLimits, Exit, ExitStatus, LimitKind, ProcessControl, ProcessEvent,
-    ProcessEvents, Signal, Span,
+    ProcessEvents, Result, Signal, Span, TerminalSize,
 };
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
@@ -61,6 +62,62 @@ impl Watched {
         begun: Begun,
     ) -> Self {
         Self { inner, watching: Watching::start_watching(begun, running, control, cpu_time) }
+    }
+
+    /// The same control, which also tells what the execution has used so far.
+    pub(crate) fn count_by_control(
+        &self,
+        control: Arc<dyn ProcessControl>,
+    ) -> Arc<dyn ProcessControl> {
+        let Watching { running, held, .. } = &self.watching;
+        let (running, held) = (Arc::downgrade(running), Arc::clone(held));
+        Arc::new(CountingControl { control, running, held })
+    }
+}
+
+/// The control of an execution whose processor time the group of its sandbox counts.
+struct CountingControl {
+    control: Arc<dyn ProcessControl>,
+    /// Not held: it outlives the sandbox.
+    running: Weak<LiveWalls>,
+    held: Arc<ExecutionWatchState>,
+}
+
+#[async_trait]
+impl ProcessControl for CountingControl {
+    async fn kill(&self) -> Result<()> {
+        self.control.kill().await
+    }
+
+    async fn ended(&self) {
+        self.control.ended().await;
+    }
+
+    async fn signal(&self, signal: Signal) -> Result<()> {
+        self.control.signal(signal).await
+    }
+
+    async fn write_stdin(&self, data: Data) -> Result<()> {
+        self.control.write_stdin(data).await
+    }
+
+    async fn close_stdin(&self) -> Result<()> {
+        self.control.close_stdin().await
+    }
+
+    async fn hush(&self) {
+        self.control.hush().await;
+    }
+
+    async fn resize(&self, size: TerminalSize) -> Result<()> {
+        self.control.resize(size).await
+    }
+
+    /// By the group alone: a tally of processes forgets those that have ended.
+    fn cpu_used(&self) -> Option<Span> {
+        let running = self.running.upgrade()?;
+        running.group.as_ref().and_then(Group::cpu_time)?;
+        Some(self.held.cpu_used(&running))
     }
 }
 

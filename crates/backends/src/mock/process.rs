@@ -61,6 +61,10 @@ impl ProcessControl for MockControl {
         self.terminal.send_replace(Some(size));
         Ok(())
     }
+
+    fn cpu_used(&self) -> Option<Span> {
+        Some(Span::millis(self.machine.cpu_ms.load(Ordering::SeqCst)))
+    }
 }
 
 pub(super) struct MockEvents {

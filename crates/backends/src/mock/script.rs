@@ -19,6 +19,8 @@ pub enum Step {
     Echo,
     /// Waits.
     Sleep(Duration),
+    /// Uses processor time without spending any.
+    Burn(Duration),
     /// Is deaf to signals from here on.
     IgnoreSignals,
     /// Exits.
@@ -46,6 +48,11 @@ impl MockProgram for Script {
                     }
                 }
                 Step::Sleep(duration) => guest.sleep(*duration).await,
+                Step::Burn(time) => {
+                    if let Err(status) = guest.burn(*time) {
+                        return status;
+                    }
+                }
                 Step::IgnoreSignals => guest.ignore_signals(),
                 Step::Exit(code) => return ExitStatus::Exited(*code),
                 Step::Die(signal) => return ExitStatus::Signalled(*signal),

@@ -149,6 +149,23 @@ fn a_quota_holds() {
 }
 
 #[test]
+fn processor_time_that_is_used_up_is_refused_to_the_next_process_too() {
+    let place = CliPlace::new();
+    let config = place.path("config");
+    configure(&config, "[quotas.busy]\ncpuSecondsPerHour = 1\n");
+    let run = |tenant: &str, script: &str| {
+        let flags = ["run", "--tenant", tenant, "--cpu-time", "1s", "--", "sh", "-c", script];
+        let mut command = place.command(&flags);
+        command.env("XDG_CONFIG_HOME", &config);
+        finish(command)
+    };
+    // Ended for its own limit, which is as much as the tenant has.
+    assert_ne!(run("busy", "while :; do :; done").code, 0);
+    run("busy", "true").is_refused(&["busy", "of 1 CPU seconds"]);
+    run("other", "true").is(0, "", "");
+}
+
+#[test]
 fn a_profile_is_flags_under_a_name_and_the_command_line_wins() {
     let place = CliPlace::new();
     fs::create_dir(place.path("data")).unwrap();

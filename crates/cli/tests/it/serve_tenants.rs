@@ -219,7 +219,9 @@ fn a_tenant_beyond_its_quota_is_told_when_to_come_again() {
     let other = issue(&place, &["other"]);
     let config = place.path("home/.config/stockade");
     std::fs::create_dir_all(&config).unwrap();
-    let quotas = "[quotas.small]\nexecutions = 1\nstartsPerMinute = 4\n";
+    let spent = issue(&place, &["spent"]);
+    let quotas = "[quotas.small]\nexecutions = 1\nstartsPerMinute = 4\n\
+                  [quotas.spent]\ncpuSecondsPerHour = 0\n";
     std::fs::write(config.join("config.toml"), quotas).unwrap();
     let daemon = ApiDaemon::start_on_tcp(place);
     let create = |token: &str| daemon.ask_as(token, "POST", "/v1/sandboxes", b"{}");
@@ -234,6 +236,10 @@ fn a_tenant_beyond_its_quota_is_told_when_to_come_again() {
     beyond.is_error(429, "quota-exceeded");
     assert!(beyond.head.contains("retry-after: "), "{}", beyond.head);
     create(&other).id(201);
+    let path = format!("/v1/sandboxes/{}/executions", create(&spent).id(201));
+    let beyond = daemon.ask_as(&spent, "POST", &path, sleep);
+    beyond.is_error(429, "quota-exceeded");
+    assert!(beyond.head.contains("retry-after: 3600"), "{}", beyond.head);
 }
 
 #[test]

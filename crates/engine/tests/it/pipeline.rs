@@ -471,6 +471,33 @@ async fn a_sandbox_without_a_limit_that_a_quota_counts_is_refused_with_the_flag(
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn processor_time_of_ended_and_running_commands_is_counted_by_the_hour() {
+    let quota = Quota { cpu_seconds_per_hour: Some(2), ..Quota::default() };
+    let burn = Step::Burn(Duration::from_secs(2));
+    let mock = programs()
+        .with_program("burn", Script(vec![burn.clone()]))
+        .with_program("serve", Script(vec![burn, Step::Sleep(Duration::MAX / 4)]));
+    for program in ["burn", "serve"] {
+        let bench = bench_with(mock.clone(), |config| config.default_quota = quota).await;
+        let sandbox = bench.engine.create(spec()).await.unwrap();
+        let execution = bench.engine.exec(&sandbox, Command::program([program])).await.unwrap();
+        // In simulated time: past the next time that it is charged.
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        assert_eq!(execution.known_outcome().is_some(), program == "burn");
+        let error = bench.engine.exec(&sandbox, Command::program(["true"])).await.unwrap_err();
+        assert_eq!(error.code(), ErrorCode::QuotaExceeded);
+        assert!(error.retry_delay().is_some(), "{error}");
+        let error = bench.engine.run(spec(), Command::program(["true"])).await.unwrap_err();
+        assert_eq!(error.code(), ErrorCode::QuotaExceeded);
+        // A sandbox alone uses none, and another tenant has its own.
+        let other = SandboxSpec { tenant: "other".parse().unwrap(), ..spec() };
+        bench.engine.create(spec()).await.unwrap();
+        bench.engine.run(other, Command::program(["true"])).await.unwrap();
+        execution.close().await.unwrap();
+    }
+}
+
 /// A mock that counts how often it is measured.
 struct Counted(Mock, Arc<std::sync::atomic::AtomicU32>);
 

@@ -95,13 +95,22 @@ struct QuotaSetting {
     processes: Option<u32>,
     /// Their share of processor time, by their limits added up.
     cpus: Option<Millicores>,
+    /// Processor time of its executions within an hour.
+    cpu_seconds_per_hour: Option<u32>,
 }
 
 impl From<QuotaSetting> for Quota {
     fn from(setting: QuotaSetting) -> Self {
-        let QuotaSetting { sandboxes, executions, starts_per_minute, .. } = setting;
-        let QuotaSetting { memory, disk, processes, cpus, .. } = setting;
-        Self { sandboxes, executions, starts_per_minute, memory, disk, processes, cpus }
+        Self {
+            sandboxes: setting.sandboxes,
+            executions: setting.executions,
+            starts_per_minute: setting.starts_per_minute,
+            memory: setting.memory,
+            disk: setting.disk,
+            processes: setting.processes,
+            cpus: setting.cpus,
+            cpu_seconds_per_hour: setting.cpu_seconds_per_hour,
+        }
     }
 }
 
