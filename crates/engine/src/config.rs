@@ -76,6 +76,10 @@ pub struct Quota {
     pub cpus: Option<Millicores>,
     /// Most processor time of its executions within an hour. Once it is used up, none is started.
     pub cpu_seconds_per_hour: Option<u32>,
+    /// Most connections of its sandboxes to other hosts at once.
+    pub connections: Option<u32>,
+    /// Most bytes that they send and receive within an hour.
+    pub egress_bytes_per_hour: Option<Bytes>,
 }
 
 impl Quota {

@@ -92,6 +92,9 @@ impl EngineInner {
         let limits = self.config.egress_limits;
         let mut egress = Egress::new(rules.clone(), shared, limits, Arc::new(log))
             .with_secrets(order.secrets.clone());
+        if let Some(budget) = self.egress_budget(&order.admitted.spec().tenant) {
+            egress = egress.with_tenant_budget(budget);
+        }
         if let Some(questions) = self.open_questions(sandbox.id(), &order.admitted, handle) {
             egress = egress.with_approver(Arc::new(questions));
         }

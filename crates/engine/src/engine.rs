@@ -41,7 +41,7 @@ pub(crate) struct EngineInner {
     pub registry: Registry,
     pub journal: Arc<Journal>,
     pub leases: Leases,
-    pub quotas: QuotaLedger,
+    pub quotas: Arc<QuotaLedger>,
     pub engines: Engines,
     /// From the first record on that this engine opens.
     pub presence: Mutex<Option<EnginePresence>>,
@@ -71,7 +71,7 @@ impl Engine {
         let inner = EngineInner {
             journal: Arc::new(Journal::open(&state, config.journal)?),
             leases: Leases::open(&state)?,
-            quotas: QuotaLedger::new(config.state_dir.clone()),
+            quotas: Arc::new(QuotaLedger::new(config.state_dir.clone())),
             engines: Engines::open(&state)?,
             presence: Mutex::default(),
             snapshots: Arc::new(Snapshots::open(&state)?),

@@ -44,6 +44,16 @@ impl HourlyUse {
         self.insert(minute_of(now), amount, minute_of(now));
     }
 
+    /// Gives back an amount that was counted and not used, from the newest minute on.
+    pub(crate) fn give_back(&mut self, mut amount: u64) {
+        for used in self.minutes.values_mut().rev() {
+            let part = amount.min(*used);
+            *used -= part;
+            amount -= part;
+        }
+        self.minutes.retain(|_, used| *used > 0);
+    }
+
     fn insert(&mut self, minute: u64, amount: u64, now: u64) {
         // A minute to come is of a clock that was set back: it counts for an hour from now at most.
         let minute = minute.min(now);
@@ -122,6 +132,17 @@ mod tests {
         let delay = used.delay_until_below(2, at(1030));
         assert_eq!(delay, Duration::from_secs(31 * MINUTE_SECS - 30));
         assert_eq!(used.delay_until_below(0, at(1030)), Duration::from_secs(3600));
+    }
+
+    #[test]
+    fn what_is_given_back_was_used_last() {
+        let mut used = HourlyUse::default();
+        used.add(5, at(1000));
+        used.add(7, at(1030));
+        used.give_back(8);
+        assert_eq!(used.minutes, BTreeMap::from([(1000, 4)]));
+        used.give_back(u64::MAX);
+        assert_eq!(used, HourlyUse::default());
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod config;
 mod cpu_quota;
 mod denials;
 mod egress;
+mod egress_quota;
 mod engine;
 mod execution;
 mod history;

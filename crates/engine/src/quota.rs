@@ -79,10 +79,24 @@ impl QuotaLedger {
     }
 
     fn take_slot_file(&self, tenant: &TenantName, most: u32) -> io::Result<Option<ExecutionSlot>> {
-        for number in 0..most.min(MAX_EXECUTION_SLOTS) {
-            let file = self.open_file(&format!("execution-{number}-{tenant}"))?;
+        let slots = most.min(MAX_EXECUTION_SLOTS);
+        let found = self.lock_slot("execution", tenant, slots, 0)?;
+        Ok(found.map(|(_, lock)| ExecutionSlot { _lock: lock }))
+    }
+
+    /// Locks one of so many files that no process has locked, and tells its number. Looks from the first one on.
+    pub(crate) fn lock_slot(
+        &self,
+        prefix: &str,
+        tenant: &TenantName,
+        slots: u32,
+        first: u32,
+    ) -> io::Result<Option<(u32, Locked)>> {
+        for offset in 0..slots {
+            let number = (first % slots).wrapping_add(offset) % slots;
+            let file = self.open_file(&format!("{prefix}-{number}-{tenant}"))?;
             if let Ok(lock) = Locked::attempt(file, Sharing::Exclusive)? {
-                return Ok(Some(ExecutionSlot { _lock: lock }));
+                return Ok(Some((number, lock)));
             }
         }
         Ok(None)

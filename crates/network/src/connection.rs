@@ -176,11 +176,12 @@ async fn serve_target(
     target: &EgressTarget,
     pending: &Arc<PendingRecord>,
 ) -> ConnectionVerdict {
-    let rules = egress.follow_rules();
-    let Dialed { socket, address, rule, grant } = match dial(egress, target, request.port).await {
+    let (rules, spent) = (egress.follow_rules(), egress.meter.spent());
+    let dialed = match dial(egress, target, request.port).await {
         Ok(dialed) => dialed,
         Err(error) => return refuse_undialed(guest, error, pending),
     };
+    let Dialed { socket, address, rule, grant, place: _place } = dialed;
     egress.observe(target, request.port);
     guest.accept();
     let ip = address.ip();
@@ -196,7 +197,7 @@ async fn serve_target(
     let relayed = tokio::select! {
         relayed = relay_checked(guest, socket, order) => relayed,
         denial = lost => Err(RelayError::Denied(denial)),
-        denial = egress.meter.wait_until_spent() => Err(RelayError::Denied(denial)),
+        denial = egress.meter.wait_until_spent(spent) => Err(RelayError::Denied(denial)),
     };
     match relayed {
         Ok(()) => ConnectionVerdict::Allowed { rule },

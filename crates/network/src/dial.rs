@@ -8,6 +8,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::asking::add_grant;
+use crate::limits::TenantPlace;
 use crate::policy::{Denial, Egress, EgressTarget, check_address, check_target};
 use crate::special::OwnAddresses;
 
@@ -24,6 +25,8 @@ pub struct Dialed {
     pub rule: String,
     /// That rule, where it was granted for this connection alone.
     pub grant: Option<EgressRule>,
+    /// Its place among the connections of its tenant, for as long as it lasts.
+    pub place: Option<TenantPlace>,
 }
 
 /// Why there is none.
@@ -40,7 +43,7 @@ pub async fn dial(egress: &Egress, target: &EgressTarget, port: u16) -> Result<D
     let grant = egress.ask_about(target, port).await.map_err(DialError::Denied)?;
     let rules = add_grant(egress.rules(), grant.as_ref());
     let rule = check_target(&rules, target, port).map_err(DialError::Denied)?;
-    egress.meter.admit_connection().map_err(DialError::Denied)?;
+    let place = egress.meter.admit_connection().map_err(DialError::Denied)?;
     let found = match target {
         EgressTarget::Address(address) => Ok(vec![*address]),
         EgressTarget::Name(name) => egress.shared.resolver.resolve(name).await,
@@ -63,7 +66,7 @@ pub async fn dial(egress: &Egress, target: &EgressTarget, port: u16) -> Result<D
         ));
     }
     match connect_first(&alternate_families(allowed)).await {
-        Ok((socket, address)) => Ok(Dialed { socket, address, rule, grant }),
+        Ok((socket, address)) => Ok(Dialed { socket, address, rule, grant, place }),
         Err(reason) => Err(DialError::Failed { rule, reason }),
     }
 }

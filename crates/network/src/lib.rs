@@ -43,7 +43,7 @@ mod traffic_filter;
 mod trust;
 
 pub use asking::HostApprover;
-pub use limits::EgressLimits;
+pub use limits::{EgressLimits, TenantBudget, TenantPlace};
 pub use policy::{Egress, SharedNetwork};
 pub use port::PortStream;
 pub use record::{ConnectionLog, ConnectionRecord, ConnectionVerdict};

@@ -11,7 +11,7 @@ use stockade_core::{
 use tokio::sync::{Semaphore, watch};
 
 use crate::asking::HostApprover;
-use crate::limits::{EgressLimits, EgressMeter};
+use crate::limits::{EgressLimits, EgressMeter, TenantBudget};
 use crate::record::{ConnectionLog, ConnectionRecord, ConnectionVerdict};
 use crate::resolver::{NameResolver, ResolverSettings};
 use crate::secrets::SecretSet;
@@ -144,6 +144,13 @@ impl Egress {
     #[must_use]
     pub fn with_approver(self, approver: Arc<dyn HostApprover>) -> Self {
         Self { approver: Some(approver), ..self }
+    }
+
+    /// The same, for a sandbox whose tenant has a budget for all of its sandboxes. Nothing is counted before.
+    #[must_use]
+    pub fn with_tenant_budget(self, budget: Arc<dyn TenantBudget>) -> Self {
+        let meter = EgressMeter::new(self.limits).with_tenant(budget);
+        Self { meter: Arc::new(meter), ..self }
     }
 
     /// The same, with secrets that are put into requests to their hosts.

@@ -60,6 +60,31 @@ mod needs_python {
         assert!(done.stderr.contains(&told), "{done:?}");
     }
 
+    #[test]
+    fn quotas_of_a_tenant_on_the_network_hold_over_processes_and_are_told() {
+        let (place, internet) = (CliPlace::new(), Internet::start());
+        let quotas = "[quotas.metered]\negressBytesPerHour = \"1k\"\n\
+                      [quotas.closed]\nconnections = 0\n";
+        internet.configure_with(&place, quotas);
+        let port = internet.port;
+        let net = format!("{KNOWN_NAME}:{port},127.0.0.1:{port}");
+        let program = fetch_program(KNOWN_NAME, port, true);
+        let fetch = |tenant: &str| {
+            let flags = ["run", "--tenant", tenant, "--net", &net];
+            place.stockade(&[&flags[..], &["--", "/usr/bin/python3", "-c", &program]].concat())
+        };
+        let first = fetch("metered");
+        assert_eq!((first.code, first.stdout.as_str()), (0, "hello\n"), "{first:?}");
+        // Each of them needs a hundred bytes and more.
+        let cut = (0..12).map(|_| fetch("metered")).find(|done| done.stdout != "hello\n").unwrap();
+        assert!(cut.stdout.starts_with("failed "), "{cut:?}");
+        assert!(cut.stderr.contains("`egressBytesPerHour` lets tenant metered"), "{cut:?}");
+        let closed = fetch("closed");
+        assert!(closed.stdout.starts_with("failed "), "{closed:?}");
+        assert!(closed.stderr.contains("`connections` lets tenant closed have 0"), "{closed:?}");
+        assert_eq!(fetch("other").stdout, "hello\n");
+    }
+
     /// Everything by name, and the address of the test's own server.
     fn observed_net(internet: &Internet) -> String {
         format!("observe,127.0.0.1:{}", internet.port)

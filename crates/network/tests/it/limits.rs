@@ -1,10 +1,13 @@
 //! What one sandbox may use of the network.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use stockade_agent::protocol::network::FromHelper;
 use stockade_core::Bytes;
-use stockade_network::{ConnectionRecord, ConnectionVerdict, EgressLimits};
+use stockade_network::{
+    ConnectionRecord, ConnectionVerdict, EgressLimits, TenantBudget, TenantPlace,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -71,4 +74,57 @@ async fn a_sandbox_that_has_used_its_bytes_is_cut_off_with_the_reason() {
         matches!(&said, Said::Refused(3, reason) if reason.contains("network.bytes")),
         "{said:?}"
     );
+}
+
+/// A tenant that may have one connection at a time, over all of its sandboxes.
+#[derive(Default)]
+struct OnePlace(Arc<()>);
+
+impl TenantBudget for OnePlace {
+    fn begin_connection(&self) -> Result<TenantPlace, String> {
+        if Arc::strong_count(&self.0) > 1 {
+            return Err("the tenant has one connection".into());
+        }
+        Ok(Box::new(Arc::clone(&self.0)))
+    }
+
+    fn take_bytes(&self, wanted: u64) -> u64 {
+        wanted
+    }
+
+    fn describe_spent(&self) -> String {
+        String::new()
+    }
+}
+
+#[tokio::test]
+async fn a_place_among_the_connections_of_a_tenant_is_free_when_the_connection_is_over() {
+    let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = server.local_addr().unwrap();
+    let budget = Arc::new(OnePlace::default());
+    let (rules, limits) = ([rule_for(address)], EgressLimits::default());
+    let shared = || {
+        let budget = Arc::clone(&budget);
+        |egress: stockade_network::Egress| egress.with_tenant_budget(budget)
+    };
+    let mut one = TestHelper::start_egress(&rules, limits, shared()).await;
+    let mut other = TestHelper::start_egress(&rules, limits, shared()).await;
+    one.open(1, "127.0.0.1", address.port());
+    let (upstream, _) = server.accept().await.unwrap();
+    one.hear_until(&Said::Opened(1)).await;
+    other.open(1, "127.0.0.1", address.port());
+    let said = other.hear().await.unwrap();
+    assert!(
+        matches!(&said, Said::Refused(1, reason) if reason.contains("one connection")),
+        "{said:?}"
+    );
+    let record = other.wait_for_records(1).await.remove(0);
+    assert_eq!(denied_reason(&record), "the tenant has one connection");
+    // Over on both sides, and recorded, which comes after its place was given back.
+    drop(upstream);
+    one.say(&FromHelper::End(1));
+    one.wait_for_records(1).await;
+    other.open(3, "127.0.0.1", address.port());
+    server.accept().await.unwrap();
+    other.hear_until(&Said::Opened(3)).await;
 }

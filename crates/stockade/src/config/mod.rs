@@ -97,6 +97,10 @@ struct QuotaSetting {
     cpus: Option<Millicores>,
     /// Processor time of its executions within an hour.
     cpu_seconds_per_hour: Option<u32>,
+    /// Connections to other hosts at once.
+    connections: Option<u32>,
+    /// Bytes that its sandboxes send and receive within an hour.
+    egress_bytes_per_hour: Option<Bytes>,
 }
 
 impl From<QuotaSetting> for Quota {
@@ -110,6 +114,8 @@ impl From<QuotaSetting> for Quota {
             processes: setting.processes,
             cpus: setting.cpus,
             cpu_seconds_per_hour: setting.cpu_seconds_per_hour,
+            connections: setting.connections,
+            egress_bytes_per_hour: setting.egress_bytes_per_hour,
         }
     }
 }
