@@ -9,7 +9,7 @@ const MINUTE_SECS: u64 = 60;
 const WINDOW_MINUTES: u64 = 60;
 const MAX_LINES: usize = WINDOW_MINUTES as usize + 1;
 /// Digits of a number: as many as the largest has.
-const NUMBER_DIGITS: usize = 20;
+pub(crate) const NUMBER_DIGITS: usize = 20;
 /// A minute, a blank, an amount, and the end of the line.
 const LINE_BYTES: usize = 2 * NUMBER_DIGITS + 2;
 /// The size of a file, unless it is new and empty.
@@ -107,7 +107,7 @@ fn parse_line(line: &[u8]) -> Option<(u64, u64)> {
 }
 
 /// Digits alone: other spellings of a number were not written here.
-fn parse_number(digits: &str) -> Option<u64> {
+pub(crate) fn parse_number(digits: &str) -> Option<u64> {
     let is_plain =
         digits.len() == NUMBER_DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
     if is_plain { digits.parse().ok() } else { None }

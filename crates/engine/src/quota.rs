@@ -14,7 +14,7 @@ use stockade_core::{Error, ErrorCode, Result, TenantName};
 use stockade_fs::{Directory, LOCK_TIMEOUT, Locked, Sharing, StateDir, find_foreign_file};
 
 use crate::config::Quota;
-use crate::hourly_use::{HOURLY_FILE_BYTES, HourlyUse};
+use crate::hourly_use::{HOURLY_FILE_BYTES, HourlyUse, NUMBER_DIGITS, parse_number};
 
 const QUOTA_DIR: &str = "quotas";
 pub(crate) const QUOTA_OPERATION: &str = "check the quota";
@@ -22,7 +22,8 @@ pub(crate) const QUOTA_OPERATION: &str = "check the quota";
 const MAX_EXECUTION_SLOTS: u32 = 4096;
 const MINUTE_MICROS: u64 = 60_000_000;
 /// Digits of the time that is stored.
-const TIME_DIGITS: usize = 20;
+const TIME_DIGITS: usize = NUMBER_DIGITS;
+const NOT_WRITTEN_HERE: &str = "it was not written by Stockade";
 
 /// What tenants have used of their quotas.
 #[derive(Debug)]
@@ -107,8 +108,10 @@ impl QuotaLedger {
         tenant: &TenantName,
         most: u32,
     ) -> io::Result<Result<(), Duration>> {
-        let lock = self.lock_file(&format!("starts-{tenant}"))?;
-        let admitted = admit_start(now_micros(), read_time(lock.file()), most);
+        let name = format!("starts-{tenant}");
+        let lock = self.lock_file(&name)?;
+        let due = read_time(lock.file())?.ok_or_else(|| damaged(&name, NOT_WRITTEN_HERE))?;
+        let admitted = admit_start(now_micros(), due, most);
         let Ok(due) = admitted else { return Ok(admitted.map(drop)) };
         lock.file().write_all_at(format!("{due:0TIME_DIGITS$}").as_bytes(), 0)?;
         Ok(Ok(()))
@@ -136,7 +139,7 @@ impl QuotaLedger {
         let mut text = Vec::new();
         lock.file().take(HOURLY_FILE_BYTES as u64 + 1).read_to_end(&mut text)?;
         let parsed = HourlyUse::parse(&text, now);
-        let mut used = parsed.ok_or_else(|| damaged(name, "it was not written by Stockade"))?;
+        let mut used = parsed.ok_or_else(|| damaged(name, NOT_WRITTEN_HERE))?;
         let answer = change(&mut used, now);
         let changed = used.encode();
         if changed != text {
@@ -194,11 +197,14 @@ fn now_micros() -> u64 {
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX / 2)
 }
 
-/// The time that a file holds. One that was just made, or was cut off in writing, holds none.
-fn read_time(file: &File) -> u64 {
-    let mut digits = [0; TIME_DIGITS];
-    let read = file.read_exact_at(&mut digits, 0).ok();
-    read.and_then(|()| std::str::from_utf8(&digits).ok()?.parse().ok()).unwrap_or(0)
+/// The time that a file holds; that of the epoch for one that was just made, and none for another file.
+fn read_time(file: &File) -> io::Result<Option<u64>> {
+    let mut digits = Vec::new();
+    file.take(TIME_DIGITS as u64 + 1).read_to_end(&mut digits)?;
+    if digits.is_empty() {
+        return Ok(Some(0));
+    }
+    Ok(std::str::from_utf8(&digits).ok().and_then(parse_number))
 }
 
 /// Admits one more start where `due` is when the starts so far would be over, evenly spread; answers when they are
@@ -268,5 +274,45 @@ mod tests {
         assert_eq!(refused.code(), ErrorCode::QuotaExceeded);
         assert!(refused.retry_delay().is_some_and(|delay| delay <= Duration::from_secs(60)));
         other.count_start(&tenant("b"), quota).unwrap();
+    }
+
+    #[test]
+    fn a_count_of_starts_that_was_not_written_here_is_refused_by_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = ledger(&dir);
+        let quota = Quota { starts_per_minute: Some(100), ..Quota::default() };
+        ledger.count_start(&tenant("a"), quota).unwrap();
+        let file = dir.path().join(QUOTA_DIR).join("starts-a");
+        let good = std::fs::read_to_string(&file).unwrap();
+        for wrong in [&good[1..], &format!("{good}0"), "99999999999999999999", "garbage"] {
+            std::fs::write(&file, wrong).unwrap();
+            let error = ledger.count_start(&tenant("a"), quota).unwrap_err();
+            assert_eq!(error.code(), ErrorCode::StateUnavailable);
+            assert!(error.message().contains("starts-a") && error.hint().is_some(), "{error}");
+        }
+        std::fs::write(&file, good).unwrap();
+        ledger.count_start(&tenant("a"), quota).unwrap();
+    }
+
+    mod needs_root {
+        use super::*;
+
+        #[test]
+        fn a_counter_of_another_user_is_refused_by_its_name() {
+            let dir = tempfile::tempdir().unwrap();
+            let ledger = ledger(&dir);
+            let quota =
+                Quota { cpu_seconds_per_hour: Some(1), executions: Some(1), ..Quota::default() };
+            drop(ledger.begin_execution(&tenant("a"), quota).unwrap());
+            for name in ["cpu-a", "execution-0-a"] {
+                let file = dir.path().join(QUOTA_DIR).join(name);
+                std::os::unix::fs::chown(&file, Some(65534), None).unwrap();
+                let error = ledger.begin_execution(&tenant("a"), quota).unwrap_err();
+                assert_eq!(error.code(), ErrorCode::StateUnavailable);
+                assert!(error.message().contains(name), "{error}");
+                std::fs::remove_file(&file).unwrap();
+            }
+            ledger.begin_execution(&tenant("a"), quota).unwrap();
+        }
     }
 }

@@ -229,6 +229,26 @@ fn files_that_are_no_leases_are_named_and_left_alone() {
     assert_eq!(lease_files(place.path()).len(), 6);
 }
 
+mod needs_root {
+    use super::*;
+
+    #[test]
+    fn a_lease_of_another_user_is_no_lease_and_not_passed_over_where_leases_are_counted() {
+        let place = place();
+        let leases = leases_at(place.path());
+        let held = leases.acquire(body_with_memory("a", 4), memory(8)).unwrap();
+        let file = place.path().join("leases/a.json");
+        std::os::unix::fs::chown(&file, Some(65534), None).unwrap();
+        let listing = leases.list().unwrap();
+        assert_eq!((listing.leases.len(), listing.malformed.len()), (0, 1));
+        assert!(listing.malformed[0].problem.contains("user 65534"));
+        let error = leases.acquire(body_with_memory("b", 4), memory(8)).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::StateUnavailable);
+        held.release().unwrap();
+        leases.acquire(body_with_memory("b", 4), memory(8)).unwrap();
+    }
+}
+
 fn claimed_ids(stale: &[StaleLease]) -> Vec<SandboxId> {
     stale.iter().map(|stale| stale.body().id.clone()).collect()
 }
