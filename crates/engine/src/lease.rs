@@ -51,7 +51,7 @@ pub struct LeaseBody {
     /// Whether it is prepared for a caller who has not come yet. It is the tenant's all the same.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ready: bool,
-    /// The limits that something enforces, by which quotas count it. None in a lease from before there were such quotas.
+    /// The limits that something enforces, by which quotas count it. None in a lease from before they were kept.
     #[serde(default, skip_serializing_if = "is_unlimited")]
     pub limits: Limits,
 }
