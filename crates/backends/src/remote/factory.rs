@@ -15,12 +15,11 @@ pub fn factory() -> BackendFactory {
             own_paths: |table| {
                 let options: DaemonOptions = read_table(table.clone()).unwrap_or_default();
                 let token = options.token_file.map(|file| (file, "the token for a daemon"));
-                let ca = options.ca.map(|file| (file, "the authorities of a daemon"));
                 let socket = options.url.and_then(|url| match url {
                     DaemonUrl::Socket(path) => Some((path, "the socket of a daemon")),
                     DaemonUrl::Loopback(_) | DaemonUrl::Tls(_) => None,
                 });
-                token.into_iter().chain(ca).chain(socket).collect()
+                token.into_iter().chain(socket).collect()
             },
         }),
         typical_start: Some("0.1 s"),

@@ -185,8 +185,10 @@ mod tests {
     use std::path::PathBuf;
 
     use rcgen::{CertificateParams, KeyPair};
+    use rustls::{ClientConfig, RootCertStore};
     use tempfile::TempDir;
     use tokio::io::duplex;
+    use tokio_rustls::TlsConnector;
 
     use super::*;
 
@@ -253,5 +255,36 @@ mod tests {
         let mut rest = Vec::new();
         far.read_to_end(&mut rest).await.unwrap();
         assert!(rest.is_empty(), "{rest:?}");
+    }
+
+    /// A client that accepts this certificate alone.
+    fn build_connector(tls: &ApiTls) -> TlsConnector {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::clone(&tls.certificate)).unwrap();
+        let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        TlsConnector::from(Arc::new(config))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_reads_nothing_is_noticed_though_all_is_in_a_buffer() {
+        let (_dir, chain, key) = write_identity();
+        let tls = ApiTls::load(&chain, &key).unwrap();
+        let (near, far) = duplex(4096);
+        let (reader, writer) = tokio::io::split(near);
+        let writer = StallTimeout::new(writer, ReaderPatience::default());
+        let (connector, name) = (build_connector(&tls), ServerName::try_from("api.example.org"));
+        let (near, far) = tokio::join!(
+            tls.finish_handshake(tokio::io::join(reader, writer)),
+            connector.connect(name.unwrap(), far),
+        );
+        let (mut near, _far) = (near.unwrap(), far.unwrap());
+        // More than the pipe holds, and less than the encryption does.
+        near.write_all(&[0; 8192]).await.unwrap();
+        let stalled = near.flush().await.unwrap_err();
+        assert_eq!(stalled.kind(), io::ErrorKind::TimedOut);
     }
 }
