@@ -30,7 +30,21 @@ pub struct Settings {
     pub cache_limit: Option<Bytes>,
     /// What an agent's tools may do without asking.
     pub approval: ApprovalConfig,
+    /// How the daemon is reached by TCP.
+    pub serve: ServeSettings,
     profile: BTreeMap<String, Profile>,
+}
+
+/// How the daemon is reached by TCP, where it listens there.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ServeSettings {
+    /// The certificate that it shows.
+    pub tls_cert: Option<PathBuf>,
+    /// The private key of that certificate.
+    pub tls_key: Option<PathBuf>,
+    /// Names of this server beside those of its certificate or, without one, the loopback ones.
+    pub allow_hosts: Option<Vec<String>>,
 }
 
 /// The keys of a front end in one file or variable.
@@ -45,6 +59,8 @@ struct FrontEndKeys {
     cache_limit: Option<Bytes>,
     /// What an agent's tools may do without asking.
     approval: ApprovalConfig,
+    /// How the daemon is reached by TCP.
+    serve: ServeSettings,
     /// Flags under a name. A later file's take the place of an earlier one's of the same name.
     profile: BTreeMap<String, Profile>,
 }
@@ -72,8 +88,22 @@ impl Settings {
             own = FrontEndKeys::deserialize(keys)?.merge_over(std::mem::take(&mut own));
             Ok(())
         })?;
-        let FrontEndKeys { toolchain, cache, cache_limit, approval, profile } = own;
-        Ok(Self { library, toolchain, cache, cache_limit, approval, profile })
+        let FrontEndKeys { toolchain, cache, cache_limit, approval, serve, profile } = own;
+        let key = serve.tls_key.clone();
+        let mut settings =
+            Self { library, toolchain, cache, cache_limit, approval, serve, profile };
+        if let Some(key) = key {
+            settings.hide_tls_key(&key);
+        }
+        Ok(settings)
+    }
+
+    /// Lets no guest see the private key of the daemon's certificate.
+    pub fn hide_tls_key(&mut self, file: &Path) {
+        // A path that cannot be made absolute names nothing that could be shown.
+        let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+        self.library =
+            std::mem::take(&mut self.library).with_private_file(file, "the TLS key of the daemon");
     }
 
     /// The hosts that sandboxes may be built on.
@@ -147,7 +177,18 @@ impl FrontEndKeys {
             cache: self.cache.or(earlier.cache),
             cache_limit: self.cache_limit.or(earlier.cache_limit),
             approval: ApprovalConfig { ask_timeout, rules },
+            serve: self.serve.merge_over(earlier.serve),
             profile,
+        }
+    }
+}
+
+impl ServeSettings {
+    fn merge_over(self, earlier: Self) -> Self {
+        Self {
+            tls_cert: self.tls_cert.or(earlier.tls_cert),
+            tls_key: self.tls_key.or(earlier.tls_key),
+            allow_hosts: self.allow_hosts.or(earlier.allow_hosts),
         }
     }
 }
@@ -170,12 +211,13 @@ mod tests {
     #[test]
     fn the_page_on_configuration_names_every_key() {
         const CONFIG_DOCS: &str = include_str!("../../../docs/configuration.md");
-        const CONFIG_TABLES: [(&str, &str); 5] = [
+        const CONFIG_TABLES: [(&str, &str); 6] = [
             ("", ""),
             ("[approval]", "approval."),
             ("[[approval.rules]]", "approval.rules."),
             ("[approval.rules.match]", "approval.rules.match."),
             ("[profile.a]", "profile.NAME."),
+            ("[serve]", "serve."),
         ];
         for (table, prefix) in CONFIG_TABLES {
             let table = table.replace(

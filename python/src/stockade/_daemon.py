@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import ipaddress
 import json
 import os
 import shutil
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, Optional
+from urllib.parse import urlsplit
 
 from . import _watchdog
 from ._error import StockadeError
@@ -27,6 +30,7 @@ _SOCKET = Path("api", "stockade.sock")
 #: Longest path of a socket that the kernel takes.
 _MAX_SOCKET_PATH_BYTES = 107
 _BINARY_VARIABLE = "STOCKADE_BIN"
+_CA_VARIABLE = "STOCKADE_CA_FILE"
 _WATCHDOG = Path(__file__).with_name("_watchdog.py")
 _UNIX_SCHEME = "unix:"
 
@@ -38,6 +42,9 @@ class Address:
     url: str
     socket_path: Optional[str] = None
     token: Optional[str] = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_url(self.url)
 
 
 def find_address(host: Optional[str] = None, token: Optional[str] = None) -> Address:
@@ -51,6 +58,48 @@ def find_address(host: Optional[str] = None, token: Optional[str] = None) -> Add
     own = state_dir() / _SOCKET
     path = str(own) if _listens(own) else str(_private_daemon())
     return Address("http://localhost", path, token)
+
+
+def _check_url(url: str) -> None:
+    """Fails for what is neither TLS nor on this host: a token would be read on the way."""
+    try:
+        parts = urlsplit(url)
+        bare = not (parts.path or parts.query or parts.fragment or parts.username is not None)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and bare and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        remedy = "give `unix:/PATH`, `http://127.0.0.1:PORT` or `https://HOST[:PORT]`"
+        raise StockadeError("invalid", f"{url!r} is not where a daemon listens", remedy)
+    if parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
+        remedy = "give `https://HOST` for a daemon with TLS, or lead its port here with `ssh -L`"
+        raise StockadeError("invalid", f"traffic to `{parts.hostname}` would not be encrypted", remedy)
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def build_tls_context() -> ssl.SSLContext:
+    """Verifies daemons by the authorities that this host trusts, or by those of ``STOCKADE_CA_FILE`` alone."""
+    file = os.environ.get(_CA_VARIABLE) or None
+    try:
+        return ssl.create_default_context(cafile=file)
+    except (OSError, ssl.SSLError) as error:
+        message = f"no certificate can be read from `{file}`: {error}"
+        raise StockadeError("invalid", message, f"set {_CA_VARIABLE} to a file of certificates (PEM)") from error
+
+
+def is_unverified(error: Optional[BaseException]) -> bool:
+    """Whether a connection failed because the certificate of its other end was not accepted."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def state_dir() -> Path:

@@ -16,7 +16,7 @@ STOP_TIMEOUT_SECONDS = 70
 REAP_TIMEOUT_SECONDS = 30
 _PR_SET_PDEATHSIG = 1
 #: Variables that name another daemon: this one builds its own sandboxes.
-_ELSEWHERE = ("STOCKADE_HOST", "STOCKADE_TOKEN_FILE")
+_ELSEWHERE = ("STOCKADE_HOST", "STOCKADE_TOKEN_FILE", "STOCKADE_CA_FILE")
 
 
 def main(binary: str, directory: str) -> int:

@@ -25,6 +25,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
 
 use super::sse::SseReader;
+use super::tls::{DaemonTls, connect_host};
 use super::{DaemonUrl, NAME};
 
 /// Bytes of the head of an answer.
@@ -42,6 +43,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 pub(super) struct DaemonClient {
     pub url: DaemonUrl,
     pub token_file: Option<PathBuf>,
+    pub tls: DaemonTls,
 }
 
 /// One request, and what its answer is held to.
@@ -219,6 +221,10 @@ impl DaemonClient {
             }
             DaemonUrl::Loopback(address) => {
                 begin_http(TcpStream::connect(address).await.map_err(unreachable)?).await
+            }
+            DaemonUrl::Tls(host) => {
+                let stream = connect_host(host).await.map_err(unreachable)?;
+                begin_http(self.tls.encrypt(operation, host, stream).await?).await
             }
         };
         begun.map_err(|error| self.broken_off(operation).source(error))

@@ -17,7 +17,7 @@ pub fn factory() -> BackendFactory {
                 let token = options.token_file.map(|file| (file, "the token for a daemon"));
                 let socket = options.url.and_then(|url| match url {
                     DaemonUrl::Socket(path) => Some((path, "the socket of a daemon")),
-                    DaemonUrl::Loopback(_) => None,
+                    DaemonUrl::Loopback(_) | DaemonUrl::Tls(_) => None,
                 });
                 token.into_iter().chain(socket).collect()
             },

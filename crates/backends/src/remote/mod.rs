@@ -13,6 +13,7 @@ mod probe;
 mod process;
 mod sandbox;
 mod sse;
+mod tls;
 mod url;
 
 use std::collections::HashMap;
@@ -29,7 +30,8 @@ use crate::managed::{Cancellation, Managed, WallBuilder};
 use client::{DaemonCall, DaemonClient, protocol_error};
 use probe::FarBackend;
 use sandbox::DaemonHold;
-pub use url::DaemonUrl;
+use tls::DaemonTls;
+pub use url::{DaemonUrl, TlsHost};
 
 /// The remote backend's name.
 pub const NAME: BackendName = BackendName::literal("remote");
@@ -52,6 +54,8 @@ pub struct DaemonOptions {
     pub url: Option<DaemonUrl>,
     /// A file with the token for it, which only this user can read.
     pub token_file: Option<PathBuf>,
+    /// A file with the certificates of authorities that may vouch for it; absent: those that this host trusts.
+    pub ca: Option<PathBuf>,
     /// Which of its backends builds the walls; absent: the one that it would choose itself.
     pub backend: Option<BackendName>,
 }
@@ -74,8 +78,8 @@ struct AttachedList {
 impl DaemonBackend {
     /// A backend that has not connected to anything yet.
     pub fn new(options: DaemonOptions) -> Self {
-        let DaemonOptions { url, token_file, backend } = options;
-        let client = url.map(|url| DaemonClient { url, token_file });
+        let DaemonOptions { url, token_file, ca, backend } = options;
+        let client = url.map(|url| DaemonClient { url, token_file, tls: DaemonTls::new(ca) });
         let (measured, live) = (Mutex::default(), Mutex::default());
         Self::of(DaemonWalls { client, named: backend, measured, live })
     }

@@ -40,8 +40,8 @@ pub struct SpecArgs {
     /// Backend that builds the sandbox; `auto` chooses the strongest boundary that supports everything requested.
     #[arg(long, value_name = "NAME")]
     pub backend: Option<BackendChoice>,
-    /// Daemon that builds it, as unix:///PATH or http://127.0.0.1:PORT; or one of `[[ssh.hosts]]`, for --backend
-    /// ssh. [default: the one with most room]
+    /// Daemon that builds it, as unix:///PATH, http://127.0.0.1:PORT or https://HOST[:PORT]; or one of
+    /// `[[ssh.hosts]]`, for --backend ssh. [default: the one with most room]
     #[arg(long, value_name = "URL|NAME")]
     pub host: Option<String>,
     /// Accept this boundary; may be given several times. Without it: any that makes a security claim.

@@ -1,9 +1,11 @@
-//! `stockade serve`: the HTTP API, on a socket of this user and, for holders of tokens, on TCP of this machine.
+//! `stockade serve`: the HTTP API, on a socket of this user and, for holders of tokens, on TCP: without TLS on this
+//! machine alone.
 //! When this returns, no sandbox of it is left.
 
 use std::net::SocketAddr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddress, UnixDatagram};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +14,7 @@ use serde_json::json;
 use stockade_backends::remote;
 use stockade_core::{BackendChoice, Error, ErrorCode, Result};
 use stockade_engine::StateDir;
-use stockade_server::api::{Api, ApiDoors, ApiOptions, ApiServer, ApiSocket, TokenStore};
+use stockade_server::api::{Api, ApiDoors, ApiOptions, ApiServer, ApiSocket, ApiTls, TokenStore};
 use tokio::net::TcpListener;
 
 use crate::config::Settings;
@@ -22,15 +24,23 @@ use crate::terminal::printer::Printer;
 
 const SERVE_OPERATION: &str = "serve";
 const LISTEN_FLAG: &str = "--listen";
+const TLS_CERT_FLAG: &str = "--tls-cert";
 /// Timeout for taking everything down; a second signal ends it at once.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Whom to serve.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// Listen on this loopback address too, for holders of tokens (`stockade token new`). Port 0 takes a free one.
+    /// Listen on this address too, for holders of tokens (`stockade token new`). Port 0 takes a free one. Without
+    /// --tls-cert only loopback.
     #[arg(long, value_name = "ADDR")]
     listen: Option<SocketAddr>,
+    /// Take only TLS there, with this certificate (PEM; its intermediate ones behind it).
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    tls_cert: Option<PathBuf>,
+    /// The private key of that certificate (PEM), which only you can read.
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    tls_key: Option<PathBuf>,
     /// Accept this name in `Host` headers too, such as that of a TLS proxy in front; may be given several times.
     #[arg(long = "allow-host", value_name = "NAME", requires = "listen")]
     hosts: Vec<String>,
@@ -47,8 +57,9 @@ pub async fn serve(args: ServeArgs, printer: &Printer) -> Result<i32> {
     settings.forget_daemon();
     let state = StateDir::open(settings.state_dir()?)?;
     let tokens = Arc::new(TokenStore::open(&state)?);
+    let tls = load_tls(&args, &mut settings)?;
     if let Some(address) = args.listen {
-        check_listen(address, &tokens)?;
+        check_listen(address, tls.is_some(), &tokens)?;
     }
     let socket = ApiSocket::claim(&state)?;
     let tcp = match args.listen {
@@ -61,10 +72,11 @@ pub async fn serve(args: ServeArgs, printer: &Printer) -> Result<i32> {
         Ok(api) => api?,
         Err(signal) => return Ok(interrupts::exit_code(signal)),
     };
-    let address = tcp.as_ref().and_then(|tcp| tcp.local_addr().ok());
-    let doors = ApiDoors { socket: socket.bind()?, tcp, hosts: args.hosts };
+    let url = tcp.as_ref().and_then(|tcp| build_url(tcp, tls.is_some()));
+    let hosts = [settings.serve.allow_hosts.unwrap_or_default(), args.hosts].concat();
+    let doors = ApiDoors { socket: socket.bind()?, tcp, tls, hosts };
     let server = ApiServer::start(api, doors, tokens);
-    announce(&socket, address, printer);
+    announce(&socket, url, printer);
     notify_ready();
     interrupts.next().await;
     // What does not end by itself ends with this process: none of it is detached.
@@ -92,12 +104,34 @@ fn check_own_walls(settings: &Settings) -> Result<()> {
     }
 }
 
-/// Fails where other machines could reach the address, or no client could use it.
-fn check_listen(address: SocketAddr, tokens: &TokenStore) -> Result<()> {
-    if !address.ip().is_loopback() {
+/// The certificate and key that are given or configured, if it listens on TCP. No guest sees the key.
+fn load_tls(args: &ServeArgs, settings: &mut Settings) -> Result<Option<ApiTls>> {
+    if args.listen.is_none() {
+        return Ok(None);
+    }
+    let certificate = args.tls_cert.clone().or_else(|| settings.serve.tls_cert.clone());
+    let key = args.tls_key.clone().or_else(|| settings.serve.tls_key.clone());
+    match (certificate, key) {
+        (Some(certificate), Some(key)) => {
+            settings.hide_tls_key(&key);
+            ApiTls::load(&certificate, &key).map(Some)
+        }
+        (None, None) => Ok(None),
+        (Some(_), None) | (None, Some(_)) => {
+            let message = "a certificate and its private key are given together";
+            Err(Error::new(ErrorCode::Invalid, TLS_CERT_FLAG, message)
+                .remedy("give --tls-cert and --tls-key, or both keys in the table [serve]"))
+        }
+    }
+}
+
+/// Fails where other machines could read what is sent, or no client could use the address.
+fn check_listen(address: SocketAddr, encrypted: bool, tokens: &TokenStore) -> Result<()> {
+    if !encrypted && !address.ip().is_loopback() {
         let message = format!("other machines could reach {address}, and traffic is not encrypted");
         return Err(Error::new(ErrorCode::Invalid, LISTEN_FLAG, message).remedy(
-            "listen on 127.0.0.1, and put a TLS proxy in front or use ssh -L from the other machine",
+            "give --tls-cert and --tls-key; or listen on 127.0.0.1, and put a TLS proxy in front or use ssh -L \
+             from the other machine",
         ));
     }
     if tokens.list()?.is_empty() {
@@ -115,9 +149,13 @@ async fn bind_tcp(address: SocketAddr) -> Result<TcpListener> {
     })
 }
 
-fn announce(socket: &ApiSocket, address: Option<SocketAddr>, printer: &Printer) {
+fn build_url(tcp: &TcpListener, encrypted: bool) -> Option<String> {
+    let scheme = if encrypted { "https" } else { "http" };
+    tcp.local_addr().ok().map(|address| format!("{scheme}://{address}"))
+}
+
+fn announce(socket: &ApiSocket, url: Option<String>, printer: &Printer) {
     let path = socket.path();
-    let url = address.map(|address| format!("http://{address}"));
     if printer.is_json() {
         return printer.json(&json!({ "socket": path, "url": url }));
     }

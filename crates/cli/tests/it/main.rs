@@ -42,6 +42,7 @@ mod run;
 mod secrets;
 mod serve;
 mod serve_tenants;
+mod serve_tls;
 mod shell;
 mod snapshots;
 #[path = "../../../tck/tests/it/sshd/mod.rs"]

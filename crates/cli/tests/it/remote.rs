@@ -110,8 +110,13 @@ fn what_a_daemon_cannot_be_given_is_refused_with_a_remedy() {
     run(&["--host", url, "--no-workspace", "--net", "example.org"])
         .is_refused(&["egress-allowlist"]);
     run(&["--host", url, "--no-workspace", "--backend", "native"]).is_refused(&["remote"]);
-    run(&["--host", "https://127.0.0.1:1", "--no-workspace"]).is_refused(&["https", "ssh -L"]);
-    run(&["--host", "http://192.0.2.1:1", "--no-workspace"]).is_refused(&["not encrypted"]);
+    run(&["--host", "https://127.0.0.1:1", "--no-workspace"]).is_refused(&["cannot be reached"]);
+    run(&["--host", "https://127.0.0.1:1/v1", "--no-workspace"]).is_refused(&["https://HOST"]);
+    run(&["--host", "http://192.0.2.1:1", "--no-workspace"]).is_refused(&[
+        "not encrypted",
+        "https://HOST",
+        "ssh -L",
+    ]);
     run(&["--host", "unix:///nowhere/at.all", "--no-workspace"])
         .is_refused(&["cannot be reached", "stockade serve"]);
     let mut serve = pair.near.command(&["serve"]);

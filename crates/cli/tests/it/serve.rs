@@ -343,7 +343,7 @@ fn the_sockets_own_user_names_paths_of_the_host() {
 fn addresses_that_others_reach_and_listening_without_tokens_are_refused() {
     let place = CliPlace::new();
     let remote = place.stockade(&["serve", "--listen", "0.0.0.0:0"]);
-    remote.is_refused(&["0.0.0.0", "TLS proxy", "ssh -L"]);
+    remote.is_refused(&["0.0.0.0", "--tls-cert", "TLS proxy", "ssh -L"]);
     place.stockade(&["serve", "--listen", "127.0.0.1:0"]).is_refused(&["stockade token new"]);
     place.stockade(&["serve", "--listen", "nowhere"]).is_refused(&["--listen"]);
     place.stockade(&["serve", "--max-sandboxes", "0"]).is_refused(&["--max-sandboxes"]);

@@ -25,10 +25,11 @@ use tower_service::Service as _;
 use super::caller::ApiCaller;
 use super::failure::ApiFailure;
 use super::state::Api;
+use super::tls::{ApiTls, EncryptedStream};
 use super::tokens::TokenStore;
 use crate::http::{
     FramedReader, FramingVerdict, ReaderPatience, StallTimeout, Visit, build_http1,
-    find_bearer_token, is_plain, names_loopback, names_loopback_origin,
+    find_bearer_token, is_plain, names_loopback, names_loopback_origin, strip_port,
 };
 
 const HEALTH_PATH: &str = "/v1/health";
@@ -65,7 +66,9 @@ pub(crate) struct ApiService {
     pub api: Api,
     pub router: Router,
     pub tokens: Arc<TokenStore>,
-    /// Names of this server beside the loopback ones.
+    /// How TCP is encrypted; absent: not at all.
+    pub tls: Option<ApiTls>,
+    /// Names of this server beside those of its certificate or, without one, the loopback ones.
     pub hosts: Arc<[String]>,
     /// Connections at once by TCP that have shown a token.
     pub slots: Arc<Semaphore>,
@@ -81,16 +84,35 @@ impl ApiService {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
+        let patience = ReaderPatience::default();
+        let (reader, writer) = tokio::io::split(stream);
+        let writer = StallTimeout::new(writer, patience.clone());
+        self.serve_halves(reader, writer, patience, door).await;
+    }
+
+    /// The same over TLS, below which stalls are watched already.
+    pub(crate) async fn serve_encrypted(
+        self,
+        stream: EncryptedStream,
+        patience: ReaderPatience,
+        door: ApiDoor,
+    ) {
+        let (reader, writer) = tokio::io::split(stream);
+        self.serve_halves(reader, writer, patience, door).await;
+    }
+
+    async fn serve_halves<R, W>(self, reader: R, writer: W, patience: ReaderPatience, door: ApiDoor)
+    where
+        R: AsyncRead + Unpin + Send + 'static,
+        W: AsyncWrite + Unpin + Send + 'static,
+    {
         let (closing, ended) = (self.closing.clone(), self.ended.clone());
         let turned_out = match &door {
             ApiDoor::Socket => CancellationToken::new(),
             ApiDoor::Tcp(door) => door.visit.turned_out(),
         };
         let framing = FramingVerdict::default();
-        let patience = ReaderPatience::default();
-        let (reader, writer) = tokio::io::split(stream);
         let reader = FramedReader::new(reader, framing.clone());
-        let writer = StallTimeout::new(writer, patience.clone());
         let stream = tokio::io::join(reader, writer);
         let answer = service_fn(move |request: Request<Incoming>| {
             let (service, door, framing) = (self.clone(), door.clone(), framing.clone());
@@ -205,17 +227,33 @@ impl ApiService {
         let header = |name: HeaderName| {
             request.headers().get(name).map(|value| value.to_str().unwrap_or(""))
         };
-        if !header(HOST).is_some_and(|host| names_loopback(host, &self.hosts)) {
+        if !header(HOST).is_some_and(|host| self.is_own_host(host)) {
             let message = "the `Host` of the request is not a name of this server";
-            return Err(ApiFailure::new(ErrorCode::Denied, message)
-                .remedy("use 127.0.0.1 or localhost, or start the daemon with --allow-host NAME")
-                .last());
+            let usual = match &self.tls {
+                Some(_) => "a name of its certificate",
+                None => "127.0.0.1 or localhost",
+            };
+            let remedy = format!("use {usual}, or start the daemon with --allow-host NAME");
+            return Err(ApiFailure::new(ErrorCode::Denied, message).remedy(remedy).last());
         }
-        if !header(ORIGIN).is_none_or(|origin| names_loopback_origin(origin, &self.hosts)) {
+        if !header(ORIGIN).is_none_or(|origin| self.is_own_origin(origin)) {
             let message = "the request comes from a page of another site";
             return Err(ApiFailure::new(ErrorCode::Denied, message).last());
         }
         Ok(())
+    }
+
+    fn is_own_host(&self, host: &str) -> bool {
+        let Some(tls) = &self.tls else { return names_loopback(host, &self.hosts) };
+        let is_listed = |name: &str| self.hosts.iter().any(|own| own.eq_ignore_ascii_case(name));
+        strip_port(host).is_some_and(|name| is_listed(name) || tls.is_for(name))
+    }
+
+    fn is_own_origin(&self, origin: &str) -> bool {
+        match &self.tls {
+            Some(_) => origin.strip_prefix("https://").is_some_and(|host| self.is_own_host(host)),
+            None => names_loopback_origin(origin, &self.hosts),
+        }
     }
 }
 

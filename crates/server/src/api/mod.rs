@@ -33,10 +33,12 @@ mod socket;
 mod spec;
 mod state;
 mod tenant_slots;
+mod tls;
 mod tokens;
 mod usage;
 
 pub use server::{ApiDoors, ApiServer};
 pub use socket::ApiSocket;
 pub use state::{Api, ApiOptions};
+pub use tls::ApiTls;
 pub use tokens::{TokenRecord, TokenRight, TokenStore};

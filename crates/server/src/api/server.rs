@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stockade_core::Result;
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -12,8 +12,9 @@ use tokio_util::task::TaskTracker;
 use super::connection::{ApiDoor, ApiService, TcpDoor};
 use super::routes::build_router;
 use super::state::Api;
+use super::tls::ApiTls;
 use super::tokens::TokenStore;
-use crate::http::{ACCEPT_RETRY_INTERVAL, Lobby, accept_tcp};
+use crate::http::{ACCEPT_RETRY_INTERVAL, Lobby, ReaderPatience, accept_tcp};
 use crate::peer::{Stranger, check_peer};
 
 /// Connections at once on the socket; more wait.
@@ -36,7 +37,9 @@ pub struct ApiDoors {
     pub socket: UnixListener,
     /// TCP, for holders of tokens.
     pub tcp: Option<TcpListener>,
-    /// Names of this server beside the loopback ones.
+    /// How TCP is encrypted; absent: not at all.
+    pub tls: Option<ApiTls>,
+    /// Names of this server beside those of its certificate or, without one, the loopback ones.
     pub hosts: Vec<String>,
 }
 
@@ -54,6 +57,7 @@ impl ApiServer {
             router: build_router(api.clone()),
             api,
             tokens,
+            tls: doors.tls,
             hosts: doors.hosts.into(),
             slots: Arc::new(Semaphore::new(MAX_TCP_CONNECTIONS)),
             closing: CancellationToken::new(),
@@ -126,6 +130,22 @@ async fn accept_on_tcp(listener: TcpListener, service: ApiService, connections: 
         let Some((stream, peer)) = accept_tcp(&listener).await else { continue };
         let visit = Arc::clone(&lobby).enter(peer);
         let door = TcpDoor { visit, slots: OnceCell::new() };
-        connections.spawn(service.clone().serve(stream, ApiDoor::Tcp(Arc::new(door))));
+        connections.spawn(serve_tcp_connection(stream, service.clone(), Arc::new(door)));
+    }
+}
+
+async fn serve_tcp_connection(stream: TcpStream, service: ApiService, door: Arc<TcpDoor>) {
+    let Some(tls) = service.tls.clone() else {
+        return service.serve(stream, ApiDoor::Tcp(door)).await;
+    };
+    let (turned_out, closing) = (door.visit.turned_out(), service.closing.clone());
+    let patience = ReaderPatience::default();
+    let encrypted = tokio::select! {
+        encrypted = tls.accept(stream, patience.clone()) => encrypted,
+        () = turned_out.cancelled() => None,
+        () = closing.cancelled() => None,
+    };
+    if let Some(stream) = encrypted {
+        service.serve_encrypted(stream, patience, ApiDoor::Tcp(door)).await;
     }
 }

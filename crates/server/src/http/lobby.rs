@@ -3,7 +3,7 @@
 //! connects keeps no client out: one with the token shows it at once and is gone from here.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_util::sync::CancellationToken;
@@ -44,7 +44,7 @@ impl Lobby {
 
     /// Lets a connection in, and turns another out where there is no room.
     pub(crate) fn enter(self: Arc<Self>, peer: IpAddr) -> Visit {
-        let turned_out = CancellationToken::new();
+        let (peer, turned_out) = (find_network(peer), CancellationToken::new());
         let mut state = self.lock_state();
         state.make_room(peer);
         let number = state.next;
@@ -52,6 +52,17 @@ impl Lobby {
         state.waiting.push(WaitingConnection { number, peer, turned_out: turned_out.clone() });
         drop(state);
         Visit { lobby: self, number, turned_out }
+    }
+}
+
+/// The network that a peer is counted as: an IPv6 host has as many addresses as it likes in its own (/64).
+fn find_network(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V4(address) => address.into(),
+        IpAddr::V6(address) => {
+            let [a, b, c, d, ..] = address.segments();
+            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+        }
     }
 }
 
@@ -108,6 +119,20 @@ mod tests {
         crowd.remove(1).leave();
         drop(Arc::clone(&lobby).enter(peer(1)));
         assert_eq!(lobby.lock_state().waiting.len(), MAX_UNPROVEN_PER_PEER - 1);
+    }
+
+    #[test]
+    fn addresses_of_one_ipv6_network_are_one_peer() {
+        let lobby = Arc::new(Lobby::default());
+        let quiet = Arc::clone(&lobby).enter("2001:db8:0:2::1".parse().unwrap());
+        let crowd: Vec<_> = (0..MAX_UNPROVEN as u16 * 2)
+            .map(|at| Ipv6Addr::new(0x2001, 0xdb8, 0, 1, 0, 0, at, 1))
+            .map(|address| Arc::clone(&lobby).enter(address.into()))
+            .collect();
+        assert!(!quiet.turned_out.is_cancelled());
+        let left = crowd.iter().filter(|visit| !visit.turned_out.is_cancelled()).count();
+        assert_eq!(left, MAX_UNPROVEN_PER_PEER);
+        assert_eq!(find_network("::ffff:192.0.2.1".parse().unwrap()), IpAddr::from([192, 0, 2, 1]));
     }
 
     #[test]

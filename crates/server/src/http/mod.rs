@@ -15,7 +15,9 @@ use tokio::net::{TcpListener, TcpStream};
 
 pub(crate) use framing::{FramedReader, FramingVerdict};
 pub(crate) use lobby::{Lobby, Visit};
-pub(crate) use request::{find_bearer_token, is_plain, names_loopback, names_loopback_origin};
+pub(crate) use request::{
+    find_bearer_token, is_plain, names_loopback, names_loopback_origin, strip_port,
+};
 pub(crate) use stall::{ReaderPatience, StallTimeout};
 
 /// Timeout for the head of a request, also of the next one on a connection.

@@ -50,7 +50,7 @@ pub(crate) fn names_loopback_origin(origin: &str, further: &[String]) -> bool {
 }
 
 /// The name or address without its port; none where it is neither.
-fn strip_port(host: &str) -> Option<&str> {
+pub(crate) fn strip_port(host: &str) -> Option<&str> {
     let (name, rest) = match host.strip_prefix('[') {
         Some(address) => address.split_once(']')?,
         None => host.find(':').map_or((host, ""), |at| host.split_at(at)),

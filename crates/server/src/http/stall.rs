@@ -85,7 +85,7 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for StallTimeout<W> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Sockets have nothing to flush; what waits, waits in a write.
+        // Sockets have nothing to flush; what waits, waits in a write. So this is never put above TLS.
         Pin::new(&mut self.writer).poll_flush(context)
     }
 

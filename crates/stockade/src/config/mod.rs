@@ -33,9 +33,11 @@ const SYSTEM_CONFIG_PATH: &str = "/etc/stockade/config.toml";
 const DAEMON_BACKEND: BackendName = BackendName::literal("remote");
 const DAEMON_URL_KEY: &str = "url";
 const DAEMON_TOKEN_KEY: &str = "tokenFile";
+const DAEMON_CA_KEY: &str = "ca";
 
 /// Keys of the configuration that the command line reads: a library passes them on unread.
-const FRONT_END_KEYS: [&str; 5] = ["approval", "cache", "cacheLimit", "profile", "toolchain"];
+const FRONT_END_KEYS: [&str; 6] =
+    ["approval", "cache", "cacheLimit", "profile", "serve", "toolchain"];
 
 /// Reads the front end's keys of one file or variable, each time it is called over those before.
 pub type FrontEndReader<'a> = dyn FnMut(toml::Deserializer<'_>) -> Result<(), toml::de::Error> + 'a;
@@ -72,9 +74,15 @@ pub struct Settings {
     /// The token that the environment names, for whichever daemon is used.
     #[serde(skip)]
     daemon_token: Option<String>,
+    /// The file of authorities that the environment names, for whichever daemon is used.
+    #[serde(skip)]
+    daemon_ca: Option<String>,
     /// Package caches that guests of this process may see.
     #[serde(skip)]
     guest_caches: Vec<PathBuf>,
+    /// Private files of a front end, each with what it is.
+    #[serde(skip)]
+    private_files: Vec<(PathBuf, &'static str)>,
 }
 
 /// What a tenant may use.
@@ -219,6 +227,13 @@ impl Settings {
         self
     }
 
+    /// These settings, with a file that no guest may see; `what` it is stands in refusals: "the key of the daemon".
+    #[must_use]
+    pub fn with_private_file(mut self, file: impl Into<PathBuf>, what: &'static str) -> Self {
+        self.private_files.push((file.into(), what));
+        self
+    }
+
     /// Where images come from and are kept.
     pub const fn images(&self) -> &ImageSettings {
         &self.images
@@ -249,8 +264,11 @@ impl Settings {
     /// The table of a backend; empty if nothing is set in it.
     pub fn backend_table(&self, name: &BackendName) -> toml::Table {
         let mut table = self.tables.get(name.as_str()).cloned().unwrap_or_default();
-        if let Some(file) = self.daemon_token.clone().filter(|_| *name == DAEMON_BACKEND) {
-            table.insert(DAEMON_TOKEN_KEY.to_owned(), file.into());
+        if *name == DAEMON_BACKEND {
+            let files = [(DAEMON_TOKEN_KEY, &self.daemon_token), (DAEMON_CA_KEY, &self.daemon_ca)];
+            for (key, file) in files {
+                table.extend(file.clone().map(|file| (key.to_owned(), file.into())));
+            }
         }
         table
     }
@@ -302,9 +320,10 @@ impl Settings {
             .collect()
     }
 
-    /// What the tables of backends and of images name of the host.
+    /// What the tables of backends and of images, and the front end, name of the host.
     fn named_paths(&self) -> impl Iterator<Item = (PathBuf, &'static str)> {
-        self.backends_paths().into_iter().chain(self.images.own_paths())
+        let private = self.private_files.iter().cloned();
+        self.backends_paths().into_iter().chain(self.images.own_paths()).chain(private)
     }
 
     /// What the tables of backends name of the host.
@@ -338,7 +357,9 @@ impl Settings {
             images: self.images.merge_over(earlier.images),
             tables,
             daemon_token: self.daemon_token.or(earlier.daemon_token),
+            daemon_ca: self.daemon_ca.or(earlier.daemon_ca),
             guest_caches: [earlier.guest_caches, self.guest_caches].concat(),
+            private_files: [earlier.private_files, self.private_files].concat(),
         }
     }
 }
@@ -364,11 +385,12 @@ fn env_path(name: &str) -> Option<PathBuf> {
 }
 
 /// Keys of `later` over those of `earlier`. A token is for the daemon that it is configured with: another one
-/// that is named later does not get it.
+/// that is named later does not get it, nor is it verified by that one's authorities.
 fn merge_table(backend: &str, earlier: &mut toml::Table, later: toml::Table) {
     let url = later.get(DAEMON_URL_KEY);
     if backend == DAEMON_BACKEND.as_str() && url.is_some() && earlier.get(DAEMON_URL_KEY) != url {
         earlier.remove(DAEMON_TOKEN_KEY);
+        earlier.remove(DAEMON_CA_KEY);
     }
     earlier.extend(later);
 }
@@ -395,6 +417,10 @@ mod tests {
         assert!(!has_token(Settings::default().with_daemon("unix:///b").merge_over(configured())));
         let chosen = Settings { daemon_token: Some("/other".into()), ..Settings::default() };
         assert!(has_token(chosen.merge_over(configured()).with_daemon("unix:///b")));
+        let verified = from_toml("[remote]\nurl = \"https://a\"\nca = \"/ca.pem\"").unwrap();
+        assert!(verified.backend_table(&DAEMON_BACKEND).contains_key("ca"));
+        let moved = verified.with_daemon("https://b");
+        assert!(!moved.backend_table(&DAEMON_BACKEND).contains_key("ca"));
     }
 
     #[test]

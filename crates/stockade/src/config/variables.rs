@@ -14,7 +14,7 @@ const ENV_PREFIX: &str = "STOCKADE_";
 /// One variable, the key of a file that means the same, and where its value goes.
 type Variable = (&'static str, &'static str, fn(&mut Settings, &str) -> Result<(), String>);
 
-const ENV_VARIABLES: [Variable; 15] = [
+const ENV_VARIABLES: [Variable; 16] = [
     ("BACKEND", "backend", |to, given| set_parsed(&mut to.backend, given)),
     ("HOST", "remote.url", |to, given| {
         to.set_daemon_url(given);
@@ -23,6 +23,10 @@ const ENV_VARIABLES: [Variable; 15] = [
     }),
     ("TOKEN_FILE", "remote.tokenFile", |to, given| {
         to.daemon_token = Some(given.to_owned());
+        Ok(())
+    }),
+    ("CA_FILE", "remote.ca", |to, given| {
+        to.daemon_ca = Some(given.to_owned());
         Ok(())
     }),
     ("BOUNDARIES", "boundaries", |to, given| {
@@ -144,6 +148,8 @@ mod tests {
         assert_eq!(remote, Settings::default().with_daemon("unix:///a"));
         let token = given("STOCKADE_TOKEN_FILE", "/t").unwrap().daemon_token;
         assert_eq!(token.as_deref(), Some("/t"));
+        let table = given("STOCKADE_CA_FILE", "/ca.pem").unwrap().backend_table(&DAEMON_BACKEND);
+        assert_eq!(table.get("ca").and_then(toml::Value::as_str), Some("/ca.pem"));
         for name in ["STOCKADE_MEM", "STOCKADE_TIMEOUT", "STOCKADE_PIDS", "STOCKADE_BOUNDARIES"] {
             let error = given(name, "lots").unwrap_err().to_string();
             assert!(error.contains(name) && error.contains("unset"), "{error}");

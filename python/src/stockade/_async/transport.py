@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any, AsyncIterator, Mapping, Optional
+import ssl
+from typing import Any, AsyncIterator, Mapping, Optional, Union
 from urllib.parse import quote
 
 import httpx
 
-from .._daemon import Address, connectable_path, open_directory
+from .._daemon import Address, build_tls_context, connectable_path, is_unverified, open_directory
 from .._error import StockadeError
 from .._events import EventParser
 from .._model import Event, Exit
@@ -34,11 +35,13 @@ class AsyncTransport:
     def __init__(self, address: Address) -> None:
         self.address = address
         path = address.socket_path
+        # Reading the certificates takes longer than a request, and only https needs them.
+        is_plain = httpx.URL(address.url).scheme == "http"
+        verify: Union[ssl.SSLContext, bool] = False if is_plain else build_tls_context()
         self._directory = open_directory(path) if path else None
         transport = httpx.AsyncHTTPTransport(
             uds=connectable_path(path, self._directory) if path else None,
-            # Reading the certificates takes longer than a request, and only https needs them.
-            verify=address.url.startswith("https:"),
+            verify=verify,
             limits=httpx.Limits(keepalive_expiry=KEEP_ALIVE_SECONDS),
         )
         headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
@@ -120,12 +123,17 @@ class AsyncTransport:
         return self._http.stream("GET", path, params={"from": parser.next_seq}, timeout=timeout)
 
     def _is_gone(self, error: httpx.TransportError) -> bool:
-        """Whether there is no daemon any more: its sandboxes end with it, so that one started anew is no help."""
-        return self.address.socket_path is not None and isinstance(error, httpx.ConnectError)
+        """Whether repeating is no help: there is no daemon any more, with which its sandboxes end, or another host
+        is in its place."""
+        is_ended = self.address.socket_path is not None and isinstance(error, httpx.ConnectError)
+        return is_ended or is_unverified(error)
 
     def _lost(self, error: Optional[httpx.TransportError]) -> StockadeError:
         where = self.address.socket_path or self.address.url
         reason = str(error) or type(error).__name__ if error else "it ends its answers too early"
+        if is_unverified(error):
+            remedy = "use a name that it is for, or set STOCKADE_CA_FILE to the certificate of its authority"
+            return StockadeError("unavailable", f"the certificate of `{where}` is not accepted: {reason}", remedy)
         message = f"the daemon at `{where}` cannot be reached: {reason}"
         return StockadeError("unavailable", message, "check that it runs; its sandboxes end with it")
 

@@ -54,8 +54,8 @@ impl ApiDaemon {
         let args = [&["serve", "--json"], flags].concat();
         let (child, line) = start(place.command(&args));
         let told: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("{line}"));
-        let tcp = told["url"].as_str().map(|url| url.trim_start_matches("http://"));
-        let tcp = tcp.map(|address| address.parse().unwrap());
+        let tcp = told["url"].as_str().and_then(|url| url.split_once("://"));
+        let tcp = tcp.map(|(_, address)| address.parse().unwrap());
         let socket = told["socket"].as_str().unwrap().into();
         Self { place, child: Some(child), socket, tcp }
     }
