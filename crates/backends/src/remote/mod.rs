@@ -55,7 +55,7 @@ pub struct DaemonOptions {
     /// A file with the token for it, which only this user can read.
     pub token_file: Option<PathBuf>,
     /// A file with the certificates of authorities that may vouch for it; absent: those that this host trusts.
-    pub ca: Option<PathBuf>,
+    pub ca_file: Option<PathBuf>,
     /// Which of its backends builds the walls; absent: the one that it would choose itself.
     pub backend: Option<BackendName>,
 }
@@ -78,8 +78,8 @@ struct AttachedList {
 impl DaemonBackend {
     /// A backend that has not connected to anything yet.
     pub fn new(options: DaemonOptions) -> Self {
-        let DaemonOptions { url, token_file, ca, backend } = options;
-        let client = url.map(|url| DaemonClient { url, token_file, tls: DaemonTls::new(ca) });
+        let DaemonOptions { url, token_file, ca_file, backend } = options;
+        let client = url.map(|url| DaemonClient { url, token_file, tls: DaemonTls::new(ca_file) });
         let (measured, live) = (Mutex::default(), Mutex::default());
         Self::of(DaemonWalls { client, named: backend, measured, live })
     }

@@ -30,7 +30,7 @@ const MAX_CA_FILE_BYTES: u64 = 8 << 20;
 /// The protocol that is spoken over TLS, as ALPN names it.
 const HTTP1_ALPN: &[u8] = b"http/1.1";
 const CA_REMEDY: &str = "name a file with the certificate of the daemon's authority (PEM) by STOCKADE_CA_FILE, or by \
-     `ca` in the table [remote]";
+     `caFile` in the table [remote]";
 
 /// Whose certificates are accepted. Read when it is first needed; clones share it.
 #[derive(Debug, Clone, Default)]

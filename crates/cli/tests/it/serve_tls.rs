@@ -123,7 +123,7 @@ fn make_client(url: &str, token: &str, authority: Option<&TestAuthority>) -> Cli
     let mut table = format!("[remote]\nurl = \"{url}\"\ntokenFile = {token_file:?}\n");
     if let Some(authority) = authority {
         fs::write(&ca, &authority.pem).unwrap();
-        table.push_str(&format!("ca = {ca:?}\n"));
+        table.push_str(&format!("caFile = {ca:?}\n"));
     }
     write_config(&near, &table);
     near

@@ -33,7 +33,7 @@ const SYSTEM_CONFIG_PATH: &str = "/etc/stockade/config.toml";
 const DAEMON_BACKEND: BackendName = BackendName::literal("remote");
 const DAEMON_URL_KEY: &str = "url";
 const DAEMON_TOKEN_KEY: &str = "tokenFile";
-const DAEMON_CA_KEY: &str = "ca";
+const DAEMON_CA_KEY: &str = "caFile";
 
 /// Keys of the configuration that the command line reads: a library passes them on unread.
 const FRONT_END_KEYS: [&str; 6] =
@@ -418,9 +418,9 @@ mod tests {
         let chosen = Settings { daemon_token: Some("/other".into()), ..Settings::default() };
         assert!(has_token(chosen.merge_over(configured()).with_daemon("unix:///b")));
         let verified = from_toml("[remote]\nurl = \"https://a\"\nca = \"/ca.pem\"").unwrap();
-        assert!(verified.backend_table(&DAEMON_BACKEND).contains_key("ca"));
+        assert!(verified.backend_table(&DAEMON_BACKEND).contains_key("caFile"));
         let moved = verified.with_daemon("https://b");
-        assert!(!moved.backend_table(&DAEMON_BACKEND).contains_key("ca"));
+        assert!(!moved.backend_table(&DAEMON_BACKEND).contains_key("caFile"));
     }
 
     #[test]

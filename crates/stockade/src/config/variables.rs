@@ -25,7 +25,7 @@ const ENV_VARIABLES: [Variable; 16] = [
         to.daemon_token = Some(given.to_owned());
         Ok(())
     }),
-    ("CA_FILE", "remote.ca", |to, given| {
+    ("CA_FILE", "remote.caFile", |to, given| {
         to.daemon_ca = Some(given.to_owned());
         Ok(())
     }),
@@ -149,7 +149,7 @@ mod tests {
         let token = given("STOCKADE_TOKEN_FILE", "/t").unwrap().daemon_token;
         assert_eq!(token.as_deref(), Some("/t"));
         let table = given("STOCKADE_CA_FILE", "/ca.pem").unwrap().backend_table(&DAEMON_BACKEND);
-        assert_eq!(table.get("ca").and_then(toml::Value::as_str), Some("/ca.pem"));
+        assert_eq!(table.get("caFile").and_then(toml::Value::as_str), Some("/ca.pem"));
         for name in ["STOCKADE_MEM", "STOCKADE_TIMEOUT", "STOCKADE_PIDS", "STOCKADE_BOUNDARIES"] {
             let error = given(name, "lots").unwrap_err().to_string();
             assert!(error.contains(name) && error.contains("unset"), "{error}");
