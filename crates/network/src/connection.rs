@@ -18,7 +18,7 @@ use crate::asking::add_grant;
 use crate::client_hello::{HelloError, HelloState, MAX_HELLO_BYTES, read_server_name};
 use crate::dial::{DialError, Dialed, dial};
 use crate::filtered_body::RefusalHook;
-use crate::http_relay::{HttpPlan, relay_http};
+use crate::http_relay::{FilterSource, HttpPlan, relay_http};
 use crate::intercept::relay_intercepted;
 use crate::policy::{Denial, Egress, EgressTarget, check_address, check_target, describe_no_host};
 use crate::raw_relay::{relay_bytes, relay_watched};
@@ -265,11 +265,12 @@ async fn relay_checked(
     // Noted before the rules are read: a change between the two is seen by `wait_until_denied`.
     judge.note_opaque();
     let is_judged = judge.is_needed();
+    let plain = secrets.and_then(|secrets| secrets.filter_plain(target));
     let plan = HttpPlan {
         target: target.clone(),
         via: request.via,
         judge: Arc::clone(judge),
-        filter: secrets.and_then(|secrets| secrets.filter_plain(target)),
+        filter: plain.map_or(FilterSource::Unfiltered, |filter| FilterSource::Fixed(filter.into())),
         refused,
         guest_ended: guest.watch_end(),
     };
@@ -281,9 +282,9 @@ async fn relay_checked(
         }
         (CarriedProtocol::Tls, Some(secrets)) if is_bound || is_judged => {
             judge.begin_requests();
-            let bound = is_bound.then(|| secrets.filter_intercepted(target));
-            let plan = HttpPlan { filter: bound.or(plan.filter), ..plan };
-            relay_intercepted(secrets, guest, socket, plan).await
+            let bound = || FilterSource::Bound(Arc::clone(secrets), Arc::clone(egress.log()));
+            let filter = if is_bound { bound() } else { plan.filter };
+            relay_intercepted(secrets, guest, socket, HttpPlan { filter, ..plan }).await
         }
         (CarriedProtocol::Tls, None) if is_judged => denied(describe_unopened(target)),
         (CarriedProtocol::Raw, _) if is_bound => denied(describe_https_only(target)),
