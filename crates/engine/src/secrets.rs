@@ -57,7 +57,9 @@ impl Engine {
         values: BTreeMap<EnvName, S>,
     ) {
         if !values.is_empty() {
-            let supplies = values.into_iter().map(|(name, value)| (name, Arc::new(value.into())));
+            let share =
+                |(name, value): (EnvName, S)| (name, Arc::<SecretSupply>::new(value.into()));
+            let supplies = values.into_iter().map(share);
             lock_mutex(&self.inner.secrets.0).entry(tenant.clone()).or_default().extend(supplies);
         }
     }

@@ -104,18 +104,6 @@ async fn a_value_that_its_host_refuses_is_another_in_the_next_request() {
 }
 
 #[tokio::test]
-async fn a_host_that_refuses_every_value_causes_one_question() {
-    let refuse = |_: &str| "HTTP/1.1 401 No\r\nContent-Length: 2\r\n\r\nno".to_owned();
-    let server = TlsServer::start(refuse).await;
-    let mut opened = open_renewed(&server, &[SECOND, FIRST, SECOND]).await;
-    for _ in 0..20 {
-        let answer = opened.get_with_secret(&server).await;
-        assert!(answer.starts_with("HTTP/1.1 401 "), "{answer}");
-    }
-    assert_eq!(opened.log.renewals().len(), 1);
-}
-
-#[tokio::test]
 async fn a_request_without_a_value_that_holds_is_refused_and_told() {
     let mut server = TlsServer::start(answer_second).await;
     let mut opened = open_renewed(&server, &[]).await;
