@@ -2,11 +2,13 @@
 //! read here and nowhere else, and is in no error (C-41).
 
 use std::fmt;
+use std::io;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde::{Deserialize, Serialize};
 use stockade_core::SecretValue;
 use stockade_fs::Timestamp;
@@ -60,8 +62,12 @@ impl SecretCommand {
     /// Asks for the first value, while the caller waits at its terminal: the command speaks there, and ends with Ctrl-C.
     pub async fn ask_attended(&self) -> Result<IssuedSecret, String> {
         let mut command = self.command(&self.line);
-        let child = command.stdin(Stdio::null()).spawn().map_err(describe_unstarted)?;
-        match timeout(ATTENDED_TIMEOUT, read_printed(child)).await {
+        let mut child = command.stdin(Stdio::null()).spawn().map_err(describe_unstarted)?;
+        let asking = async {
+            let printed = read_output(&mut child).await?;
+            check_output(printed, child.wait().await)
+        };
+        match timeout(ATTENDED_TIMEOUT, asking).await {
             Ok(printed) => parse_printed(&printed?),
             Err(_) => {
                 Err(format!("its command did not end within {} s", ATTENDED_TIMEOUT.as_secs()))
@@ -86,7 +92,32 @@ impl SecretIssuer for SecretCommand {
         let mut child = command.spawn().map_err(describe_unstarted)?;
         // Waiting for a child closes an input that it has.
         let _watchdog = child.stdin.take();
-        parse_printed(&read_printed(child).await?)
+        let group = CommandGroup::of(&child);
+        let printed = read_output(&mut child).await?;
+        let ended = child.wait().await;
+        group.release();
+        parse_printed(&check_output(printed, ended)?)
+    }
+}
+
+/// The processes of a command, killed unless it has ended by itself: what it started may hold its output open.
+struct CommandGroup(Option<Pid>);
+
+impl CommandGroup {
+    fn of(child: &Child) -> Self {
+        Self(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw))
+    }
+
+    /// Once the command was waited for its number may be another's.
+    fn release(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for CommandGroup {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.map(|group| kill_process_group(group, Signal::KILL));
     }
 }
 
@@ -96,11 +127,11 @@ impl fmt::Debug for SecretCommand {
     }
 }
 
-fn describe_unstarted(error: std::io::Error) -> String {
+fn describe_unstarted(error: io::Error) -> String {
     format!("its command cannot be run: {error}")
 }
 
-async fn read_printed(mut child: Child) -> Result<String, String> {
+async fn read_output(child: &mut Child) -> Result<Vec<u8>, String> {
     let mut printed = Vec::new();
     if let Some(stdout) = child.stdout.take() {
         let read = stdout.take(MAX_PRINTED_BYTES + 1).read_to_end(&mut printed).await;
@@ -109,7 +140,10 @@ async fn read_printed(mut child: Child) -> Result<String, String> {
     if printed.len() as u64 > MAX_PRINTED_BYTES {
         return Err("its command prints more than 64 KiB".to_owned());
     }
-    let ended = child.wait().await;
+    Ok(printed)
+}
+
+fn check_output(printed: Vec<u8>, ended: io::Result<ExitStatus>) -> Result<String, String> {
     let status = ended.map_err(|error| format!("its command cannot be waited for: {error}"))?;
     if !status.success() {
         return Err(format!("its command failed: {status}"));
@@ -245,16 +279,20 @@ mod tests {
     #[tokio::test]
     async fn a_command_that_is_given_up_is_ended_with_its_children() {
         let dir = tempfile::tempdir().unwrap();
-        let line = "sleep 1000 & echo $! > child.new; mv child.new child; wait";
-        let command = SecretCommand::new(line.to_owned(), dir.path().to_owned());
         let path = dir.path().join("child");
-        tokio::select! {
-            issued = command.issue() => panic!("it ended: {issued:?}"),
-            () = wait_until(|| path.exists()) => {}
+        // The second one has ended itself, and its child holds its output open.
+        for end in ["wait", "exit"] {
+            let line = format!("sleep 1000 & echo $! > child.new; mv child.new child; {end}");
+            let command = SecretCommand::new(line, dir.path().to_owned());
+            tokio::select! {
+                issued = command.issue() => panic!("it ended: {issued:?}"),
+                () = wait_until(|| path.exists()) => {}
+            }
+            let child = std::fs::read_to_string(&path).unwrap();
+            let stat = format!("/proc/{}/stat", child.trim_end());
+            wait_until(|| !is_alive(Path::new(&stat))).await;
+            std::fs::remove_file(&path).unwrap();
         }
-        let child = std::fs::read_to_string(&path).unwrap();
-        let stat = format!("/proc/{}/stat", child.trim_end());
-        wait_until(|| !is_alive(Path::new(&stat))).await;
     }
 
     async fn wait_until(condition: impl Fn() -> bool) {
