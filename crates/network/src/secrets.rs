@@ -185,8 +185,10 @@ impl SecretSet {
         target: &EgressTarget,
         log: &Arc<dyn ConnectionLog>,
     ) -> Result<FetchedValues<'_>, String> {
+        let bound = self.secrets.iter().filter(|secret| secret.is_bound_to(target));
+        let bound: Vec<&HeldSecret> = bound.collect();
         let mut values = FetchedValues::new();
-        for held in self.secrets.iter().filter(|secret| secret.is_bound_to(target)) {
+        for held in bound {
             let secret = held.binding.name();
             let context = RenewalContext { secret, log, begun: &self.begun };
             let fetched = held.supply.fetch_value(&context).await;
