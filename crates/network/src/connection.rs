@@ -483,4 +483,23 @@ mod tests {
         assert_eq!(judge(b"GET / HTTP/1.1\r\n", "a.org", false), Some(Ok(CarriedProtocol::Http)));
         assert_eq!(judge(b"GET / HT", "a.org", true), None);
     }
+
+    proptest::proptest! {
+        #[test]
+        fn any_first_bytes_are_judged_without_harm(
+            start in proptest::sample::select(
+                vec![&b""[..], b"GET / HTTP/1.1\r\n", b"PRI * HTTP/2.0\r\n", b"\x16\x03\x01\x00\x05\x01"],
+            ),
+            rest in proptest::collection::vec(proptest::num::u8::ANY, 0..300),
+        ) {
+            let bytes = [start, &rest[..]].concat();
+            let target = EgressTarget::parse("a.org").unwrap();
+            for ended in [true, false] {
+                // Nothing else is spoken at the ports of the web.
+                let judged = judge_first_bytes(&bytes, ended, &target, true);
+                proptest::prop_assert_ne!(judged, Some(Ok(CarriedProtocol::Raw)));
+                let _ = judge_first_bytes(&bytes, ended, &target, false);
+            }
+        }
+    }
 }

@@ -397,4 +397,19 @@ mod tests {
         assert!(upgraded(&["WebSocket"]));
         assert!(!upgraded(&["h2c"]) && !upgraded(&["websocket", "h2c"]) && !upgraded(&["h2c, x"]));
     }
+
+    proptest::proptest! {
+        #[test]
+        fn any_host_of_a_request_is_that_of_the_connection_or_refused(
+            host in "(a\\.org|A\\.ORG|b\\.org|@|:|80|\\.|/|[ -~]){0,4}",
+        ) {
+            let header = HeaderValue::from_str(&host).unwrap();
+            let request = Request::get("/").header(HOST, header).body(()).unwrap();
+            let target = EgressTarget::parse("a.org").unwrap();
+            if check_request(&request, &target).is_ok() {
+                proptest::prop_assert!(host.to_ascii_lowercase().contains("a.org"), "{host}");
+                proptest::prop_assert!(!host.contains('@'), "{host}");
+            }
+        }
+    }
 }
