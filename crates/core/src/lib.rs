@@ -27,6 +27,7 @@ mod recorder;
 mod request_path;
 mod request_scope;
 mod secret_binding;
+mod secret_renewal;
 mod secrets;
 mod spec;
 mod special;
@@ -65,6 +66,7 @@ pub use recorder::WorkspaceRecorder;
 pub use request_path::{RequestPath, RequestPathError};
 pub use request_scope::is_plain_method;
 pub use secret_binding::{SecretBinding, SecretPlace, SecretValue, find_unreached_secret};
+pub use secret_renewal::RenewalCause;
 pub use spec::{
     BackendChoice, HostTree, Image, Mount, RootMode, SandboxSpec, User, Workspace, WorkspaceAt,
 };

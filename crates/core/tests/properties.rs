@@ -51,6 +51,19 @@ fn network() -> impl Strategy<Value = Network> {
     ]
 }
 
+/// Names as a guest would write them: what is read in several ways is among them more often than by chance.
+fn host_name() -> impl Strategy<Value = String> {
+    let part = prop_oneof![
+        "[a-zA-Z0-9-]{0,5}",
+        select(vec![
+            ".", ".", "..", "0x7f", "0177", "127", "\0", "%00", "xn--", "@", "\u{3002}", "\u{ad}"
+        ])
+        .prop_map(str::to_owned),
+        any::<char>().prop_map(String::from),
+    ];
+    vec(part, 0..8).prop_map(|parts| parts.concat())
+}
+
 /// Paths as a guest would write them: what is read in several ways is among them more often than by chance.
 fn request_path() -> impl Strategy<Value = String> {
     let part = prop_oneof![
@@ -356,6 +369,20 @@ proptest! {
     fn capabilities_survive_json(capabilities in capabilities()) {
         let json = serde_json::to_string(&capabilities).unwrap();
         prop_assert_eq!(serde_json::from_str::<Capabilities>(&json).unwrap(), capabilities);
+    }
+
+    #[test]
+    fn a_name_of_a_host_has_one_form_or_none(given in host_name()) {
+        if let Some(name) = canonical_host(&given) {
+            let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+            prop_assert!(name.bytes().all(|byte| is_plain(byte) || matches!(byte, b'-' | b'.')));
+            prop_assert!(name.split('.').all(|label| !label.is_empty()), "{name}");
+            prop_assert!(name.parse::<std::net::IpAddr>().is_err(), "{name}");
+            // Every spelling of a form has the same one.
+            prop_assert_eq!(canonical_host(&name), Some(name.clone()));
+            let other = format!("{}.", name.to_ascii_uppercase());
+            prop_assert_eq!(canonical_host(&other), Some(name));
+        }
     }
 
     #[test]

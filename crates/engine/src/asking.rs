@@ -265,7 +265,8 @@ mod tests {
     use std::sync::Mutex as StdMutex;
 
     use stockade_network::{
-        ConnectionLog, ConnectionRecord, EgressLimits, ResolverSettings, SharedNetwork,
+        ConnectionLog, ConnectionRecord, EgressLimits, ResolverSettings, SecretRenewal,
+        SharedNetwork,
     };
     use tempfile::TempDir;
 
@@ -297,6 +298,8 @@ mod tests {
         fn record(&self, _record: ConnectionRecord) {}
 
         fn observe(&self, _rule: EgressRule) {}
+
+        fn record_renewal(&self, _renewal: SecretRenewal) {}
     }
 
     /// Rules without a sandbox around them.

@@ -10,7 +10,7 @@ use stockade_core::{
 };
 use stockade_network::{
     ConnectionLog, ConnectionRecord, ConnectionVerdict, Egress, Relay, ResolverSettings,
-    SharedNetwork,
+    SecretRenewal, SharedNetwork,
 };
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -25,8 +25,11 @@ use crate::secrets::write_bundle;
 const MAX_RECORDED_CONNECTIONS: usize = 1000;
 /// The most different denials of one sandbox that are recorded: a guest makes as many as it likes.
 const MAX_RECORDED_DENIALS: usize = 200;
+/// The most renewals of one sandbox's secrets that are recorded: a host that refuses every value causes many.
+const MAX_RECORDED_RENEWALS: usize = 1000;
 /// Records that wait to be written.
-const RECORD_QUEUE_LEN: usize = MAX_RECORDED_CONNECTIONS + MAX_RECORDED_DENIALS + 1;
+const RECORD_QUEUE_LEN: usize =
+    MAX_RECORDED_CONNECTIONS + MAX_RECORDED_DENIALS + MAX_RECORDED_RENEWALS + 1;
 /// How long the end of a sandbox waits for the records of its connections.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -121,6 +124,10 @@ impl EngineInner {
         if let Some(network) = network {
             network.close().await;
         }
+        // No request is left that waits for an answer.
+        if let Some(secrets) = &live.order.secrets {
+            secrets.stop_asking();
+        }
     }
 }
 
@@ -178,6 +185,7 @@ struct SeenConnections {
     made: usize,
     /// By host, port and request.
     denied: HashSet<(String, Option<u16>, Option<String>)>,
+    renewals: usize,
     omitted: u64,
 }
 
@@ -195,12 +203,25 @@ impl SeenConnections {
         self.omitted += u64::from(!is_admitted);
         is_admitted
     }
+
+    fn admit_renewal(&mut self) -> bool {
+        let is_admitted = self.renewals < MAX_RECORDED_RENEWALS;
+        self.renewals += usize::from(is_admitted);
+        self.omitted += u64::from(!is_admitted);
+        is_admitted
+    }
 }
 
 impl JournalLog {
     fn new(sandbox: SandboxId, denials: Arc<DenialWatchers>) -> (Self, mpsc::Receiver<Event>) {
         let (queue, events) = mpsc::channel(RECORD_QUEUE_LEN);
         (Self { sandbox, queue, seen: Mutex::default(), denials }, events)
+    }
+
+    fn send(&self, event: Event) {
+        if self.queue.try_send(event).is_err() {
+            lock_mutex(&self.seen).omitted += 1;
+        }
     }
 }
 
@@ -231,14 +252,19 @@ impl ConnectionLog for JournalLog {
         if !lock_mutex(&self.seen).admit_record(&record) {
             return;
         }
-        let event = build_connection_event(self.sandbox.clone(), record);
-        if self.queue.try_send(event).is_err() {
-            lock_mutex(&self.seen).omitted += 1;
-        }
+        self.send(build_connection_event(self.sandbox.clone(), record));
     }
 
     fn observe(&self, rule: EgressRule) {
         self.denials.observed.add(rule);
+    }
+
+    fn record_renewal(&self, SecretRenewal { secret, cause, failure }: SecretRenewal) {
+        if lock_mutex(&self.seen).admit_renewal() {
+            let (sandbox, failure) =
+                (self.sandbox.clone(), failure.map(|reason| clean_foreign(&reason)));
+            self.send(Event::SecretRenewal { sandbox, secret, cause, failure });
+        }
     }
 }
 
@@ -255,6 +281,8 @@ impl Drop for JournalLog {
 
 #[cfg(test)]
 mod tests {
+    use stockade_core::RenewalCause;
+
     use super::*;
 
     fn record_of(host: &str, verdict: ConnectionVerdict) -> ConnectionRecord {
@@ -307,6 +335,34 @@ mod tests {
             assert_eq!(fields, told);
             assert_eq!(serde_json::from_value::<Event>(json).unwrap(), event);
         }
+    }
+
+    #[tokio::test]
+    async fn renewals_of_secrets_are_recorded_up_to_a_number() {
+        let (log, mut queue) = JournalLog::new("boxa".parse().unwrap(), Arc::default());
+        for _ in 0..=MAX_RECORDED_RENEWALS {
+            log.record_renewal(SecretRenewal {
+                secret: "KEY".parse().unwrap(),
+                cause: RenewalCause::Unauthorized,
+                failure: Some("its command failed: exit status: 3".into()),
+            });
+        }
+        drop(log);
+        let first = serde_json::to_value(queue.recv().await.unwrap()).unwrap();
+        let expected = serde_json::json!({
+            "kind": "secretRenewal", "sandbox": "boxa", "secret": "KEY", "cause": "unauthorized",
+            "failure": "its command failed: exit status: 3",
+        });
+        assert_eq!(first, expected);
+        let (mut recorded, mut omitted) = (1, 0);
+        while let Some(event) = queue.recv().await {
+            if let Event::ConnectionsOmitted { count, .. } = event {
+                omitted += count;
+            } else {
+                recorded += 1;
+            }
+        }
+        assert_eq!((recorded, omitted), (MAX_RECORDED_RENEWALS, 1));
     }
 
     #[tokio::test]

@@ -35,6 +35,7 @@ mod processes;
 mod quota;
 mod registry;
 mod request;
+mod secret_command;
 mod secrets;
 mod select;
 mod snapshot_ops;
@@ -62,11 +63,15 @@ pub use output::Output;
 pub use output_log::{OutputLogBounds, OutputLogReader, OutputLogs};
 pub use pool::{Pool, PoolSpec, PoolStatus};
 pub use request::SandboxRequest;
+pub use secret_command::SecretCommand;
 pub use select::{Choice, Selection, select};
 pub use snapshot_ops::{FORK_CONCURRENCY, MAX_FORK_COPIES, spec_of_a_copy};
 pub use snapshots::{
     HostThings, Part, Passing, Snapshot, SnapshotListing, Snapshots, VerifiedParts,
 };
 pub use stockade_fs::{CacheDir, CacheUsage, Cleaning, StateDir, Timestamp};
-pub use stockade_network::{EgressLimits, PortStream, ResolverSettings, TrustSettings};
+pub use stockade_network::{
+    EgressLimits, IssuedSecret, PortStream, ResolverSettings, SecretIssuer, SecretSupply,
+    TrustSettings,
+};
 pub use workspace_guard::WorkspaceGuard;

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
 use stockade_core::{
-    EnvName, Error, ErrorCode, FilesExt, Refusal, Refusals, Result, Sandbox, SandboxPath,
-    SandboxSpec, SecretBinding, SecretValue, TenantName,
+    EnvName, Error, ErrorCode, FilesExt, Refusal, Refusals, RenewalCause, Result, Sandbox,
+    SandboxId, SandboxPath, SandboxSpec, SecretBinding, TenantName,
 };
-use stockade_network::{GUEST_BUNDLE_PATH, SecretSet, TrustStore};
+use stockade_network::{GUEST_BUNDLE_PATH, SecretSet, SecretSupply, TrustStore};
 
 use crate::engine::{Engine, EngineInner, lock_mutex};
 use crate::lifecycle::RunningSandbox;
@@ -20,16 +20,16 @@ const BUNDLE_MODE: u32 = 0o644;
 
 /// The values that an engine holds, by tenant and name.
 #[derive(Default)]
-pub(crate) struct HeldSecrets(Mutex<HashMap<TenantName, BTreeMap<EnvName, SecretValue>>>);
+pub(crate) struct HeldSecrets(Mutex<HashMap<TenantName, BTreeMap<EnvName, Arc<SecretSupply>>>>);
 
 impl HeldSecrets {
-    fn value(&self, tenant: &TenantName, secret: &SecretBinding) -> Option<SecretValue> {
+    fn supply(&self, tenant: &TenantName, secret: &SecretBinding) -> Option<Arc<SecretSupply>> {
         lock_mutex(&self.0).get(tenant)?.get(secret.name()).cloned()
     }
 
     /// A refusal for each secret of a spec that has no value.
     pub(crate) fn refuse_missing(&self, spec: &SandboxSpec) -> Vec<Refusal> {
-        let missing = |secret: &&SecretBinding| self.value(&spec.tenant, secret).is_none();
+        let missing = |secret: &&SecretBinding| self.supply(&spec.tenant, secret).is_none();
         let refuse = |secret: &SecretBinding| {
             let name = secret.name();
             Refusal {
@@ -48,12 +48,28 @@ impl HeldSecrets {
 }
 
 impl Engine {
-    /// Holds values of secrets for sandboxes of this tenant that are made from now on. A value that was held
-    /// under the same name is replaced; sandboxes that there are keep theirs.
-    pub fn hold_secrets(&self, tenant: &TenantName, values: BTreeMap<EnvName, SecretValue>) {
+    /// Holds values of secrets for sandboxes of this tenant that are made from now on: values as they are, or
+    /// [supplies](SecretSupply) that are asked for another one when that is due. What was held under the same name is
+    /// replaced; sandboxes that there are keep theirs.
+    pub fn hold_secrets<S: Into<SecretSupply>>(
+        &self,
+        tenant: &TenantName,
+        values: BTreeMap<EnvName, S>,
+    ) {
         if !values.is_empty() {
-            lock_mutex(&self.inner.secrets.0).entry(tenant.clone()).or_default().extend(values);
+            let share =
+                |(name, value): (EnvName, S)| (name, Arc::<SecretSupply>::new(value.into()));
+            let supplies = values.into_iter().map(share);
+            lock_mutex(&self.inner.secrets.0).entry(tenant.clone()).or_default().extend(supplies);
         }
+    }
+
+    /// Lets a paused sandbox go on. Values of its secrets that can be asked for again are, before they are used again.
+    pub async fn resume(&self, id: &SandboxId) -> Result<()> {
+        let live = self.inner.live(id)?;
+        // Before anything in it goes on.
+        live.mark_secrets_stale(RenewalCause::Resumed);
+        live.sandbox.resume().await
     }
 }
 
@@ -64,9 +80,9 @@ impl EngineInner {
         if spec.secrets.is_empty() && !spec.network.judges_requests() {
             return Ok(None);
         }
-        let find = |secret: &SecretBinding| -> Result<(SecretBinding, SecretValue)> {
-            match self.secrets.value(&spec.tenant, secret) {
-                Some(value) => Ok((secret.clone(), value)),
+        let find = |secret: &SecretBinding| -> Result<(SecretBinding, Arc<SecretSupply>)> {
+            match self.secrets.supply(&spec.tenant, secret) {
+                Some(supply) => Ok((secret.clone(), supply)),
                 None => {
                     let refusals = Refusals(self.secrets.refuse_missing(spec));
                     Err(Error::refused("admit", None, refusals))
@@ -80,6 +96,13 @@ impl EngineInner {
 }
 
 impl RunningSandbox {
+    /// Has values that can be asked for again asked for before they are used again.
+    pub(crate) fn mark_secrets_stale(&self, cause: RenewalCause) {
+        if let Some(secrets) = &self.order.secrets {
+            secrets.mark_stale(cause);
+        }
+    }
+
     /// Puts its own certificates back, after files of another state have come in their place.
     pub(crate) async fn restore_bundle(&self) -> Result<()> {
         match &self.order.secrets {

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use stockade_core::{
-    BackendChoice, Command, Error, ErrorCode, Feature, Parts, Result, SandboxId, SandboxPath,
-    SandboxSpec, SnapshotId, SnapshotKind, Workspace,
+    BackendChoice, Command, Error, ErrorCode, Feature, Parts, RenewalCause, Result, SandboxId,
+    SandboxPath, SandboxSpec, SnapshotId, SnapshotKind, Workspace,
 };
 
 use crate::engine::{Engine, EngineInner};
@@ -64,6 +64,7 @@ impl Engine {
             let parts = inner.read_checked_parts(&stored).await?;
             let sandbox = live.sandbox.id().clone();
             inner.record(Event::Restored { sandbox, snapshot: stored.id }).await?;
+            live.mark_secrets_stale(RenewalCause::Restored);
             let restored =
                 tokio::time::timeout(CAPTURE_TIMEOUT, live.sandbox.restore(&parts)).await;
             restored.unwrap_or_else(|_| Err(too_slow("restore", live.order.backend.as_ref())))?;

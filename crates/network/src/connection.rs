@@ -18,7 +18,7 @@ use crate::asking::add_grant;
 use crate::client_hello::{HelloError, HelloState, MAX_HELLO_BYTES, read_server_name};
 use crate::dial::{DialError, Dialed, dial};
 use crate::filtered_body::RefusalHook;
-use crate::http_relay::{HttpPlan, relay_http};
+use crate::http_relay::{FilterSource, HttpPlan, relay_http};
 use crate::intercept::relay_intercepted;
 use crate::policy::{Denial, Egress, EgressTarget, check_address, check_target, describe_no_host};
 use crate::raw_relay::{relay_bytes, relay_watched};
@@ -266,11 +266,12 @@ async fn relay_checked(
     // Noted before the rules are read: a change between the two is seen by `wait_until_denied`.
     judge.note_opaque();
     let is_judged = judge.is_needed();
+    let plain = secrets.and_then(|secrets| secrets.filter_plain(target));
     let plan = HttpPlan {
         target: target.clone(),
         via: request.via,
         judge: Arc::clone(judge),
-        filter: secrets.and_then(|secrets| secrets.filter_plain(target)),
+        filter: plain.map_or(FilterSource::Unfiltered, |filter| FilterSource::Fixed(filter.into())),
         refused,
         guest_ended: guest.watch_end(),
     };
@@ -282,9 +283,9 @@ async fn relay_checked(
         }
         (CarriedProtocol::Tls, Some(secrets)) if is_bound || is_judged => {
             judge.begin_requests();
-            let bound = is_bound.then(|| secrets.filter_intercepted(target));
-            let plan = HttpPlan { filter: bound.or(plan.filter), ..plan };
-            relay_intercepted(secrets, guest, socket, plan).await
+            let bound = || FilterSource::Bound(Arc::clone(secrets), Arc::clone(egress.log()));
+            let filter = if is_bound { bound() } else { plan.filter };
+            relay_intercepted(secrets, guest, socket, HttpPlan { filter, ..plan }).await
         }
         (CarriedProtocol::Tls, None) if is_judged => denied(describe_unopened(target)),
         (CarriedProtocol::Raw, _) if is_bound => denied(describe_https_only(target)),
@@ -482,5 +483,24 @@ mod tests {
         assert_eq!(judge(b"GET / HTTP/1.1\r\n", "a.org", true), Some(Ok(CarriedProtocol::Http)));
         assert_eq!(judge(b"GET / HTTP/1.1\r\n", "a.org", false), Some(Ok(CarriedProtocol::Http)));
         assert_eq!(judge(b"GET / HT", "a.org", true), None);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_first_bytes_are_judged_without_harm(
+            start in proptest::sample::select(
+                vec![&b""[..], b"GET / HTTP/1.1\r\n", b"PRI * HTTP/2.0\r\n", b"\x16\x03\x01\x00\x05\x01"],
+            ),
+            rest in proptest::collection::vec(proptest::num::u8::ANY, 0..300),
+        ) {
+            let bytes = [start, &rest[..]].concat();
+            let target = EgressTarget::parse("a.org").unwrap();
+            for ended in [true, false] {
+                // Nothing else is spoken at the ports of the web.
+                let judged = judge_first_bytes(&bytes, ended, &target, true);
+                proptest::prop_assert_ne!(judged, Some(Ok(CarriedProtocol::Raw)));
+                let _ = judge_first_bytes(&bytes, ended, &target, false);
+            }
+        }
     }
 }

@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderValue};
 use http_body_util::{BodyExt, Either, Full};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
-use crate::patterns::{Patterns, StreamFilter};
+use crate::patterns::{PatternSource, StreamFilter};
 use crate::policy::Denial;
 
 /// The longest body that is read whole.
@@ -93,8 +93,8 @@ impl FilteredBody {
         Self { inner, filter: None, ended: false }
     }
 
-    fn new(inner: Incoming, patterns: &Arc<Patterns>, refusal: &RefusalSlot) -> Self {
-        let filter = StreamFilter::new(Arc::clone(patterns));
+    fn new(inner: Incoming, patterns: PatternSource, refusal: &RefusalSlot) -> Self {
+        let filter = StreamFilter::new(patterns);
         Self { inner, filter: Some((filter, refusal.clone())), ended: false }
     }
 }
@@ -166,17 +166,18 @@ pub enum LengthChange {
 pub async fn filter_body(
     body: Incoming,
     headers: &mut HeaderMap,
-    patterns: &Arc<Patterns>,
+    patterns: impl Into<PatternSource>,
     change: LengthChange,
     refusal: &RefusalSlot,
 ) -> Result<RelayBody, RequestError> {
+    let patterns = patterns.into();
     headers.remove(TRAILER);
     if body.is_end_stream() {
         return Ok(Either::Left(FilteredBody::unfiltered(body)));
     }
     if change == LengthChange::Changes {
         if body.size_hint().exact().is_some_and(|length| length <= MAX_COLLECTED_BYTES) {
-            return collect_body(body, headers, patterns).await.map(Either::Right);
+            return collect_body(body, headers, &patterns).await.map(Either::Right);
         }
         headers.remove(CONTENT_LENGTH);
         headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
@@ -187,11 +188,11 @@ pub async fn filter_body(
 async fn collect_body(
     body: Incoming,
     headers: &mut HeaderMap,
-    patterns: &Patterns,
+    patterns: &PatternSource,
 ) -> Result<Full<Bytes>, RequestError> {
     let collected = body.collect().await;
     let whole = collected.map_err(|error| RequestError::Failed(error.to_string()))?.to_bytes();
-    let rewritten = patterns.apply(&whole).map_err(RequestError::refuse)?;
+    let rewritten = patterns.current().apply(&whole).map_err(RequestError::refuse)?;
     let whole = rewritten.map_or(whole, Bytes::from);
     headers.insert(CONTENT_LENGTH, HeaderValue::from(whole.len()));
     Ok(Full::new(whole))

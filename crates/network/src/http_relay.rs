@@ -24,7 +24,9 @@ use tokio::sync::Notify;
 use crate::connection::RelayError;
 use crate::filtered_body::{RefusalHook, RefusalSlot, RelayBody, RequestError};
 use crate::policy::EgressTarget;
+use crate::record::ConnectionLog;
 use crate::request_judge::RequestJudge;
+use crate::secrets::SecretSet;
 use crate::traffic_filter::{TrafficFilter, pass_unfiltered};
 
 /// The longest head of a request or an answer.
@@ -46,11 +48,38 @@ pub struct HttpPlan {
     /// Decides by method and path, where rules name any of this host.
     pub judge: Arc<RequestJudge>,
     /// What is done for the sake of secrets, where there are any.
-    pub filter: Option<TrafficFilter>,
+    pub filter: FilterSource,
     /// Called when a request is refused, before the program hears of it.
     pub refused: RefusalHook,
     /// Told when the program has ended its direction, or both.
     pub guest_ended: Arc<Notify>,
+}
+
+/// What is done to requests for the sake of secrets.
+pub enum FilterSource {
+    /// Nothing: there is none.
+    Unfiltered,
+    /// The same for each request of a connection.
+    Fixed(Arc<TrafficFilter>),
+    /// Values are put in, as they are at each request. Where they have to be asked for again, this log hears of it.
+    Bound(Arc<SecretSet>, Arc<dyn ConnectionLog>),
+}
+
+impl FilterSource {
+    /// The filter for the next request to this host.
+    async fn build_filter(
+        &self,
+        target: &EgressTarget,
+    ) -> Result<Option<Arc<TrafficFilter>>, RequestError> {
+        match self {
+            Self::Unfiltered => Ok(None),
+            Self::Fixed(filter) => Ok(Some(Arc::clone(filter))),
+            Self::Bound(secrets, log) => {
+                let filter = secrets.filter_intercepted(target, log).await;
+                filter.map(|filter| Some(Arc::new(filter))).map_err(RequestError::refuse)
+            }
+        }
+    }
 }
 
 /// What the requests of one connection share.
@@ -179,7 +208,7 @@ impl HttpRelay {
         self.plan.judge.check(&request)?;
         let guest = hyper::upgrade::on(&mut request);
         let mut request = rewrite_request(request);
-        let Some(filter) = &self.plan.filter else {
+        let Some(filter) = self.plan.filter.build_filter(&self.plan.target).await? else {
             let response = self.send(request.map(pass_unfiltered)).await?;
             return Ok(self.note_upgrade(response, guest).map(pass_unfiltered));
         };
@@ -188,6 +217,7 @@ impl HttpRelay {
         }
         let request = filter.filter_request(request, &self.refusal).await?;
         let response = self.send(request).await?;
+        filter.note_status(response.status());
         let response =
             if filter.is_intercepted() { response } else { self.note_upgrade(response, guest) };
         filter.filter_response(response, &self.refusal).await
@@ -366,5 +396,20 @@ mod tests {
         };
         assert!(upgraded(&["WebSocket"]));
         assert!(!upgraded(&["h2c"]) && !upgraded(&["websocket", "h2c"]) && !upgraded(&["h2c, x"]));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_host_of_a_request_is_that_of_the_connection_or_refused(
+            host in "(a\\.org|A\\.ORG|b\\.org|@|:|80|\\.|/|[ -~]){0,4}",
+        ) {
+            let header = HeaderValue::from_str(&host).unwrap();
+            let request = Request::get("/").header(HOST, header).body(()).unwrap();
+            let target = EgressTarget::parse("a.org").unwrap();
+            if check_request(&request, &target).is_ok() {
+                proptest::prop_assert!(host.to_ascii_lowercase().contains("a.org"), "{host}");
+                proptest::prop_assert!(!host.contains('@'), "{host}");
+            }
+        }
     }
 }

@@ -2,8 +2,11 @@
 //! held back than could be the beginning of one of them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use memchr::memmem::Finder;
+
+use crate::secret_mask::SecretMask;
 
 /// The most bytes that one piece may become: a value can be far longer than what it stands for.
 const MAX_REWRITTEN_BYTES: usize = 512 * 1024;
@@ -22,6 +25,15 @@ pub enum PatternAction {
 struct Pattern {
     finder: Finder<'static>,
     action: PatternAction,
+    /// Whether it was found, and something else put in its place.
+    replaced: AtomicBool,
+}
+
+impl Pattern {
+    fn new(text: &[u8], action: PatternAction) -> Self {
+        let finder = Finder::new(text).into_owned();
+        Self { finder, action, replaced: AtomicBool::new(false) }
+    }
 }
 
 /// Texts, and what happens where each is found.
@@ -36,7 +48,7 @@ impl Patterns {
     /// None of the texts is empty.
     pub fn new(texts: impl IntoIterator<Item = (Vec<u8>, PatternAction)>) -> Self {
         let build = |(text, action): (Vec<u8>, PatternAction)| {
-            (!text.is_empty()).then(|| Pattern { finder: Finder::new(&text).into_owned(), action })
+            (!text.is_empty()).then(|| Pattern::new(&text, action))
         };
         let mut list: Vec<_> = texts.into_iter().filter_map(build).collect();
         // Of two that begin at the same place the longer one is meant.
@@ -48,6 +60,13 @@ impl Patterns {
     /// Like [`Patterns::new`], of texts that the receiver of a stream must not learn. They have no control characters.
     pub fn of_secrets(texts: impl IntoIterator<Item = (Vec<u8>, PatternAction)>) -> Self {
         Self { are_secret: true, ..Self::new(texts) }
+    }
+
+    /// Whether this text was found, and something else put in its place.
+    pub fn has_replaced(&self, text: &[u8]) -> bool {
+        let is_meant = |pattern: &&Pattern| pattern.finder.needle() == text;
+        let found = self.list.iter().find(is_meant);
+        found.is_some_and(|pattern| pattern.replaced.load(Ordering::Relaxed))
     }
 
     /// The text with everything replaced; nothing if it stays as it is; an error if it must not pass.
@@ -80,6 +99,7 @@ impl Patterns {
                 PatternAction::Replace(with) => {
                     out.extend_from_slice(&text[cursor..at]);
                     out.extend_from_slice(with);
+                    pattern.replaced.store(true, Ordering::Relaxed);
                 }
             }
             if out.len() > MAX_REWRITTEN_BYTES {
@@ -111,24 +131,55 @@ impl Patterns {
     }
 }
 
+/// Where the patterns for a stream come from.
+#[derive(Clone)]
+pub enum PatternSource {
+    /// The same for the whole stream.
+    Fixed(Arc<Patterns>),
+    /// Those of the values that are known at each moment.
+    Mask(Arc<SecretMask>),
+}
+
+impl PatternSource {
+    /// Those that are applied now.
+    pub fn current(&self) -> Arc<Patterns> {
+        match self {
+            Self::Fixed(patterns) => Arc::clone(patterns),
+            Self::Mask(mask) => mask.current().texts,
+        }
+    }
+}
+
+impl From<Arc<Patterns>> for PatternSource {
+    fn from(patterns: Arc<Patterns>) -> Self {
+        Self::Fixed(patterns)
+    }
+}
+
+impl From<Arc<SecretMask>> for PatternSource {
+    fn from(mask: Arc<SecretMask>) -> Self {
+        Self::Mask(mask)
+    }
+}
+
 /// Applies patterns to a stream.
 pub struct StreamFilter {
-    patterns: Arc<Patterns>,
+    patterns: PatternSource,
     held: Vec<u8>,
 }
 
 impl StreamFilter {
     /// For a stream from its beginning.
-    pub fn new(patterns: Arc<Patterns>) -> Self {
-        Self { patterns, held: Vec::new() }
+    pub fn new(patterns: impl Into<PatternSource>) -> Self {
+        Self { patterns: patterns.into(), held: Vec::new() }
     }
 
     /// What may go on now that this has come; an error if nothing may any more.
     pub fn push(&mut self, data: &[u8]) -> Result<Vec<u8>, String> {
         self.held.extend_from_slice(data);
-        let mut out = Vec::new();
-        let decided = self.patterns.rewrite(&self.held, &mut out)?;
-        let end = self.held.len() - self.patterns.count_undecided(&self.held[decided..]);
+        let (mut out, patterns) = (Vec::new(), self.patterns.current());
+        let decided = patterns.rewrite(&self.held, &mut out)?;
+        let end = self.held.len() - patterns.count_undecided(&self.held[decided..]);
         out.extend_from_slice(&self.held[decided..end]);
         self.held.drain(..end);
         Ok(out)

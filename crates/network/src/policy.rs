@@ -159,8 +159,13 @@ impl Egress {
         Self { secrets, ..self }
     }
 
-    pub(crate) fn secrets(&self) -> Option<&SecretSet> {
-        self.secrets.as_deref()
+    pub(crate) fn secrets(&self) -> Option<&Arc<SecretSet>> {
+        self.secrets.as_ref()
+    }
+
+    /// Where its records go.
+    pub(crate) fn log(&self) -> &Arc<dyn ConnectionLog> {
+        &self.log
     }
 
     /// Puts other rules in force. Connections that they do not allow are cut, and no others.

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::SystemTime;
 
 use stockade_agent::protocol::network::Via;
-use stockade_core::EgressRule;
+use stockade_core::{EgressRule, EnvName, RenewalCause};
 
 /// One connection that a program inside wanted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +53,17 @@ pub enum ConnectionVerdict {
     },
 }
 
+/// The value of a secret was asked for again. What was answered is no part of it (C-41).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SecretRenewal {
+    /// The variable that holds its placeholder.
+    pub secret: EnvName,
+    /// Why it was asked for.
+    pub cause: RenewalCause,
+    /// Why there is no new value; absent where there is one.
+    pub failure: Option<String>,
+}
+
 /// Where records go. Called from the relay: it must not block.
 pub trait ConnectionLog: Send + Sync {
     /// One connection has ended, or was refused.
@@ -60,4 +71,7 @@ pub trait ConnectionLog: Send + Sync {
 
     /// A host was connected to while everything is let through: this rule would have been enough.
     fn observe(&self, rule: EgressRule);
+
+    /// The value of a secret was asked for again, for a request of this sandbox.
+    fn record_renewal(&self, renewal: SecretRenewal);
 }

@@ -1,19 +1,26 @@
 //! The secrets of one sandbox: what stands for each inside, where each may go, and what becomes of one that goes
 //! elsewhere (C-53). Values are in this process's memory alone: no record, error or message holds one (C-41).
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use rustls::crypto::ring::default_provider;
-use stockade_core::{EnvName, Error, ErrorCode, Result, SecretBinding, SecretPlace, SecretValue};
+use stockade_core::{
+    EnvName, Error, ErrorCode, RenewalCause, Result, SecretBinding, SecretPlace, SecretValue,
+};
+use tokio::task::AbortHandle;
 
 use crate::authority::{Authority, AuthorityError};
 use crate::filtered_body::LengthChange;
 use crate::mask::list_spellings;
 use crate::patterns::{PatternAction, Patterns, StreamWatch};
 use crate::policy::EgressTarget;
-use crate::traffic_filter::TrafficFilter;
+use crate::record::ConnectionLog;
+use crate::secret_mask::SecretMask;
+use crate::supply::{CurrentValue, RenewalContext, SecretSupply};
+use crate::traffic_filter::{OfferedSecret, TrafficFilter};
 use crate::trust::TrustStore;
 
 /// What placeholders begin with. Letters, digits and hyphens: no client writes them in another way.
@@ -39,16 +46,22 @@ pub const BUNDLE_ENVIRONMENT: [&str; 8] = [
 /// The secrets of one sandbox, and the authority under which connections to their hosts are opened. Without a secret, it
 /// is there for hosts whose requests are judged one by one.
 pub struct SecretSet {
-    secrets: Vec<HeldSecret>,
+    secrets: Arc<[HeldSecret]>,
+    mask: Arc<SecretMask>,
+    /// Questions for values that this sandbox's requests have begun.
+    begun: Mutex<Vec<AbortHandle>>,
     pub(crate) authority: Authority,
     pub(crate) trust: TrustStore,
 }
 
-struct HeldSecret {
-    binding: SecretBinding,
+pub(crate) struct HeldSecret {
+    pub binding: SecretBinding,
     placeholder: String,
-    value: SecretValue,
+    pub supply: Arc<SecretSupply>,
 }
+
+/// The values for one request, by their placeholders.
+type FetchedValues<'a> = HashMap<&'a str, CurrentValue>;
 
 /// Where on its way a placeholder is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,14 +75,29 @@ enum Whereabouts {
 
 impl SecretSet {
     /// Makes an authority, and a placeholder for each secret.
-    pub fn new(held: Vec<(SecretBinding, SecretValue)>, trust: TrustStore) -> Result<Self> {
-        check_values(&held)?;
-        let build = |(binding, value)| -> Result<HeldSecret> {
-            Ok(HeldSecret { binding, placeholder: make_placeholder()?, value })
+    pub fn new(held: Vec<(SecretBinding, Arc<SecretSupply>)>, trust: TrustStore) -> Result<Self> {
+        let build = |(binding, supply)| -> Result<HeldSecret> {
+            Ok(HeldSecret { binding, placeholder: make_placeholder()?, supply })
         };
-        let secrets = held.into_iter().map(build).collect::<Result<_>>()?;
+        let secrets: Arc<[_]> = held.into_iter().map(build).collect::<Result<_>>()?;
+        let mask = Arc::new(SecretMask::new(Arc::clone(&secrets)));
+        if let Some(conflict) = mask.current().conflict {
+            return Err(Error::new(ErrorCode::Invalid, "bind secrets", conflict)
+                .remedy("bind them in sandboxes of their own"));
+        }
         let authority = Authority::new().map_err(|error| cannot_intercept(&error))?;
-        Ok(Self { secrets, authority, trust })
+        Ok(Self { secrets, mask, begun: Mutex::default(), authority, trust })
+    }
+
+    /// Has values that can be asked for again asked for before they are used again.
+    pub fn mark_stale(&self, cause: RenewalCause) {
+        self.secrets.iter().for_each(|secret| secret.supply.mark_stale(cause));
+    }
+
+    /// Ends the questions for values that this sandbox's requests have begun.
+    pub fn stop_asking(&self) {
+        let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        begun.drain(..).for_each(|task| task.abort());
     }
 
     /// Whether there is no secret in it.
@@ -114,7 +142,7 @@ impl SecretSet {
             body: Arc::new(block(Whereabouts::Body)),
             length: LengthChange::Keeps,
             mask: None,
-            mask_names: None,
+            offered: Vec::new(),
             refused: self.is_intercepted(target).then(|| describe_https_only(target)),
         })
     }
@@ -125,22 +153,51 @@ impl SecretSet {
         (!self.is_empty()).then(|| StreamWatch::new(Arc::new(self.build_patterns(block))))
     }
 
-    /// For requests over a connection that was opened: placeholders of this host become values, and values in
-    /// answers become placeholders.
-    pub(crate) fn filter_intercepted(&self, target: &EgressTarget) -> TrafficFilter {
+    /// For one request over a connection that was opened: placeholders of this host become values, and values in
+    /// answers become placeholders. Values that have to be asked for again are; why there is none, otherwise.
+    pub(crate) async fn filter_intercepted(
+        &self,
+        target: &EgressTarget,
+        log: &Arc<dyn ConnectionLog>,
+    ) -> Result<TrafficFilter, String> {
+        let values = self.fetch_values(target, log).await?;
+        if let Some(conflict) = self.mask.current().conflict {
+            return Err(format!("{conflict}, and could not be masked"));
+        }
         let mut bound = self.secrets.iter().filter(|secret| secret.is_bound_to(target));
         let has_body = bound.any(|secret| secret.binding.place() == SecretPlace::Body);
-        TrafficFilter {
+        let offer = |secret: &HeldSecret| secret.offer(&values);
+        Ok(TrafficFilter {
             line: self.build_patterns(|it| it.block(target, true, Whereabouts::RequestLine)),
-            head: self.build_patterns(|it| it.fill_in(target, Whereabouts::Header)),
-            body: Arc::new(self.build_patterns(|it| it.fill_in(target, Whereabouts::Body))),
+            head: self.build_patterns(|it| it.fill_in(target, Whereabouts::Header, &values)),
+            body: Arc::new(
+                self.build_patterns(|it| it.fill_in(target, Whereabouts::Body, &values)),
+            ),
             length: if has_body { LengthChange::Changes } else { LengthChange::Keeps },
-            mask: Some(Arc::new(Patterns::of_secrets(
-                self.secrets.iter().flat_map(HeldSecret::mask),
-            ))),
-            mask_names: Some(Patterns::new(self.secrets.iter().flat_map(HeldSecret::mask_names))),
+            mask: Some(Arc::clone(&self.mask)),
+            offered: self.secrets.iter().filter_map(offer).collect(),
             refused: None,
+        })
+    }
+
+    async fn fetch_values(
+        &self,
+        target: &EgressTarget,
+        log: &Arc<dyn ConnectionLog>,
+    ) -> Result<FetchedValues<'_>, String> {
+        let bound = self.secrets.iter().filter(|secret| secret.is_bound_to(target));
+        let bound: Vec<&HeldSecret> = bound.collect();
+        let mut values = FetchedValues::new();
+        for held in bound {
+            let secret = held.binding.name();
+            let context = RenewalContext { secret, log, begun: &self.begun };
+            let fetched = held.supply.fetch_value(&context).await;
+            let value = fetched.map_err(|reason| {
+                format!("the value of the secret `{secret}` does not hold any more: {reason}")
+            })?;
+            values.insert(&held.placeholder, value);
         }
+        Ok(values)
     }
 
     fn build_patterns(&self, action: impl Fn(&HeldSecret) -> PatternAction) -> Patterns {
@@ -154,17 +211,29 @@ impl HeldSecret {
         self.binding.hosts().iter().any(|host| target.is_same_host(host))
     }
 
-    fn fill_in(&self, target: &EgressTarget, whereabouts: Whereabouts) -> PatternAction {
+    fn offer(&self, values: &FetchedValues<'_>) -> Option<OfferedSecret> {
+        let CurrentValue { generation, .. } = *values.get(self.placeholder.as_str())?;
+        let (placeholder, supply) = (self.placeholder.clone(), Arc::clone(&self.supply));
+        Some(OfferedSecret { placeholder, supply, generation })
+    }
+
+    fn fill_in(
+        &self,
+        target: &EgressTarget,
+        whereabouts: Whereabouts,
+        values: &FetchedValues<'_>,
+    ) -> PatternAction {
         let fits = match (whereabouts, self.binding.place()) {
             (Whereabouts::Header, SecretPlace::Header | SecretPlace::Body)
             | (Whereabouts::Body, SecretPlace::Body) => true,
             (Whereabouts::Body, SecretPlace::Header)
             | (Whereabouts::RequestLine | Whereabouts::Bytes, _) => false,
         };
-        if fits && self.is_bound_to(target) {
-            return PatternAction::Replace(self.value.expose().as_bytes().to_vec());
+        // There is a value only if it is bound to this host.
+        match values.get(self.placeholder.as_str()).filter(|_| fits) {
+            Some(current) => PatternAction::Replace(current.value.expose().as_bytes().to_vec()),
+            None => self.block(target, true, whereabouts),
         }
-        self.block(target, true, whereabouts)
     }
 
     fn block(
@@ -193,38 +262,24 @@ impl HeldSecret {
         })
     }
 
-    /// The same in the small letters that names of headers are written in here.
-    fn mask_names(&self) -> Vec<(Vec<u8>, PatternAction)> {
-        let small = |(text, action): (Vec<u8>, _)| (text.to_ascii_lowercase(), action);
-        self.mask().into_iter().map(small).collect()
+    /// Every spelling of every value that is known, with what is shown instead.
+    pub fn mask(&self) -> Vec<(Vec<u8>, PatternAction)> {
+        let shown = PatternAction::Replace(self.placeholder.clone().into_bytes());
+        let spell = |value: SecretValue| list_spellings(value.expose());
+        let spellings = self.supply.known_values().into_iter().flat_map(spell);
+        spellings.map(|text| (text, shown.clone())).collect()
     }
 
-    /// Every spelling of the value, with what is shown instead.
-    fn mask(&self) -> Vec<(Vec<u8>, PatternAction)> {
-        let shown = PatternAction::Replace(self.placeholder.clone().into_bytes());
-        let spellings = list_spellings(self.value.expose()).into_iter();
-        spellings.map(|text| (text, shown.clone())).collect()
+    /// The same in the small letters that names of headers are written in here.
+    pub fn mask_names(&self) -> Vec<(Vec<u8>, PatternAction)> {
+        let small = |(text, action): (Vec<u8>, _)| (text.to_ascii_lowercase(), action);
+        self.mask().into_iter().map(small).collect()
     }
 }
 
 /// What is stored over HTTPS could be read back over another protocol, where nothing is masked.
 pub(crate) fn describe_https_only(target: &EgressTarget) -> String {
     format!("a secret is bound to `{target}`, which is therefore reached over HTTPS only")
-}
-
-/// A value within another could not be masked reliably.
-fn check_values(held: &[(SecretBinding, SecretValue)]) -> Result<()> {
-    for (binding, value) in held {
-        let contains =
-            |other: &SecretValue| other != value && value.expose().contains(other.expose());
-        if let Some((inner, _)) = held.iter().find(|(_, other)| contains(other)) {
-            let (inner, outer) = (inner.name(), binding.name());
-            let message = format!("the value of secret `{inner}` is a part of that of `{outer}`");
-            return Err(Error::new(ErrorCode::Invalid, "bind secrets", message)
-                .remedy("bind them in sandboxes of their own"));
-        }
-    }
-    Ok(())
 }
 
 fn make_placeholder() -> Result<String> {
@@ -244,4 +299,59 @@ fn make_placeholder() -> Result<String> {
 fn cannot_intercept(error: &AuthorityError) -> Error {
     let message = format!("no certificate authority can be made: {error}");
     Error::new(ErrorCode::System, "bind secrets", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use stockade_core::EgressRule;
+
+    use super::*;
+    use crate::patterns::StreamFilter;
+    use crate::record::{ConnectionRecord, SecretRenewal};
+    use crate::supply::{IssuedSecret, SecretIssuer};
+
+    struct SecondValue;
+
+    #[async_trait]
+    impl SecretIssuer for SecondValue {
+        async fn issue(&self) -> std::result::Result<IssuedSecret, String> {
+            Ok(issue("second-value"))
+        }
+    }
+
+    struct NoRecords;
+
+    impl ConnectionLog for NoRecords {
+        fn record(&self, _record: ConnectionRecord) {}
+
+        fn observe(&self, _rule: EgressRule) {}
+
+        fn record_renewal(&self, _renewal: SecretRenewal) {}
+    }
+
+    fn issue(value: &str) -> IssuedSecret {
+        IssuedSecret { value: value.to_owned().try_into().unwrap(), expires: None }
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_under_way_is_masked_for_a_new_value_too() {
+        let root = rcgen::generate_simple_self_signed(vec!["a.test".to_owned()]).unwrap();
+        let trust = TrustStore::from_pem(root.cert.pem().into_bytes()).unwrap();
+        let supply = Arc::new(SecretSupply::new(issue("first-value"), Arc::new(SecondValue)));
+        let held = vec![("KEY=a.test".parse().unwrap(), supply)];
+        let set = SecretSet::new(held, trust).unwrap();
+        let shown = set.placeholders().next().unwrap().1;
+        let mut filter = StreamFilter::new(Arc::clone(&set.mask));
+        let mut passed = filter.push(b"first-value\nsecond-value\n").unwrap();
+        set.mark_stale(RenewalCause::Resumed);
+        let (target, log) = (EgressTarget::parse("a.test").unwrap(), Arc::new(NoRecords));
+        let log: Arc<dyn ConnectionLog> = log;
+        let values = set.fetch_values(&target, &log).await.unwrap();
+        assert_eq!(values[shown].value.expose(), "second-value");
+        passed.extend(filter.push(b"first-value\nsecond-value\n").unwrap());
+        passed.extend(filter.finish());
+        let expected = format!("{shown}\nsecond-value\n{shown}\n{shown}\n");
+        assert_eq!(String::from_utf8(passed).unwrap(), expected);
+    }
 }

@@ -15,11 +15,14 @@ use crate::filtered_body::{
     FilteredBody, LengthChange, RefusalSlot, RelayBody, RequestError, filter_body,
 };
 use crate::patterns::Patterns;
+use crate::secret_mask::{BuiltMask, SecretMask};
+use crate::supply::SecretSupply;
 
 /// The scheme of authorization whose text is encoded.
 const BASIC_SCHEME: &str = "basic ";
 
-/// What is looked for in the requests and answers of one connection.
+/// What is looked for in the requests and answers of one connection, or in one request and its answer where values are
+/// put in.
 pub struct TrafficFilter {
     /// In the request line and in names of headers.
     pub line: Patterns,
@@ -30,11 +33,19 @@ pub struct TrafficFilter {
     /// What that does to the length of a body.
     pub length: LengthChange,
     /// In answers. Only where this process has opened the connection.
-    pub mask: Option<Arc<Patterns>>,
-    /// In names of headers of answers.
-    pub mask_names: Option<Patterns>,
+    pub mask: Option<Arc<SecretMask>>,
+    /// The values that may be put in.
+    pub offered: Vec<OfferedSecret>,
     /// Why no request at all passes.
     pub refused: Option<String>,
+}
+
+/// A value that is put into a request where its placeholder stands.
+pub struct OfferedSecret {
+    pub placeholder: String,
+    pub supply: Arc<SecretSupply>,
+    /// Which of its values it is.
+    pub generation: u64,
 }
 
 impl TrafficFilter {
@@ -61,8 +72,23 @@ impl TrafficFilter {
             parts.version = Version::HTTP_11;
         }
         let headers = &mut parts.headers;
-        let body = filter_body(body, headers, &self.body, self.length, refusal).await?;
+        let patterns = Arc::clone(&self.body);
+        let body = filter_body(body, headers, patterns, self.length, refusal).await?;
         Ok(Request::from_parts(parts, body))
+    }
+
+    /// Hears how the server has answered: a value that it does not take is asked for again.
+    pub fn note_status(&self, status: StatusCode) {
+        if status != StatusCode::UNAUTHORIZED {
+            return;
+        }
+        for OfferedSecret { placeholder, supply, generation } in &self.offered {
+            let text = placeholder.as_bytes();
+            // Many clients ask without a value first, to learn whether one is wanted.
+            if self.head.has_replaced(text) || self.body.has_replaced(text) {
+                supply.note_unauthorized(*generation);
+            }
+        }
     }
 
     fn rewrite_headers(&self, headers: &mut HeaderMap) -> Result<(), String> {
@@ -119,9 +145,11 @@ impl TrafficFilter {
         }
         // The words behind the status among them.
         parts.extensions.clear();
-        remove_masked_names(&mut parts.headers, self.mask_names.as_ref());
-        mask_headers(&mut parts.headers, mask).map_err(RequestError::refuse)?;
         let headers = &mut parts.headers;
+        let BuiltMask { texts, names, .. } = mask.current();
+        remove_masked_names(headers, &names);
+        mask_headers(headers, &texts).map_err(RequestError::refuse)?;
+        let mask = Arc::clone(mask);
         let body = filter_body(body, headers, mask, LengthChange::Changes, refusal).await?;
         Ok(Response::from_parts(parts, body))
     }
@@ -137,8 +165,7 @@ fn to_header_value(text: &[u8]) -> Result<HeaderValue, String> {
 }
 
 /// A name cannot be masked: what stands for a secret there would be another header.
-fn remove_masked_names(headers: &mut HeaderMap, names: Option<&Patterns>) {
-    let Some(names) = names else { return };
+fn remove_masked_names(headers: &mut HeaderMap, names: &Patterns) {
     let is_telling = |name: &HeaderName| !matches!(names.apply(name.as_str().as_bytes()), Ok(None));
     let telling: Vec<HeaderName> =
         headers.keys().filter(|name| is_telling(name)).cloned().collect();

@@ -133,7 +133,9 @@ pub struct SurroundingArgs {
     /// Take the value of a secret from a file.
     #[arg(long = "secret-file", value_name = "NAME=FILE", requires = "secrets")]
     pub secret_files: Vec<String>,
-    /// Take the value of a secret from what a command prints, which is run by sh on this host.
+    /// Take the value of a secret from what a command prints, which is run by sh on this host: the value alone, or
+    /// {"value": "…", "expires": "2026-01-31T12:00:00Z"}. It is run again before that, after a 401 answer, and after
+    /// resume and restore.
     #[arg(long = "secret-command", value_name = "NAME=COMMAND", requires = "secrets")]
     pub secret_commands: Vec<String>,
     /// Mount toolchains of the host that are in PATH, read-only and without credentials: auto, none, or some
@@ -311,9 +313,9 @@ impl SpecArgs {
 
 impl SpecArgs {
     /// The values of the secrets that these flags bind. They are no part of the spec.
-    pub fn secret_values(&self) -> Result<SecretValues> {
+    pub async fn secret_values(&self) -> Result<SecretValues> {
         let SurroundingArgs { secrets, secret_files, secret_commands, .. } = &self.surroundings;
-        gather_secrets(&parse_bindings(secrets)?, secret_files, secret_commands)
+        gather_secrets(&parse_bindings(secrets)?, secret_files, secret_commands).await
     }
 
     /// Where the workspace appears: where the flag says, or at its own path on the host's root.

@@ -8,18 +8,43 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use stockade_core::{EnvName, Error, ErrorCode, Result, SecretBinding, SecretValue};
+use stockade_engine::{IssuedSecret, SecretCommand, SecretSupply, Timestamp};
 
 const SECRET_FLAG: &str = "--secret";
 const FILE_FLAG: &str = "--secret-file";
 const COMMAND_FLAG: &str = "--secret-command";
-/// The most that is read of a file or a command: more than the longest value.
+/// The most that is read of a file: more than the longest value.
 const MAX_SOURCE_BYTES: u64 = 64 << 10;
 
 /// Values of secrets by their names.
-pub type SecretValues = BTreeMap<EnvName, SecretValue>;
+pub type SecretValues = BTreeMap<EnvName, GatheredSecret>;
+
+/// The value of a secret, and what gives another one later.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct GatheredSecret {
+    value: SecretValue,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    expires: Option<Timestamp>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    command: Option<SecretCommand>,
+}
+
+impl From<GatheredSecret> for SecretSupply {
+    fn from(GatheredSecret { value, expires, command }: GatheredSecret) -> Self {
+        match command {
+            Some(command) => {
+                let issued = IssuedSecret { value, expires: expires.map(Into::into) };
+                Self::new(issued, Arc::new(command))
+            }
+            None => value.into(),
+        }
+    }
+}
 
 /// Where the value of a secret comes from.
 #[derive(Debug, Clone)]
@@ -42,25 +67,29 @@ pub fn parse_bindings(given: &[String]) -> Result<Vec<SecretBinding>> {
 }
 
 /// A value for each secret that is bound: of its file or command, else of the variable of its name.
-pub fn gather_secrets(
+pub async fn gather_secrets(
     bound: &[SecretBinding],
     files: &[String],
     commands: &[String],
 ) -> Result<SecretValues> {
     let sources = parse_sources(bound, files, commands)?;
-    let value = |secret: &SecretBinding| -> Result<(EnvName, SecretValue)> {
-        let name = secret.name();
-        let value = match sources.get(name) {
-            Some(SecretSource::File(path)) => read_secret_file(path)?,
-            Some(SecretSource::Command(line)) => read_from_command(name, line)?,
-            None => read_variable(name)?,
+    let mut values = SecretValues::new();
+    for name in bound.iter().map(SecretBinding::name) {
+        let gathered = match sources.get(name) {
+            Some(SecretSource::File(path)) => check_value(name, read_secret_file(path)?)?,
+            Some(SecretSource::Command(line)) => ask_command(name, line).await?,
+            None => check_value(name, read_variable(name)?)?,
         };
-        let checked = SecretValue::try_from(value).map_err(|reason| {
-            Error::new(ErrorCode::Invalid, SECRET_FLAG, format!("`{name}`: {reason}"))
-        })?;
-        Ok((name.clone(), checked))
-    };
-    bound.iter().map(value).collect()
+        values.insert(name.clone(), gathered);
+    }
+    Ok(values)
+}
+
+fn check_value(name: &EnvName, value: String) -> Result<GatheredSecret> {
+    let value = SecretValue::try_from(value).map_err(|reason| {
+        Error::new(ErrorCode::Invalid, SECRET_FLAG, format!("`{name}`: {reason}"))
+    })?;
+    Ok(GatheredSecret { value, expires: None, command: None })
 }
 
 fn parse_sources(
@@ -124,36 +153,20 @@ fn read_secret_file(path: &PathBuf) -> Result<String> {
     })
 }
 
-/// What a command on this host prints. What it asks is asked at the terminal; the input of this process is the
-/// program's.
-fn read_from_command(name: &EnvName, line: &str) -> Result<String> {
+/// Its error output is this program's.
+async fn ask_command(name: &EnvName, line: &str) -> Result<GatheredSecret> {
     let failed = |message: String| {
         Error::new(ErrorCode::Invalid, COMMAND_FLAG, message)
             .remedy("run it by itself: it has to print the value, and to end with 0")
     };
-    let mut child = Command::new("/bin/sh")
-        .args(["-c", line])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|error| failed(format!("the command of `{name}` cannot be run")).source(error))?;
-    let printed = read_output(&mut child);
-    let ended = child.wait();
-    match (printed, ended) {
-        (Ok(value), Ok(status)) if status.success() => Ok(value),
-        (_, Ok(status)) if !status.success() => {
-            Err(failed(format!("the command of `{name}` failed: {status}")))
-        }
-        (Err(error), _) | (_, Err(error)) => {
-            Err(failed(format!("what the command of `{name}` prints cannot be read")).source(error))
-        }
-        (Ok(_), Ok(status)) => Err(failed(format!("the command of `{name}` ended: {status}"))),
-    }
-}
-
-/// Its end closed here, a command that prints without end gets a signal.
-fn read_output(child: &mut Child) -> io::Result<String> {
-    child.stdout.take().map_or_else(|| Ok(String::new()), read_line)
+    let dir = std::env::current_dir().map_err(|error| {
+        failed(format!("`{name}`: there is no directory to run its command in")).source(error)
+    })?;
+    let command = SecretCommand::new(line.to_owned(), dir);
+    let issued = command.ask_attended().await;
+    let issued = issued.map_err(|reason| failed(format!("`{name}`: {reason}")))?;
+    let expires = issued.expires.map(Timestamp::from);
+    Ok(GatheredSecret { value: issued.value, expires, command: Some(command) })
 }
 
 /// A text without the end of its last line.
@@ -168,53 +181,64 @@ fn read_line(source: impl Read) -> io::Result<String> {
 mod tests {
     use super::*;
 
-    fn gather(bound: &str, files: &[&str], commands: &[&str]) -> Result<SecretValues> {
+    async fn gather(bound: &str, files: &[&str], commands: &[&str]) -> Result<SecretValues> {
         let owned = |given: &[&str]| given.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
-        gather_secrets(&[bound.parse().unwrap()], &owned(files), &owned(commands))
+        gather_secrets(&[bound.parse().unwrap()], &owned(files), &owned(commands)).await
     }
 
     fn value_of(values: &SecretValues) -> &str {
         let key: EnvName = "KEY".parse().unwrap();
-        values[&key].expose()
+        values[&key].value.expose()
     }
 
-    #[test]
-    fn a_value_is_the_line_of_its_file() {
+    #[tokio::test]
+    async fn a_value_is_the_line_of_its_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         std::fs::write(&path, "correct horse\r\n").unwrap();
         let file = format!("KEY={}", path.display());
-        let values = gather("KEY=a.org", &[&file], &[]).unwrap();
+        let values = gather("KEY=a.org", &[&file], &[]).await.unwrap();
         assert_eq!(value_of(&values), "correct horse");
-        assert!(gather("OTHER=a.org", &[&file], &[]).is_err());
-        assert!(gather("KEY=a.org", &[&file, &file], &[]).is_err());
+        assert!(gather("OTHER=a.org", &[&file], &[]).await.is_err());
+        assert!(gather("KEY=a.org", &[&file, &file], &[]).await.is_err());
         std::fs::write(&path, "hunter2").unwrap();
-        let error = gather("KEY=a.org", &[&file], &[]).unwrap_err().to_string();
+        let error = gather("KEY=a.org", &[&file], &[]).await.unwrap_err().to_string();
         assert!(error.contains("`KEY`") && !error.contains("hunter2"), "{error}");
     }
 
-    #[test]
-    fn a_value_is_what_its_command_prints() {
-        let values = gather("KEY=a.org", &[], &["KEY=echo correct horse"]).unwrap();
+    #[tokio::test]
+    async fn a_value_is_what_its_command_prints() {
+        let values = gather("KEY=a.org", &[], &["KEY=echo correct horse"]).await.unwrap();
         assert_eq!(value_of(&values), "correct horse");
         for line in ["KEY=echo correct-horse; exit 3", "KEY=yes correct-horse", "KEY=/nowhere"] {
-            let error = gather("KEY=a.org", &[], &[line]).unwrap_err().to_string();
+            let error = gather("KEY=a.org", &[], &[line]).await.unwrap_err().to_string();
             assert!(error.contains("`KEY`") && !error.contains("correct"), "{error}");
         }
-        assert!(gather("KEY=a.org", &["KEY=/dev/null"], &["KEY=echo correct-horse"]).is_err());
+        assert!(
+            gather("KEY=a.org", &["KEY=/dev/null"], &["KEY=echo correct-horse"]).await.is_err()
+        );
+        let line = r#"KEY=echo '{"value":"correct horse","expires":"2100-01-01T00:00:00Z"}'"#;
+        let values = gather("KEY=a.org", &[], &[line]).await.unwrap();
+        assert_eq!(value_of(&values), "correct horse");
+        // A supervisor gets all of it, and nothing shows it.
+        let handed = serde_json::to_string(&values).unwrap();
+        assert!(handed.contains("2100-01-01T00:00:00.000Z") && handed.contains("echo"), "{handed}");
+        serde_json::from_str::<SecretValues>(&handed).unwrap();
+        let shown = format!("{values:?}");
+        assert!(!shown.contains("correct") && !shown.contains("echo"), "{shown}");
     }
 
-    #[test]
-    fn a_secret_without_a_value_is_refused_with_the_way_to_give_one() {
-        let error = gather("STOCKADE_TEST_UNSET=a.org", &[], &[]).unwrap_err();
+    #[tokio::test]
+    async fn a_secret_without_a_value_is_refused_with_the_way_to_give_one() {
+        let error = gather("STOCKADE_TEST_UNSET=a.org", &[], &[]).await.unwrap_err();
         assert!(error.hint().unwrap().contains("--secret-file STOCKADE_TEST_UNSET=PATH"));
     }
 
-    #[test]
-    fn what_does_not_parse_is_not_shown() {
+    #[tokio::test]
+    async fn what_does_not_parse_is_not_shown() {
         for wrong in ["sk-0123456789", "KEY=", "1=sk-0123456789", "=sk-0123456789"] {
-            let as_file = gather("KEY=a.org", &[wrong], &[]).unwrap_err();
-            let as_command = gather("KEY=a.org", &[], &[wrong]).unwrap_err();
+            let as_file = gather("KEY=a.org", &[wrong], &[]).await.unwrap_err();
+            let as_command = gather("KEY=a.org", &[], &[wrong]).await.unwrap_err();
             for error in [as_file, as_command] {
                 assert!(!format!("{error} {:?}", error.hint()).contains("sk-"), "{error}");
             }

@@ -85,7 +85,7 @@ pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
     warn_of_network(&spec.network, printer);
     let idle = Some(require_positive_span("--idle", args.life.idle)?);
     let lifetime = Some(require_positive_span("--lifetime", args.life.lifetime)?);
-    let (from, secrets) = (args.from, args.spec.secret_values()?);
+    let (from, secrets) = (args.from, args.spec.secret_values().await?);
     let blank = SupervisorOrder::new(spec, configured.origin.clone());
     let daemon = configured.settings.daemon_url();
     let order = SupervisorOrder { idle, lifetime, from, secrets, daemon, ..blank };

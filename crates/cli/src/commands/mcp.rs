@@ -135,7 +135,7 @@ pub async fn mcp(args: McpArgs, printer: &Printer) -> Result<i32> {
     }
     let local =
         if args.local { Some(without_walls(&args.spec, spec.clone()).await?) } else { None };
-    let secrets = args.spec.secret_values()?;
+    let secrets = args.spec.secret_values().await?;
     let door = args.http.open_door().await?;
     let mut interrupts = Interrupts::listen()?;
     let engine = match interrupts.unless(registry::engine(&settings, &spec.backend)).await {

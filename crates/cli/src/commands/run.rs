@@ -145,7 +145,7 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
             Err(signal) => return Ok(interrupts::exit_code(signal)),
         };
     let settings = &configured.settings;
-    let secrets = args.spec.secret_values()?;
+    let secrets = args.spec.secret_values().await?;
     if args.detach {
         return run_detached(spec, secrets, command, args.from, &wanted, &configured, printer)
             .await;

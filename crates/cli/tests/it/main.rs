@@ -39,6 +39,7 @@ mod remote;
 mod request_rules;
 mod review;
 mod run;
+mod secret_renewal;
 mod secrets;
 mod serve;
 mod serve_tenants;

@@ -18,7 +18,7 @@ use crate::network::{Internet, KNOWN_NAME};
 
 const VALUE: &str = "correct-horse-battery-staple";
 
-/// A server that echoes the header with which a request authorizes itself.
+/// A server that echoes the header with which a request authorizes itself, and refuses it below `/refused`.
 pub struct EchoServer {
     pub port: u16,
     root_pem: String,
@@ -43,10 +43,12 @@ impl EchoServer {
                 let header = request.lines().find_map(|it| it.strip_prefix("authorization: "));
                 let body = format!("seen: {}", header.unwrap_or("nothing"));
                 let length = body.len();
+                let is_refused = request.starts_with("GET /refused ");
+                let status = if is_refused { "401 Unauthorized" } else { "200 OK" };
                 let _ = sender.lock().unwrap().send(request);
                 let _ = write!(
                     stream,
-                    "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+                    "HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
                 );
                 stream.conn.send_close_notify();
                 let _ = stream.flush();
@@ -55,7 +57,7 @@ impl EchoServer {
         Self { port, root_pem, seen }
     }
 
-    fn rules(&self) -> String {
+    pub fn rules(&self) -> String {
         format!("{KNOWN_NAME}:{port},127.0.0.1:{port}", port = self.port)
     }
 }
@@ -96,13 +98,18 @@ fn run_with_key(place: &CliPlace, args: &[&str]) -> CliDone {
 }
 
 fn assert_holds_no_value(dir: &Path) {
+    assert_holds_no(dir, VALUE);
+}
+
+/// Whether no file below a directory has this text.
+pub fn assert_holds_no(dir: &Path, text: &str) {
     for entry in fs::read_dir(dir).unwrap().flatten() {
         let kind = entry.file_type().unwrap();
         if kind.is_dir() {
-            assert_holds_no_value(&entry.path());
+            assert_holds_no(&entry.path(), text);
         } else if kind.is_file() {
             let bytes = fs::read(entry.path()).unwrap();
-            let found = bytes.windows(VALUE.len()).any(|it| it == VALUE.as_bytes());
+            let found = bytes.windows(text.len()).any(|it| it == text.as_bytes());
             assert!(!found, "the value is in {}", entry.path().display());
         }
     }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use stockade_core::{
-    BackendName, Boundary, EgressRule, Enforcement, EngineId, Feature, ImageName, JobId, Outcome,
-    SandboxId, SnapshotId, SnapshotKind, TenantName, Workspace, WorkspaceId,
+    BackendName, Boundary, EgressRule, Enforcement, EngineId, EnvName, Feature, ImageName, JobId,
+    Outcome, RenewalCause, SandboxId, SnapshotId, SnapshotKind, TenantName, Workspace, WorkspaceId,
 };
 use stockade_fs::Timestamp;
 
@@ -182,12 +182,24 @@ pub enum Event {
         /// Bytes that it received.
         received: u64,
     },
-    /// Further connections of a sandbox that were not recorded one by one.
+    /// Further connections of a sandbox, and renewals of its secrets, that were not recorded one by one.
     ConnectionsOmitted {
         /// The sandbox.
         sandbox: SandboxId,
         /// How many.
         count: u64,
+    },
+    /// The value of a secret was asked for again. What was answered is no part of it (C-41).
+    SecretRenewal {
+        /// The sandbox whose request needed it.
+        sandbox: SandboxId,
+        /// The variable that holds the placeholder.
+        secret: EnvName,
+        /// Why it was asked for.
+        cause: RenewalCause,
+        /// Why there is no new value; absent where there is one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        failure: Option<String>,
     },
     /// What a sandbox may reach is about to change while it runs.
     RulesReplaced {
@@ -260,6 +272,7 @@ impl Event {
             | Self::WorkspaceReleased { .. }
             | Self::Connection { .. }
             | Self::ConnectionsOmitted { .. }
+            | Self::SecretRenewal { .. }
             | Self::RulesReplaced { .. }
             | Self::Pruned { .. }
             | Self::Rotated { .. } => None,
@@ -282,6 +295,7 @@ impl Event {
             | Self::WorkspaceReleased { .. }
             | Self::Connection { .. }
             | Self::ConnectionsOmitted { .. }
+            | Self::SecretRenewal { .. }
             | Self::RulesReplaced { .. }
             | Self::Pruned { .. }
             | Self::Rotated { .. } => None,
@@ -305,6 +319,7 @@ impl Event {
             | Self::WorkspaceReleased { .. }
             | Self::Connection { .. }
             | Self::ConnectionsOmitted { .. }
+            | Self::SecretRenewal { .. }
             | Self::RulesReplaced { .. }
             | Self::Pruned { .. }
             | Self::Rotated { .. } => None,
@@ -322,6 +337,7 @@ impl Event {
             | Self::Destroyed { sandbox, .. }
             | Self::Connection { sandbox, .. }
             | Self::ConnectionsOmitted { sandbox, .. }
+            | Self::SecretRenewal { sandbox, .. }
             | Self::RulesReplaced { sandbox, .. } => Some(sandbox),
             Self::Decided { sandbox, .. } => sandbox.as_ref(),
             Self::Stopped { .. }
@@ -351,6 +367,7 @@ impl Event {
             | Self::WorkspaceReleased { .. }
             | Self::Connection { .. }
             | Self::ConnectionsOmitted { .. }
+            | Self::SecretRenewal { .. }
             | Self::RulesReplaced { .. }
             | Self::Pruned { .. }
             | Self::Rotated { .. } => None,
@@ -374,6 +391,7 @@ impl Event {
             | Self::WorkspaceReleased { .. }
             | Self::Connection { .. }
             | Self::ConnectionsOmitted { .. }
+            | Self::SecretRenewal { .. }
             | Self::RulesReplaced { .. }
             | Self::Pruned { .. }
             | Self::Rotated { .. } => None,

@@ -178,6 +178,7 @@ impl<'a> Jobs<'a> {
             | Event::WorkspaceReleased { .. }
             | Event::Connection { .. }
             | Event::ConnectionsOmitted { .. }
+            | Event::SecretRenewal { .. }
             | Event::RulesReplaced { .. }
             | Event::Pruned { .. }
             | Event::Rotated { .. } => None,

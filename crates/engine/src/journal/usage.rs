@@ -127,6 +127,7 @@ impl UsageReader {
             | Event::WorkspaceAcquired { .. }
             | Event::WorkspaceReleased { .. }
             | Event::ConnectionsOmitted { .. }
+            | Event::SecretRenewal { .. }
             | Event::RulesReplaced { .. }
             | Event::Pruned { .. }
             | Event::Rotated { .. } => {}

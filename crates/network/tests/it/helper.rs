@@ -15,7 +15,7 @@ use stockade_core::{
 };
 use stockade_network::{
     ConnectionLog, ConnectionRecord, Egress, EgressLimits, HostApprover, Relay, ResolverSettings,
-    SecretSet, SharedNetwork,
+    SecretRenewal, SecretSet, SharedNetwork,
 };
 use tokio::sync::mpsc;
 
@@ -51,7 +51,7 @@ impl ProcessControl for HelperControl {
 
 /// Keeps what was recorded.
 #[derive(Default)]
-pub struct KeptLog(Mutex<Vec<ConnectionRecord>>, Mutex<Vec<EgressRule>>);
+pub struct KeptLog(Mutex<Vec<ConnectionRecord>>, Mutex<Vec<EgressRule>>, Mutex<Vec<SecretRenewal>>);
 
 impl ConnectionLog for KeptLog {
     fn record(&self, record: ConnectionRecord) {
@@ -60,6 +60,10 @@ impl ConnectionLog for KeptLog {
 
     fn observe(&self, rule: EgressRule) {
         self.1.lock().unwrap().push(rule);
+    }
+
+    fn record_renewal(&self, renewal: SecretRenewal) {
+        self.2.lock().unwrap().push(renewal);
     }
 }
 
@@ -77,6 +81,11 @@ impl KeptLog {
         };
         tokio::time::timeout(STEP_TIMEOUT, all).await.expect("it is recorded");
         self.records()
+    }
+
+    /// The questions for values of secrets.
+    pub fn renewals(&self) -> Vec<SecretRenewal> {
+        self.2.lock().unwrap().clone()
     }
 
     /// The rules that would have been enough, in text.

@@ -47,6 +47,25 @@ async fn connections_beyond_the_rate_are_refused_and_recorded_with_the_reason() 
 }
 
 #[tokio::test]
+async fn connections_beyond_the_number_at_once_are_refused() {
+    let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = server.local_addr().unwrap();
+    let limits = EgressLimits { connections: 1, ..EgressLimits::default() };
+    let mut helper = TestHelper::start_limited(&[rule_for(address)], limits).await;
+    helper.open(1, "127.0.0.1", address.port());
+    helper.hear_until(&Said::Opened(1)).await;
+    helper.open(3, "127.0.0.1", address.port());
+    let reason = loop {
+        let said = helper.hear().await.unwrap();
+        assert_ne!(said, Said::Opened(3));
+        if let Said::Refused(3, reason) = said {
+            break reason;
+        }
+    };
+    assert!(reason.contains("too many connections"), "{reason}");
+}
+
+#[tokio::test]
 async fn a_sandbox_that_has_used_its_bytes_is_cut_off_with_the_reason() {
     let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = server.local_addr().unwrap();

@@ -17,5 +17,6 @@ mod policy;
 mod ports;
 mod relayed;
 mod requests;
+mod secret_renewal;
 mod secrets;
 mod tls_server;

@@ -6,7 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use stockade_agent::protocol::network::FromHelper;
 use stockade_core::SecretValue;
-use stockade_network::{ConnectionVerdict, EgressLimits, SecretSet, TrustStore};
+use stockade_network::{ConnectionVerdict, EgressLimits, SecretSet, SecretSupply, TrustStore};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::net::TcpListener;
 use tokio_rustls::client::TlsStream;
@@ -20,7 +20,8 @@ const VALUE: &str = "correct-horse-battery-staple";
 fn bind_secret(binding: &str, root_pem: &str) -> (Arc<SecretSet>, String) {
     let value = SecretValue::try_from(VALUE.to_owned()).unwrap();
     let trust = TrustStore::from_pem(root_pem.as_bytes().to_vec()).unwrap();
-    let set = SecretSet::new(vec![(binding.parse().unwrap(), value)], trust).unwrap();
+    let supply = Arc::new(SecretSupply::from(value));
+    let set = SecretSet::new(vec![(binding.parse().unwrap(), supply)], trust).unwrap();
     let placeholder = set.placeholders().next().unwrap().1.to_owned();
     (Arc::new(set), placeholder)
 }
@@ -340,7 +341,8 @@ fn one_value_within_another_is_refused() {
     let root = rcgen::generate_simple_self_signed(vec!["a.test".to_owned()]).unwrap().cert.pem();
     let trust = TrustStore::from_pem(root.into_bytes()).unwrap();
     let held = |binding: &str, value: &str| {
-        (binding.parse().unwrap(), SecretValue::try_from(value.to_owned()).unwrap())
+        let value = SecretValue::try_from(value.to_owned()).unwrap();
+        (binding.parse().unwrap(), Arc::new(SecretSupply::from(value)))
     };
     let both = vec![held("A=a.test", "12345678"), held("B=a.test", "0123456789")];
     let error = SecretSet::new(both, trust).err().unwrap();

@@ -172,7 +172,8 @@ pub(crate) async fn resume_sandbox(
 
 async fn set_paused(api: &Api, held: &HeldSandbox, paused: bool) -> ApiAnswer {
     let sandbox = api.engine.sandbox(&held.id)?;
-    let changing = async { if paused { sandbox.pause().await } else { sandbox.resume().await } };
+    let changing =
+        async { if paused { sandbox.pause().await } else { api.engine.resume(&held.id).await } };
     within_pause_timeout(changing).await?;
     held.paused.store(paused, Ordering::Relaxed);
     answer_ok(&held.view(&api.engine))

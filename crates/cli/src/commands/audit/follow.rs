@@ -96,6 +96,10 @@ fn format_record(record: &Record) -> String {
         Event::RulesReplaced { old, new, .. } => {
             format!("{} instead of {}", join_rules(new), join_rules(old))
         }
+        Event::SecretRenewal { secret, cause, failure, .. } => match failure {
+            None => format!("{secret} was asked for again {cause}"),
+            Some(failure) => format!("{secret} was asked for again {cause}, in vain: {failure}"),
+        },
         Event::EndUnknown { .. }
         | Event::WorkspaceReleased { .. }
         | Event::Pruned { .. }

@@ -92,7 +92,7 @@ impl SupervisorHost {
 
     /// Lets it go on.
     pub async fn resume(&self) -> Result<()> {
-        self.engine.sandbox(&self.id)?.resume().await?;
+        self.engine.resume(&self.id).await?;
         self.paused.store(false, Ordering::Relaxed);
         Ok(())
     }
