@@ -6,12 +6,17 @@
     reason = "a test fails where a value is missing"
 )]
 
+mod engine_trees;
+#[path = "../../../tck/tests/it/engines/mod.rs"]
+mod engines;
 mod hostile_layers;
 mod hostile_registry;
 mod hostile_uploads;
 mod killed;
 mod layers;
 mod needs_registry;
+mod needs_registry_docker;
 mod needs_root;
+mod needs_root_registry_podman;
 mod store;
 mod support;
