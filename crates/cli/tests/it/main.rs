@@ -66,6 +66,7 @@ mod needs_git {
 mod needs_registry {
     mod builds;
     mod images;
+    mod modules;
     mod starters;
 }
 mod needs_registry_gvisor {

@@ -14,6 +14,7 @@ mod hostile_registry;
 mod hostile_uploads;
 mod killed;
 mod layers;
+mod modules;
 mod needs_registry;
 mod needs_registry_docker;
 mod needs_root;

@@ -13,14 +13,14 @@ fn cat_release(place: &CliPlace, flags: &[&str]) -> CliDone {
     place.stockade(&args)
 }
 
-fn json(place: &CliPlace, args: &[&str]) -> Value {
+pub(super) fn json(place: &CliPlace, args: &[&str]) -> Value {
     let done = place.stockade(&[&["--json"], args].concat());
     assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{done:?}");
     serde_json::from_str(&done.stdout).unwrap()
 }
 
 /// What the journal has about the executions of a program.
-fn started(place: &CliPlace, program: &str) -> Vec<Value> {
+pub(super) fn started(place: &CliPlace, program: &str) -> Vec<Value> {
     let jobs = json(place, &["audit", "list"]);
     let events = jobs.as_array().unwrap().iter().map(|job| job["started"]["event"].clone());
     let of =
@@ -28,7 +28,7 @@ fn started(place: &CliPlace, program: &str) -> Vec<Value> {
     events.filter(of).collect()
 }
 
-fn pull(place: &CliPlace, name: &str) -> String {
+pub(super) fn pull(place: &CliPlace, name: &str) -> String {
     let done = place.stockade(&["image", "pull", name]);
     assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{done:?}");
     let digest = done.stdout.trim_end().to_owned();
