@@ -39,6 +39,8 @@ mod remote;
 mod request_rules;
 mod review;
 mod run;
+#[path = "../../../tck/tests/it/sample.rs"]
+mod sample;
 mod secrets;
 mod serve;
 mod serve_tenants;
@@ -66,6 +68,7 @@ mod needs_git {
 mod needs_registry {
     mod builds;
     mod images;
+    mod killed_pulls;
     mod modules;
     mod starters;
 }
@@ -74,6 +77,9 @@ mod needs_registry_gvisor {
 }
 mod needs_registry_vm {
     mod images;
+}
+mod needs_root_registry {
+    mod full_disk;
 }
 mod needs_ssh {
     mod teleport;

@@ -19,5 +19,7 @@ mod needs_registry;
 mod needs_registry_docker;
 mod needs_root;
 mod needs_root_registry_podman;
+#[path = "../../../tck/tests/it/sample.rs"]
+mod sample;
 mod store;
 mod support;

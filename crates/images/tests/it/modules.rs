@@ -47,12 +47,12 @@ fn root() -> TestImage {
     TestImage::new(&[ArchiveBuilder::new().file("file", "x").finish()])
 }
 
-struct Place {
+struct ModulePlace {
     dir: tempfile::TempDir,
     store: ImageStore,
 }
 
-impl Place {
+impl ModulePlace {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = ImageStore::open(dir.path().join("store")).unwrap();
@@ -86,7 +86,7 @@ async fn a_module_of_each_layout_is_stored_as_it_is_and_removed_whole() {
             "application/vnd.module.wasm.content.layer.v1+wasm",
         ),
     ] {
-        let place = Place::new();
+        let place = ModulePlace::new();
         let image = artifact(config, &json!({}), &[(layer, EMPTY_MODULE)]);
         let server = Server::of_image(image.clone(), |_| None).await;
         let pulled = place.pull(&server, Some(ImageForm::Module), PullPolicy::Always).await;
@@ -106,7 +106,7 @@ async fn a_module_of_each_layout_is_stored_as_it_is_and_removed_whole() {
 
 #[tokio::test]
 async fn a_module_of_a_layout_is_imported_and_exported_again() {
-    let place = Place::new();
+    let place = ModulePlace::new();
     let layout = place.dir.path().join("layout");
     module().write_layout(&layout);
     let imported = import(&place.store, &layout).await.unwrap();
@@ -139,7 +139,7 @@ async fn what_is_not_exactly_one_module_is_refused_by_name_and_nothing_stays() {
         (artifact(CNCF_CONFIG, &json!({ "architecture": "amd64" }), &[one]), "amd64"),
         (artifact("application/vnd.unknown.config.v1+json", &empty, &[one]), "vnd.unknown"),
     ] {
-        let (place, server) = (Place::new(), Server::of_image(image, |_| None).await);
+        let (place, server) = (ModulePlace::new(), Server::of_image(image, |_| None).await);
         for form in [Some(ImageForm::Module), None] {
             let error = place.pull(&server, form, PullPolicy::Always).await.unwrap_err();
             assert!(error.to_string().contains(reason), "{error}, not {reason}");
@@ -154,7 +154,7 @@ async fn a_module_with_another_digest_is_refused_and_nothing_stays() {
         let is_module = request.path.ends_with(&digest_of(EMPTY_MODULE));
         is_module.then(|| Reply::ok(b"\0asm\x02\0\0\0"))
     });
-    let (server, place) = (server.await, Place::new());
+    let (server, place) = (server.await, ModulePlace::new());
     let error = place.pull(&server, None, PullPolicy::Always).await.unwrap_err();
     assert!(matches!(error, ImageError::DigestMismatch { .. }), "{error}");
     assert_eq!(leftovers(&place.store), [""; 0]);
@@ -166,7 +166,7 @@ async fn an_image_of_another_form_is_refused_whether_it_is_stored_or_not() {
         (module(), ImageForm::Module, ImageForm::Root),
         (root(), ImageForm::Root, ImageForm::Module),
     ] {
-        let (place, server) = (Place::new(), Server::of_image(image, |_| None).await);
+        let (place, server) = (ModulePlace::new(), Server::of_image(image, |_| None).await);
         let refused = |pulled: Result<StoredImage, ImageError>| {
             let error = pulled.unwrap_err();
             assert!(matches!(error, ImageError::Form { found } if found == form), "{error}");
@@ -206,7 +206,7 @@ async fn an_index_leads_to_the_module_or_to_the_root_by_what_is_wanted() {
         (Some(ImageForm::Root), &root.digest),
         (None, &root.digest),
     ] {
-        let pulled = Place::new().pull(&server, form, PullPolicy::Always).await.unwrap();
+        let pulled = ModulePlace::new().pull(&server, form, PullPolicy::Always).await.unwrap();
         assert_eq!(pulled.manifest.to_string(), *digest, "{form:?}");
     }
 }

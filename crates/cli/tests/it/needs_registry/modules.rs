@@ -1,6 +1,6 @@
 //! WebAssembly modules of a real registry, by the command: run on the wasm backend, and on no other.
 
-use super::images::{json, pull, started};
+use crate::common::image_commands::{json, pull, started};
 use crate::common::registry::TestRegistry;
 use crate::common::{CliDone, CliPlace, finish};
 
