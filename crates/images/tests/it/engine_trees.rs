@@ -60,9 +60,9 @@ pub async fn assert_engine_has_the_same_tree(kind: EngineKind) {
 
 fn look_into_container(kind: EngineKind, reference: &str) -> SeenTree {
     let engine = ContainerEngine::start(kind);
-    let pull = match kind {
+    let pull: &[&str] = match kind {
         // It takes plain HTTP from loopback.
-        EngineKind::Docker => &["pull", "--quiet"][..],
+        EngineKind::Docker => &["pull", "--quiet"],
         EngineKind::Podman => &["pull", "--quiet", "--tls-verify=false"],
     };
     engine.read_client_output(&[pull, &[reference]].concat());
