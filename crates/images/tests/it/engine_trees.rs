@@ -66,7 +66,7 @@ fn look_into_container(kind: EngineKind, reference: &str) -> SeenTree {
         EngineKind::Podman => &["pull", "--quiet", "--tls-verify=false"],
     };
     engine.read_client_output(&[pull, &[reference]].concat());
-    // Limits that the test's own may be lower than are not asked for.
+    // Low enough for a test whose own limits are below an engine's defaults.
     let limits = ["--ulimit", "nofile=64:64", "--ulimit", "nproc=64:64"];
     let run = ["run", "--detach", "--network", "none"];
     let sleep = [reference, "/bin/busybox", "sleep", "1000"];

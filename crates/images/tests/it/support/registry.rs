@@ -14,6 +14,10 @@ use super::pull_options;
 /// `alice` with the password `secret`, as `htpasswd -B` writes it.
 const HTPASSWD: &str = "alice:$2y$05$EEc3iDXj7X7EAA.DiyI5De0hJ0cbDP8hllxMxjcUwjrTfce0v6maW\n";
 
+/// Whom a registry that takes tokens asks for, and whose tokens it takes.
+pub const TOKEN_SERVICE: &str = "test-registry";
+pub const TOKEN_ISSUER: &str = "test-issuer";
+
 /// Runs a program that has to succeed.
 pub fn run(program: &str, arguments: &[&str]) {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().unwrap();
@@ -47,28 +51,42 @@ impl Drop for Registry {
 impl Registry {
     pub async fn start(access: Access) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
         let path = |name: &str| dir.path().join(name).display().to_string();
-        let mut config = format!(
-            "version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n    rootdirectory: {}\n\
-             http:\n  addr: 127.0.0.1:{port}\n",
-            path("data")
-        );
-        match access {
-            Access::Plain => {}
+        let settings = match access {
+            Access::Plain => String::new(),
             Access::Password => {
                 fs::write(dir.path().join("htpasswd"), HTPASSWD).unwrap();
                 let file = path("htpasswd");
-                config
-                    .push_str(&format!("auth:\n  htpasswd:\n    realm: test\n    path: {file}\n"));
+                format!("auth:\n  htpasswd:\n    realm: test\n    path: {file}\n")
             }
             Access::Tls => {
                 make_certificates(dir.path());
                 let (key, certificate) = (path("key.pem"), path("certificate.pem"));
-                config
-                    .push_str(&format!("  tls:\n    certificate: {certificate}\n    key: {key}\n"));
+                format!("  tls:\n    certificate: {certificate}\n    key: {key}\n")
             }
-        }
+        };
+        Self::launch(dir, &settings, access).await
+    }
+
+    /// One that takes tokens alone: given in this realm for the same password, and signed with the key of this
+    /// certificate.
+    pub async fn start_with_tokens(realm: &str, certificate: &Path) -> Self {
+        let certificate = certificate.display();
+        let settings = format!(
+            "auth:\n  token:\n    realm: {realm}\n    service: {TOKEN_SERVICE}\n    \
+             issuer: {TOKEN_ISSUER}\n    rootcertbundle: {certificate}\n"
+        );
+        Self::launch(tempfile::tempdir().unwrap(), &settings, Access::Password).await
+    }
+
+    async fn launch(dir: tempfile::TempDir, settings: &str, access: Access) -> Self {
+        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let config = format!(
+            "version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n    rootdirectory: {}\n\
+             http:\n  addr: 127.0.0.1:{port}\n{settings}",
+            path("data")
+        );
         fs::write(dir.path().join("config.yml"), config).unwrap();
         let mut command = Command::new("docker-registry");
         command.arg("serve").arg(path("config.yml")).stdin(Stdio::null());
@@ -83,6 +101,10 @@ impl Registry {
             assert_eq!(self.child.try_wait().unwrap(), None, "the registry has ended");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     pub fn name(&self) -> String {
