@@ -1,5 +1,5 @@
-//! Images by name for backends that take a directory: a provider brings the image to this host, and the engine hands
-//! its directory on. A spec, a record and a snapshot have the name with its digest, never the directory.
+//! Images by name for backends that take a directory or a WebAssembly module: a provider brings the image to this host,
+//! and the engine hands its path on. A spec, a record and a snapshot have the name with its digest, never the path.
 
 use std::any::Any;
 use std::fmt;
@@ -7,7 +7,18 @@ use std::fmt;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
-use crate::{HostPath, ImageName, Result};
+use crate::{Image, ImageName, Result};
+
+/// What an image is made of, and so which backends can take it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ImageForm {
+    /// Layers of files: the root of a sandbox.
+    #[default]
+    Root,
+    /// One WebAssembly module: the program.
+    Module,
+}
 
 /// What an image's config says about processes in it. A guest's words: shown, and used only where asked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,19 +48,19 @@ impl ImageDefaults {
 pub struct ResolvedImage {
     /// Its name with its digest: `python:3.12@sha256:…`.
     pub name: ImageName,
-    /// The directory that is its root: shared, and to be read only.
-    pub root: HostPath,
+    /// Where it lies, as a backend takes it: a directory or a module, shared and to be read only.
+    pub contents: Image,
     /// What it says about processes in it.
     pub defaults: ImageDefaults,
-    /// Keeps the directory from being removed until it is dropped.
+    /// Keeps the contents from being removed until it is dropped.
     pub lease: Box<dyn Any + Send + Sync>,
 }
 
 impl fmt::Debug for ResolvedImage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, root, defaults, lease: _ } = self;
+        let Self { name, contents, defaults, lease: _ } = self;
         let mut shown = f.debug_struct("ResolvedImage");
-        shown.field("name", name).field("root", root).field("defaults", defaults);
+        shown.field("name", name).field("contents", contents).field("defaults", defaults);
         shown.finish_non_exhaustive()
     }
 }
@@ -57,15 +68,17 @@ impl fmt::Debug for ResolvedImage {
 /// Brings images by name to this host.
 #[async_trait]
 pub trait ImageProvider: fmt::Debug + Send + Sync {
-    /// How a backend that takes directories has images by name, as `detect` says it.
-    fn mechanism(&self) -> String;
+    /// How a backend that takes images of this form has them by name, as `detect` says it. Nothing where this provides
+    /// none of them.
+    fn mechanism(&self, form: ImageForm) -> Option<String>;
 
     /// The image of that name, fetched first if need be and if that is allowed.
     ///
+    /// - One of another form is an error that names the backends for it.
     /// - A tag is resolved once: [`ResolvedImage::name`] is what it meant.
     /// - Its contents have the digests that were promised (C-60).
     /// - Dropped half-way, nothing half-made can be resolved later.
-    async fn resolve(&self, name: &ImageName) -> Result<ResolvedImage>;
+    async fn resolve(&self, name: &ImageName, form: ImageForm) -> Result<ResolvedImage>;
 
     /// Ends the work that is under way. Idempotent.
     async fn close(&self) -> Result<()> {

@@ -67,7 +67,7 @@ impl Engine {
     /// one directory. What dead ones left is removed first, unless the configuration says not to.
     pub async fn open(config: EngineConfig, backends: Vec<Arc<dyn Backend>>) -> Result<Self> {
         let state = StateDir::open(&config.state_dir)?;
-        let images_by = config.images.as_ref().map(|provider| provider.mechanism());
+        let kept = CapabilityCache::below(&config.state_dir);
         let inner = EngineInner {
             journal: Arc::new(Journal::open(&state, config.journal)?),
             leases: Leases::open(&state)?,
@@ -76,7 +76,7 @@ impl Engine {
             presence: Mutex::default(),
             snapshots: Arc::new(Snapshots::open(&state)?),
             output_logs: OutputLogs::open(&state, config.output_logs)?,
-            registry: Registry::new(backends, CapabilityCache::below(&config.state_dir), images_by),
+            registry: Registry::new(backends, kept, config.images.clone()),
             live: Mutex::default(),
             running: Mutex::default(),
             pools: Pools::default(),

@@ -1,15 +1,15 @@
-//! Images by name for backends that take a directory. The engine's provider resolves a name once, before anything is
-//! built; the backend is handed the directory, and everybody else sees the name with its digest.
+//! Images by name for backends that take a directory or a WebAssembly module. The engine's provider resolves a name once,
+//! before anything is built; the backend is handed the path, and everybody else sees the name with its digest.
 //!
-//! The directory lies among Stockade's own and passes no check of host views: it comes from the provider alone, so
-//! that no spec can name it or anything beside it (C-06).
+//! The path lies among Stockade's own and passes no check of host views: it comes from the provider alone, so that no
+//! spec can name it or anything beside it (C-06).
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
 use stockade_core::{
-    Admitted, BackendName, Capabilities, Feature, Image, ImageName, ResolvedImage, Result,
-    SandboxSpec, Support,
+    Admitted, BackendName, Capabilities, Feature, Image, ImageForm, ImageName, ResolvedImage,
+    Result, SandboxSpec, Support,
 };
 
 use crate::engine::{Engine, EngineInner};
@@ -30,7 +30,7 @@ impl Engine {
     /// Nothing where no backend can be chosen.
     pub async fn provides_images(&self, spec: &SandboxSpec) -> Option<bool> {
         let backend = self.inner.choose_backend(spec).await?;
-        Some(self.inner.registry.takes_provided_images(&backend).await)
+        Some(self.inner.registry.provided_form(&backend).await.is_some())
     }
 }
 
@@ -47,10 +47,10 @@ impl EngineInner {
         let (Some(provider), Image::Named(name)) = (&self.config.images, image) else {
             return Ok(None);
         };
-        if !self.registry.takes_provided_images(backend).await {
-            return Ok(None);
+        match self.registry.provided_form(backend).await {
+            Some(form) => provider.resolve(name, form).await.map(Some),
+            None => Ok(None),
         }
-        provider.resolve(name).await.map(Some)
     }
 
     /// The order with its image resolved, where that is this engine's to do.
@@ -68,13 +68,11 @@ impl EngineInner {
 }
 
 impl SandboxOrder {
-    /// What the backend is handed: a provided image is its directory there.
+    /// What the backend is handed: a provided image is its path there.
     pub(crate) fn admitted_for_backend(&self) -> Cow<'_, Admitted> {
         match &self.image {
             None => Cow::Borrowed(&self.admitted),
-            Some(image) => {
-                Cow::Owned(self.admitted.with_resolved_image(Image::Directory(image.root.clone())))
-            }
+            Some(image) => Cow::Owned(self.admitted.with_resolved_image(image.contents.clone())),
         }
     }
 
@@ -87,14 +85,26 @@ impl SandboxOrder {
     }
 }
 
-/// Whether a backend has images by name only with a provider: it takes directories and has no store.
-pub(crate) fn takes_provided_images(measured: &Capabilities) -> bool {
-    measured.unavailable.is_none()
-        && measured.has(Feature::DirectoryImage)
-        && !measured.has(Feature::NamedImage)
+/// The form of images by name that a backend has only with a provider: it has no store of its own.
+pub(crate) fn find_provided_form(measured: &Capabilities) -> Option<ImageForm> {
+    if measured.unavailable.is_some() || measured.has(Feature::NamedImage) {
+        return None;
+    }
+    match (measured.has(Feature::DirectoryImage), measured.has(Feature::WasmImage)) {
+        (true, _) => Some(ImageForm::Root),
+        (false, true) => Some(ImageForm::Module),
+        (false, false) => None,
+    }
 }
 
 /// What such a backend has with a provider that works by this mechanism.
 pub(crate) fn with_provided_images(measured: Capabilities, mechanism: &str) -> Capabilities {
     measured.with(Feature::NamedImage, Support::full(mechanism))
+}
+
+/// What a backend of modules has for a spec that does not name it.
+pub(crate) fn without_provided_modules(measured: Capabilities) -> Capabilities {
+    let reason = "a name does not say that its image is a module";
+    let remedy = "name this backend if it is one, with --backend";
+    measured.with(Feature::NamedImage, Support::missing(reason, remedy))
 }

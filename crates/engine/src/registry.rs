@@ -3,11 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use stockade_core::{Backend, BackendChoice, BackendName, Boundary, Capabilities, SandboxSpec};
+use stockade_core::{
+    Backend, BackendChoice, BackendName, Boundary, Capabilities, ImageForm, ImageProvider,
+    SandboxSpec,
+};
 use tokio::sync::OnceCell;
 
 use crate::capability_cache::CapabilityCache;
-use crate::images::{takes_provided_images, with_provided_images};
+use crate::images::{find_provided_form, with_provided_images, without_provided_modules};
 
 /// A probe that takes longer than this is an answer too.
 const PROBE_DEADLINE: Duration = Duration::from_secs(60);
@@ -15,8 +18,8 @@ const PROBE_DEADLINE: Duration = Duration::from_secs(60);
 pub(crate) struct Registry {
     backends: Vec<Registered>,
     kept: CapabilityCache,
-    /// How images by name are provided to backends that have none, where they are.
-    images_by: Option<String>,
+    /// Who provides images by name to backends that have none.
+    images: Option<Arc<dyn ImageProvider>>,
 }
 
 struct Registered {
@@ -26,18 +29,31 @@ struct Registered {
 
 struct MeasuredBackend {
     capabilities: Capabilities,
-    /// Whether images by name are among them only because they are provided.
-    takes_provided_images: bool,
+    /// The form of images by name that are among them only because they are provided.
+    provided_form: Option<ImageForm>,
+}
+
+impl MeasuredBackend {
+    /// What a spec may count on, by whether it names this backend: most images are no modules, so none is taken for one
+    /// by itself.
+    fn capabilities_for(&self, named: bool) -> Capabilities {
+        match self.provided_form {
+            Some(ImageForm::Module) if !named => {
+                without_provided_modules(self.capabilities.clone())
+            }
+            Some(ImageForm::Root | ImageForm::Module) | None => self.capabilities.clone(),
+        }
+    }
 }
 
 impl Registry {
     pub(crate) fn new(
         backends: Vec<Arc<dyn Backend>>,
         kept: CapabilityCache,
-        images_by: Option<String>,
+        images: Option<Arc<dyn ImageProvider>>,
     ) -> Self {
         let unmeasured = |backend| Registered { backend, measured: OnceCell::new() };
-        Self { backends: backends.into_iter().map(unmeasured).collect(), kept, images_by }
+        Self { backends: backends.into_iter().map(unmeasured).collect(), kept, images }
     }
 
     /// A wall that was measured is not there any more: the next engine looks again.
@@ -58,7 +74,7 @@ impl Registry {
     }
 
     async fn measure<'r>(&'r self, registered: &'r Registered, named: bool) -> &'r MeasuredBackend {
-        registered.measure(&self.kept, self.images_by.as_deref(), named).await
+        registered.measure(&self.kept, self.images.as_deref(), named).await
     }
 
     pub(crate) fn get(&self, name: &BackendName) -> Option<&Arc<dyn Backend>> {
@@ -79,13 +95,10 @@ impl Registry {
         Some(&self.measure(registered, true).await.capabilities)
     }
 
-    /// Whether a backend has images by name only because they are provided as directories.
-    pub(crate) async fn takes_provided_images(&self, name: &BackendName) -> bool {
-        let registered = self.backends.iter().find(|known| known.backend.name() == *name);
-        match registered {
-            Some(registered) => self.measure(registered, true).await.takes_provided_images,
-            None => false,
-        }
+    /// The form of images by name that a backend has only because they are provided.
+    pub(crate) async fn provided_form(&self, name: &BackendName) -> Option<ImageForm> {
+        let registered = self.backends.iter().find(|known| known.backend.name() == *name)?;
+        self.measure(registered, true).await.provided_form
     }
 
     /// What the backends a spec could take were measured to have. One that is named is measured alone,
@@ -102,7 +115,7 @@ impl Registry {
                 measured.push(build_unmeasured_capabilities(registered.backend.name(), reason));
                 continue;
             }
-            measured.push(self.measure(registered, named).await.capabilities.clone());
+            measured.push(self.measure(registered, named).await.capabilities_for(named));
         }
         measured
     }
@@ -119,18 +132,19 @@ impl Registered {
     async fn measure(
         &self,
         kept: &CapabilityCache,
-        images_by: Option<&str>,
+        images: Option<&dyn ImageProvider>,
         named: bool,
     ) -> &MeasuredBackend {
         let measure = || async {
             // What is kept on disk is the backend's own: other engines may have no provider.
             let own = self.read_or_probe(kept, named).await;
-            match images_by.filter(|_| takes_provided_images(&own)) {
+            let form = images.and(find_provided_form(&own));
+            match form.and_then(|form| images?.mechanism(form)) {
                 Some(mechanism) => MeasuredBackend {
-                    capabilities: with_provided_images(own, mechanism),
-                    takes_provided_images: true,
+                    capabilities: with_provided_images(own, &mechanism),
+                    provided_form: form,
                 },
-                None => MeasuredBackend { capabilities: own, takes_provided_images: false },
+                None => MeasuredBackend { capabilities: own, provided_form: None },
             }
         };
         self.measured.get_or_init(measure).await

@@ -9,7 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use stockade_core::clean_foreign;
+use stockade_core::{ImageForm, clean_foreign};
 use stockade_fs::{Locked, Timestamp, remove_tree};
 use stockade_unpack::{PackRequest, PackedLayer, RootArchive, UnpackError, pack_changes};
 
@@ -217,6 +217,7 @@ impl RootCommit<'_> {
             manifest_type: OCI_MANIFEST.to_owned(),
             config_digest,
             config_type: OCI_CONFIG.to_owned(),
+            form: ImageForm::Root,
             platform: parsed.platform,
             config: parsed.config,
             layers: layers.iter().map(|layer| layer.layer.clone()).collect(),

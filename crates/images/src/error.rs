@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use stockade_core::{Error, ErrorCode};
+use stockade_core::{Error, ErrorCode, ImageForm};
 
 use crate::digest::Digest;
 use crate::reference::{ImageReference, ReferenceError};
@@ -122,6 +122,12 @@ pub enum ImageError {
         /// What the image has.
         offered: String,
     },
+    /// The image is of another form than the backend takes.
+    #[error("the image is {}", describe_form(*.found))]
+    Form {
+        /// What it is.
+        found: ImageForm,
+    },
     /// The image is not one that is taken.
     #[error("the image is refused: {0}")]
     Refused(String),
@@ -156,6 +162,13 @@ fn display_duration(duration: Duration) -> String {
     match duration.as_secs() {
         0 => format!("{} ms", duration.as_millis()),
         seconds => format!("{seconds} s"),
+    }
+}
+
+fn describe_form(form: ImageForm) -> &'static str {
+    match form {
+        ImageForm::Root => "the root of a sandbox, and no WebAssembly module",
+        ImageForm::Module => "a WebAssembly module, and no root of a sandbox",
     }
 }
 
@@ -200,7 +213,7 @@ impl ImageError {
                 ErrorCode::Protocol
             }
             Self::TooLarge { .. } => ErrorCode::TooLarge,
-            Self::NoPlatform { .. } => ErrorCode::Unsupported,
+            Self::NoPlatform { .. } | Self::Form { .. } => ErrorCode::Unsupported,
             Self::Refused(_) | Self::Copy(_) => ErrorCode::Invalid,
             Self::Unpack(_) | Self::Io { .. } => ErrorCode::System,
             Self::Sandbox(error) | Self::Store(error) => error.code(),
@@ -232,6 +245,8 @@ impl ImageError {
             }
             Self::TooLarge { .. } => "raise the limit in the configuration if the image is trusted",
             Self::NoPlatform { .. } => "name a platform that it has",
+            Self::Form { found: ImageForm::Root } => "choose another backend than wasm",
+            Self::Form { found: ImageForm::Module } => "run it with --backend wasm",
             Self::Refused(_) => "use another image, or build this one anew",
             Self::Copy(_) => "correct the Dockerfile or the files",
             Self::InUse(_) => "end its sandboxes first",
@@ -275,6 +290,7 @@ impl ImageError {
             | Self::Stalled { .. }
             | Self::Protocol { .. }
             | Self::Redirect { .. }
+            | Self::Form { .. }
             | Self::Copy(_)
             | Self::InUse(_)
             | Self::Unpack(_)

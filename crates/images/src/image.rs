@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use stockade_core::ImageForm;
 use stockade_fs::{Locked, Timestamp};
 
 use crate::{Digest, ImageReference, Platform};
@@ -56,6 +57,8 @@ pub struct StoredImage {
     pub manifest: Digest,
     /// Digest of its config.
     pub config_digest: Digest,
+    /// What it is made of.
+    pub form: ImageForm,
     /// The machine it is for.
     pub platform: Platform,
     /// What its config says.
@@ -74,7 +77,8 @@ pub struct StoredImage {
     pub stored: Timestamp,
     /// When a sandbox last began to use it.
     pub last_used: Option<Timestamp>,
-    /// Its root: shared by all, to be read only, and there as long as an [`ImageLease`] is held.
+    /// Its root, or the directory with its module ([`MODULE_FILE`](crate::MODULE_FILE)): shared by all, to be read only,
+    /// and there as long as an [`ImageLease`] is held.
     pub root: PathBuf,
 }
 
@@ -86,7 +90,7 @@ pub struct ImageLease {
 }
 
 impl ImageLease {
-    /// The image's root.
+    /// The image's root, or the directory with its module.
     pub fn root(&self) -> &std::path::Path {
         &self.root
     }

@@ -6,8 +6,9 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use stockade_core::clean_foreign;
+use stockade_core::{ImageForm, clean_foreign};
 
+use crate::module::{check_module_layers, is_module_config};
 use crate::{Compression, Digest, ImageError, ImageLimits, Platform};
 
 pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -92,6 +93,7 @@ struct Document {
 /// One image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Manifest {
+    pub form: ImageForm,
     pub config: Descriptor,
     pub layers: Vec<Descriptor>,
 }
@@ -131,23 +133,40 @@ pub(crate) fn parse_manifest(
     else {
         return Err(ImageError::refused("its manifest is not that of one image"));
     };
-    if !matches!(config.media_type.as_str(), OCI_CONFIG | DOCKER_CONFIG) {
-        let kind = clean_foreign(&config.media_type);
-        return Err(ImageError::refused(format!("it is no image but an artifact with `{kind}`")));
-    }
+    let form = form_of_config(&config)?;
     check_size("its config", config.size, limits.config_bytes)?;
+    match form {
+        ImageForm::Root => check_layers(&layers, limits)?,
+        ImageForm::Module => check_module_layers(&layers)?,
+    }
+    Ok(Manifest { form, config, layers })
+}
+
+/// What an image is made of, by the media type of its config.
+fn form_of_config(config: &Descriptor) -> Result<ImageForm, ImageError> {
+    match config.media_type.as_str() {
+        OCI_CONFIG | DOCKER_CONFIG => Ok(ImageForm::Root),
+        kind if is_module_config(kind) => Ok(ImageForm::Module),
+        kind => {
+            let kind = clean_foreign(kind);
+            Err(ImageError::refused(format!("it is no image but an artifact with `{kind}`")))
+        }
+    }
+}
+
+fn check_layers(layers: &[Descriptor], limits: &ImageLimits) -> Result<(), ImageError> {
     if layers.len() > limits.layers {
         let (count, limit) = (layers.len(), limits.layers);
         return Err(ImageError::refused(format!("it has {count} layers, more than {limit}")));
     }
-    for layer in &layers {
+    for layer in layers {
         layer_compression(layer)?;
         check_size(&format!("the layer {}", layer.digest), layer.size, limits.layer_bytes)?;
     }
-    Ok(Manifest { config, layers })
+    Ok(())
 }
 
-fn check_size(what: &str, size: u64, limit: u64) -> Result<(), ImageError> {
+pub(crate) fn check_size(what: &str, size: u64, limit: u64) -> Result<(), ImageError> {
     match size > limit {
         true => Err(ImageError::TooLarge { what: what.to_owned(), limit }),
         false => Ok(()),
@@ -156,6 +175,19 @@ fn check_size(what: &str, size: u64, limit: u64) -> Result<(), ImageError> {
 
 /// How a layer is compressed. Layers that lie elsewhere, or are no archives, are refused.
 pub(crate) fn layer_compression(layer: &Descriptor) -> Result<Compression, ImageError> {
+    check_not_foreign(layer)?;
+    let media_type = layer.media_type.as_str();
+    compression_of(media_type).ok_or_else(|| {
+        ImageError::refused(format!(
+            "its layer {} is of the unknown type `{}`",
+            layer.digest,
+            clean_foreign(media_type)
+        ))
+    })
+}
+
+/// Refuses a layer that its registry does not have.
+pub(crate) fn check_not_foreign(layer: &Descriptor) -> Result<(), ImageError> {
     let elsewhere = layer.urls.as_ref().is_some_and(|urls| !urls.is_empty());
     let media_type = layer.media_type.as_str();
     if elsewhere || media_type.contains("foreign") || media_type.contains("nondistributable") {
@@ -164,13 +196,7 @@ pub(crate) fn layer_compression(layer: &Descriptor) -> Result<Compression, Image
             "its layer {digest} is foreign: it lies elsewhere"
         )));
     }
-    compression_of(media_type).ok_or_else(|| {
-        ImageError::refused(format!(
-            "its layer {} is of the unknown type `{}`",
-            layer.digest,
-            clean_foreign(media_type)
-        ))
-    })
+    Ok(())
 }
 
 /// How layers of a media type are compressed. Nothing for types that are none of a layer.
@@ -323,8 +349,34 @@ mod tests {
     #[test]
     fn an_artifact_is_no_image() {
         let mut artifact = manifest();
-        artifact["config"]["mediaType"] = json!("application/vnd.wasm.config.v0+json");
-        assert!(refusal_of(&artifact).contains("wasm"));
+        artifact["config"]["mediaType"] = json!("application/vnd.cncf.helm.config.v1+json");
+        assert!(refusal_of(&artifact).contains("helm"));
+    }
+
+    #[test]
+    fn a_module_is_exactly_one_layer_of_webassembly() {
+        let mut module = manifest();
+        module["config"]["mediaType"] = json!("application/vnd.wasm.config.v0+json");
+        assert!(refusal_of(&module).contains("tar+gzip"));
+        module["layers"][0]["mediaType"] = json!("application/wasm");
+        let parse = |document: &Value| {
+            let bytes = document.to_string();
+            parse_manifest(bytes.as_bytes(), OCI_MANIFEST, &ImageLimits::default())
+        };
+        assert_eq!(parse(&module).unwrap().form, ImageForm::Module);
+        for (field, value, reason) in [
+            ("urls", json!(["https://example.org/x"]), "foreign"),
+            ("size", json!(200_u64 << 20), "larger"),
+        ] {
+            let mut bad = module.clone();
+            bad["layers"][0][field] = value;
+            assert!(refusal_of(&bad).contains(reason), "{bad}");
+        }
+        let layer = module["layers"][0].clone();
+        for layers in [json!([]), json!([layer, layer])] {
+            module["layers"] = layers;
+            assert!(refusal_of(&module).contains("exactly one"), "{module}");
+        }
     }
 
     #[test]

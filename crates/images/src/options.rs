@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use stockade_core::ImageForm;
 use stockade_unpack::UnpackLimits;
 
 use crate::{CredentialFiles, ImageError, Registries};
@@ -160,6 +161,8 @@ pub struct PullOptions {
     pub policy: PullPolicy,
     /// For which machine.
     pub platform: Platform,
+    /// What it has to be made of. Without it, whatever it is.
+    pub form: Option<ImageForm>,
     /// The bounds.
     pub limits: ImageLimits,
     /// How registries are reached.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use futures_util::FutureExt;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
+use stockade_core::ImageForm;
 use stockade_fs::{Locked, Timestamp};
 
 use crate::config::{ParsedConfig, parse_config};
@@ -14,6 +15,9 @@ use crate::layout::{Layout, choose_image};
 use crate::manifest::{
     Descriptor, DocumentKind, MAX_INDEX_DEPTH, Manifest, choose_entry, document_kind,
     layer_compression, parse_index, parse_manifest,
+};
+use crate::module::{
+    module_config, module_layer, module_platforms, module_tree_id, parse_module_config,
 };
 use crate::registry::{FetchedDocument, open_sessions};
 use crate::source::Source;
@@ -31,6 +35,7 @@ struct Job<'a> {
     store: &'a ImageStore,
     source: Source,
     platform: &'a Platform,
+    form: Option<ImageForm>,
     limits: &'a ImageLimits,
     unpack: &'a dyn Unpack,
     progress: &'a dyn PullProgress,
@@ -53,11 +58,13 @@ pub(crate) async fn pull(
     let stored = store.find_reference(reference)?;
     let fits = |image: &StoredImage| {
         let (has, wants) = (&image.platform, &options.platform);
-        has.os == wants.os && has.architecture == wants.architecture
+        let same_machine = has.os == wants.os && has.architecture == wants.architecture;
+        same_machine || image.form == ImageForm::Module
     };
     let stored = stored.filter(fits);
     match (options.policy, stored) {
         (PullPolicy::Missing | PullPolicy::Never, Some(image)) => {
+            check_form(options.form, image.form)?;
             progress.report(PullEvent::Stored { manifest: &image.manifest, already: true });
             return Ok(image);
         }
@@ -66,8 +73,8 @@ pub(crate) async fn pull(
     }
     let lock = store.lock_shared().await?;
     let source = Source::Registry(open_sessions(reference, options)?);
-    let (platform, limits) = (&options.platform, &options.limits);
-    let job = Job { store, source, platform, limits, unpack, progress };
+    let (platform, form, limits) = (&options.platform, options.form, &options.limits);
+    let job = Job { store, source, platform, form, limits, unpack, progress };
     let resolved = job.resolve_reference(reference).await?;
     job.store_or_discard(Some(reference), &resolved, lock).await
 }
@@ -87,10 +94,18 @@ pub(crate) async fn import(
     let layout = Arc::new(blocking(move || Layout::open(&path)).await??);
     let (entry, name) = choose_image(layout.read_index(limits.manifest_bytes)?, name)?;
     let source = Source::Layout(layout);
-    let job = Job { store, source, platform, limits, unpack, progress };
+    let job = Job { store, source, platform, form: None, limits, unpack, progress };
     let document = job.source.fetch_child(&entry, limits.manifest_bytes).await?;
     let resolved = job.descend(document).await?;
     job.store_or_discard(name.as_ref(), &resolved, lock).await
+}
+
+/// Refuses an image that is of another form than is wanted.
+fn check_form(wanted: Option<ImageForm>, found: ImageForm) -> Result<(), ImageError> {
+    match wanted {
+        Some(wanted) if wanted != found => Err(ImageError::Form { found }),
+        Some(_) | None => Ok(()),
+    }
 }
 
 impl Job<'_> {
@@ -121,11 +136,12 @@ impl Job<'_> {
                 Some(DocumentKind::Manifest) => {
                     let manifest =
                         parse_manifest(&document.bytes, &document.media_type, self.limits)?;
+                    check_form(self.form, manifest.form)?;
                     return Ok(Resolved { document, manifest });
                 }
                 Some(DocumentKind::Index) => {
                     let entries = parse_index(&document.bytes, &document.media_type)?;
-                    let entry = choose_entry(&entries, self.platform)?;
+                    let entry = self.choose_entry(&entries)?;
                     if !seen.insert(document.digest.clone()) {
                         return Err(ImageError::refused("its index leads back to itself"));
                     }
@@ -143,6 +159,18 @@ impl Job<'_> {
         Err(ImageError::refused(format!(
             "it has more than {MAX_INDEX_DEPTH} indexes in each other"
         )))
+    }
+
+    /// The entry of an index for this platform, or for modules where one is wanted or nothing else fits.
+    fn choose_entry<'e>(&self, entries: &'e [Descriptor]) -> Result<&'e Descriptor, ImageError> {
+        let root = choose_entry(entries, self.platform);
+        let find_module =
+            || module_platforms().iter().find_map(|platform| choose_entry(entries, platform).ok());
+        match self.form {
+            Some(ImageForm::Root) => root,
+            Some(ImageForm::Module) => find_module().map_or(root, Ok),
+            None => root.or_else(|error| find_module().ok_or(error)),
+        }
     }
 
     /// Stores an image. Of one that is refused, nothing stays.
@@ -187,21 +215,33 @@ impl Job<'_> {
         let store = self.store;
         let drafts = store.clone();
         blocking(move || drafts.remove_stale_drafts()).await??;
+        let manifest = &resolved.manifest;
+        let config = self.source.fetch_small(&manifest.config, self.limits.config_bytes).await?;
+        let record = match manifest.form {
+            ImageForm::Root => self.add_root(resolved, &config).await?,
+            ImageForm::Module => self.add_module(resolved, &config).await?,
+        };
+        store.add_record(&record)
+    }
+
+    /// Stores the layers of an image, and makes its root.
+    async fn add_root(
+        &self,
+        resolved: &Resolved,
+        config_bytes: &[u8],
+    ) -> Result<ImageRecord, ImageError> {
         let Resolved { document, manifest } = resolved;
-        let config_bytes =
-            self.source.fetch_small(&manifest.config, self.limits.config_bytes).await?;
-        let config = parse_config(&config_bytes, manifest.layers.len(), self.platform)?;
+        let config = parse_config(config_bytes, manifest.layers.len(), self.platform)?;
         let layers = tree_layers(manifest, &config)?;
-        self.fetch_layers(&manifest.layers).await?;
-        store.write_blob(&document.digest, &document.bytes)?;
-        store.write_blob(&manifest.config.digest, &config_bytes)?;
+        self.fetch_blobs(resolved, config_bytes).await?;
         let tree = chain_id(&layers);
         let contents = self.make_tree(&tree, &layers).await?;
-        store.add_record(&ImageRecord {
+        Ok(ImageRecord {
             manifest: document.digest.clone(),
             manifest_type: document.media_type.clone(),
             config_digest: manifest.config.digest.clone(),
             config_type: manifest.config.media_type.clone(),
+            form: ImageForm::Root,
             platform: config.platform,
             config: config.config,
             layers: layers.into_iter().map(|layer| layer.layer).collect(),
@@ -212,6 +252,50 @@ impl Job<'_> {
             tree,
             is_intermediate: false,
         })
+    }
+
+    /// Stores a WebAssembly module, in a tree of its own.
+    async fn add_module(
+        &self,
+        resolved: &Resolved,
+        config_bytes: &[u8],
+    ) -> Result<ImageRecord, ImageError> {
+        let Resolved { document, manifest } = resolved;
+        let layer = module_layer(manifest)?;
+        let config_type = manifest.config.media_type.clone();
+        let created = parse_module_config(config_bytes, &config_type, &layer.digest)?;
+        self.fetch_blobs(resolved, config_bytes).await?;
+        let tree = module_tree_id(&layer.digest);
+        self.store.make_module_tree(&tree, &layer.digest, self.progress).await?;
+        let [platform, _] = module_platforms();
+        Ok(ImageRecord {
+            manifest: document.digest.clone(),
+            manifest_type: document.media_type.clone(),
+            config_digest: manifest.config.digest.clone(),
+            config_type,
+            form: ImageForm::Module,
+            platform,
+            config: module_config(),
+            unpacked_bytes: layer.size,
+            layers: vec![layer],
+            skipped_devices: 0,
+            created,
+            stored: Timestamp::now(),
+            tree,
+            is_intermediate: false,
+        })
+    }
+
+    /// Fetches the layers, and stores them with the manifest and the config.
+    async fn fetch_blobs(
+        &self,
+        resolved: &Resolved,
+        config_bytes: &[u8],
+    ) -> Result<(), ImageError> {
+        let Resolved { document, manifest } = resolved;
+        self.fetch_layers(&manifest.layers).await?;
+        self.store.write_blob(&document.digest, &document.bytes)?;
+        self.store.write_blob(&manifest.config.digest, config_bytes)
     }
 
     async fn make_tree(

@@ -43,7 +43,7 @@ const WORKER_FEATURES: [(Feature, &str); 5] = [
 ];
 
 /// Features that this backend does not offer, and what to use instead.
-const MISSING_FEATURES: [(Feature, &str, &str); 14] = [
+const MISSING_FEATURES: [(Feature, &str, &str); 15] = [
     (
         Feature::HostImage,
         "the host's programs are not WebAssembly",
@@ -54,6 +54,11 @@ const MISSING_FEATURES: [(Feature, &str, &str); 14] = [
     (Feature::EgressAllowlist, "it offers no sockets", "use --net none"),
     (Feature::DirectoryImage, "the program is its whole root", "name a module"),
     (Feature::OciImage, "the program is its whole root", "name a module"),
+    (
+        Feature::NamedImage,
+        "modules of a registry are the engine's to provide",
+        "give the engine a provider of images, or name a module with --image wasm:PATH",
+    ),
     (Feature::HostTrees, "the host's programs are not WebAssembly", "leave --toolchain out"),
     (Feature::WorkspacePath, "its workspace is at /workspace", "leave --workspace-at out"),
     (Feature::OverlayWorkspace, "it mounts nothing", "choose a backend that has it"),

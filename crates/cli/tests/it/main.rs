@@ -39,6 +39,8 @@ mod remote;
 mod request_rules;
 mod review;
 mod run;
+#[path = "../../../tck/tests/it/sample.rs"]
+mod sample;
 mod secret_renewal;
 mod secrets;
 mod serve;
@@ -68,6 +70,8 @@ mod needs_git {
 mod needs_registry {
     mod builds;
     mod images;
+    mod killed_pulls;
+    mod modules;
     mod starters;
 }
 mod needs_registry_gvisor {
@@ -75,6 +79,9 @@ mod needs_registry_gvisor {
 }
 mod needs_registry_vm {
     mod images;
+}
+mod needs_root_registry {
+    mod full_disk;
 }
 mod needs_ssh {
     mod teleport;

@@ -1,4 +1,4 @@
-//! Images by name on a backend that takes directories: resolved once, handed on as a directory, recorded by digest,
+//! Images by name on a backend that takes directories or modules: resolved once, handed on as a path, recorded by digest,
 //! and held as long as the sandbox.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use stockade_backends::mock::{Mock, Script};
 use stockade_core::{
-    Admitted, Backend, BackendName, Capabilities, Command, Error, ErrorCode, Feature, HostPath,
-    Image, ImageDefaults, ImageName, ImageProvider, ResolvedImage, Result, Sandbox, SandboxId,
-    SandboxSpec, SnapshotKind, Support,
+    Admitted, Backend, BackendChoice, BackendName, Boundary, Capabilities, Command, Error,
+    ErrorCode, Feature, HostPath, Image, ImageDefaults, ImageForm, ImageName, ImageProvider,
+    ResolvedImage, Result, Sandbox, SandboxId, SandboxSpec, SnapshotKind, Support,
 };
 use stockade_engine::{Engine, EngineConfig, Event, Filter, OwnPath};
 
@@ -28,7 +28,10 @@ impl Backend for Watched {
     }
 
     async fn probe(&self) -> Capabilities {
-        self.mock.probe().await
+        let mut measured = self.mock.probe().await;
+        // One that may be chosen automatically.
+        measured.boundary = Boundary::Bytecode;
+        measured
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
@@ -64,18 +67,21 @@ fn pinned() -> ImageName {
 
 #[async_trait]
 impl ImageProvider for OneImage {
-    fn mechanism(&self) -> String {
-        "a provider of tests".into()
+    fn mechanism(&self, _: ImageForm) -> Option<String> {
+        Some("a provider of tests".into())
     }
 
-    async fn resolve(&self, name: &ImageName) -> Result<ResolvedImage> {
+    async fn resolve(&self, name: &ImageName, form: ImageForm) -> Result<ResolvedImage> {
         self.resolved.fetch_add(1, Ordering::SeqCst);
         if !name.as_str().starts_with("a:1") {
             return Err(Error::new(ErrorCode::NotFound, "use an image", "there is none"));
         }
         Ok(ResolvedImage {
             name: pinned(),
-            root: STORED_ROOT.parse().unwrap(),
+            contents: match form {
+                ImageForm::Root => stored_directory(),
+                ImageForm::Module => stored_module(),
+            },
             defaults: ImageDefaults::default(),
             lease: Box::new(Arc::clone(&self.leases)),
         })
@@ -136,6 +142,10 @@ fn stored_directory() -> Image {
     Image::Directory(STORED_ROOT.parse::<HostPath>().unwrap())
 }
 
+fn stored_module() -> Image {
+    Image::Wasm(format!("{STORED_ROOT}/module.wasm").parse::<HostPath>().unwrap())
+}
+
 #[tokio::test]
 async fn a_backend_is_handed_the_directory_and_the_record_has_the_digest() {
     let bench = bench(taking_directories()).await;
@@ -192,6 +202,23 @@ async fn a_backend_that_takes_no_directory_goes_on_refusing() {
     assert_eq!(error.code(), ErrorCode::Refused);
     assert!(error.to_string().contains("named-image"), "{error}");
     assert_eq!(bench.provider.resolved.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn a_backend_of_modules_is_handed_the_module_where_it_is_named_only() {
+    let modules = Mock::new().with_support(Feature::WasmImage, Support::full("simulation"));
+    let bench = bench(modules).await;
+    let id = bench.engine.create(spec("a:1")).await.unwrap();
+    assert_eq!(bench.handed(), [stored_module()]);
+    assert_eq!(bench.recorded(), [Some(pinned())]);
+    assert_eq!(bench.provider.leases(), 1);
+    bench.engine.destroy(&id).await.unwrap();
+    let unnamed = SandboxSpec { backend: BackendChoice::Auto, ..spec("a:1") };
+    let told = bench.engine.explain(&unnamed).await;
+    assert_eq!(told.chosen, None);
+    assert!(told.choices[0].why.contains("named-image"), "{told:?}");
+    assert!(bench.engine.create(unnamed).await.is_err());
+    assert_eq!(bench.handed().len(), 1);
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `blobs` | manifests, configs and compressed layers, by digest |
 //! | `partial` | blobs that have not arrived whole |
-//! | `trees` | roots, by the chain of their layers' uncompressed digests |
+//! | `trees` | roots, by the chain of their layers' uncompressed digests, and WebAssembly modules |
 //! | `drafts` | trees that are being made or removed |
 //! | `images` | a record for each image, by the digest of its manifest |
 //! | `names` | a record for each name |
@@ -19,6 +19,7 @@ mod builds;
 mod collect;
 mod export;
 mod locks;
+mod modules;
 mod records;
 mod trees;
 

@@ -7,6 +7,7 @@ use std::path::Path;
 use rustix::fs::{OFlags, Timespec, Timestamps, UTIME_NOW, futimens};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use stockade_core::ImageForm;
 use stockade_fs::{Directory, Survives, Timestamp, draft_name, write_atomically};
 
 use crate::{Digest, ImageConfig, ImageError, ImageReference, Platform, StoredImage, StoredLayer};
@@ -22,6 +23,8 @@ pub(crate) struct ImageRecord {
     pub manifest_type: String,
     pub config_digest: Digest,
     pub config_type: String,
+    #[serde(default)]
+    pub form: ImageForm,
     pub platform: Platform,
     pub config: ImageConfig,
     pub layers: Vec<StoredLayer>,
@@ -29,7 +32,7 @@ pub(crate) struct ImageRecord {
     pub skipped_devices: u64,
     pub created: Option<String>,
     pub stored: Timestamp,
-    /// The tree with all its layers.
+    /// The tree with all its layers, or with its module.
     pub tree: Digest,
     /// Whether it is an intermediate state of a build, listed nowhere while it has no name.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -70,6 +73,7 @@ impl ImageRecord {
             compressed_bytes: self.layers.iter().map(|layer| layer.size).sum(),
             manifest: self.manifest,
             config_digest: self.config_digest,
+            form: self.form,
             platform: self.platform,
             config: self.config,
             layers: self.layers,

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// The root in the directory of a tree, which itself stays private: a root may be closed to its owner.
-const ROOT_DIR: &str = "root";
+pub(super) const ROOT_DIR: &str = "root";
 /// The file beside it that says what is in it.
 const CONTENTS_FILE: &str = "contents.json";
 /// How the names of trees begin that are being removed.
@@ -51,7 +51,7 @@ pub(crate) fn chain_id(layers: &[TreeLayer]) -> Digest {
     chain.unwrap_or_else(|| Digest::of(b""))
 }
 
-fn make_lock(tree: &Digest) -> String {
+pub(super) fn make_lock(tree: &Digest) -> String {
     format!("make-{}", tree.hex())
 }
 
@@ -150,14 +150,12 @@ impl ImageStore {
             contents.bytes += unpacked.bytes;
             contents.skipped_devices += unpacked.skipped_devices;
         }
-        let path = draft.join(CONTENTS_FILE);
-        let text = serde_json::to_vec(&contents).map_err(std::io::Error::other);
-        text.and_then(|text| fs::write(&path, text)).map_err(ImageError::io("written", &path))?;
+        write_contents(draft, &contents)?;
         Ok(contents)
     }
 
     /// Publishes a whole draft, after everything in it is on disk.
-    async fn publish_tree(&self, draft: &Path, tree: &Digest) -> Result<(), ImageError> {
+    pub(super) async fn publish_tree(&self, draft: &Path, tree: &Digest) -> Result<(), ImageError> {
         let (from, to) = (draft.to_owned(), self.trees.path_of(&tree.hex()));
         let failed = ImageError::io("published", to.clone());
         let published = blocking(move || {
@@ -207,7 +205,14 @@ impl ImageStore {
     }
 }
 
-fn make_draft(draft: &Path) -> std::io::Result<()> {
+/// Writes what is in a tree beside its root.
+pub(super) fn write_contents(draft: &Path, contents: &TreeContents) -> Result<(), ImageError> {
+    let path = draft.join(CONTENTS_FILE);
+    let text = serde_json::to_vec(contents).map_err(std::io::Error::other);
+    text.and_then(|text| fs::write(&path, text)).map_err(ImageError::io("written", &path))
+}
+
+pub(super) fn make_draft(draft: &Path) -> std::io::Result<()> {
     DirBuilder::new().mode(0o700).create(draft)?;
     let root = draft.join(ROOT_DIR);
     DirBuilder::new().mode(0o700).create(&root)?;

@@ -1,22 +1,22 @@
-//! A pull that is killed at any instant: nothing half-published, and the next one completes.
+//! A pull that is killed at any instant, alone or beside another: nothing half-published, and the next one completes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use stockade_images::{ImageStore, InProcess};
 
+use crate::sample::pick_rounds;
 use crate::support::archive::ArchiveBuilder;
 use crate::support::image::TestImage;
 use crate::support::pull_options;
 use crate::support::server::Server;
 use crate::support::tree::describe_tree;
 
-/// How many instants: all of them with `--long`.
-fn instants() -> u64 {
-    if std::env::var_os("STOCKADE_TEST_LONG").is_some() { 200 } else { 50 }
-}
+/// How many instants: a sample, and all of them with `--long`.
+const KILLED_ALONE: [u64; 2] = [50, 200];
+const KILLED_BESIDE_ANOTHER: [u64; 2] = [10, 50];
 
 /// An image that takes a while: layers with many files, which replace and hide each other.
 fn image() -> TestImage {
@@ -69,28 +69,39 @@ fn assert_whole(store: &ImageStore, expected: &BTreeMap<String, String>) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pull_that_is_killed_publishes_nothing_half_and_the_next_completes() {
-    // In memory where there is such a place: what is written does not have to survive more than a process, and
-    // waiting for a disk fifty times takes minutes.
+/// A directory in memory where there is such a place: what is written does not have to survive more than a process, and
+/// waiting for a disk fifty times takes minutes.
+fn create_place() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     let place = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
-    let place = place.unwrap();
+    place.unwrap()
+}
+
+async fn wait_for_success(mut pull: Child) {
+    let ended = tokio::task::spawn_blocking(move || pull.wait().unwrap());
+    assert!(ended.await.unwrap().success());
+}
+
+/// The tree that a whole pull makes, and how long it takes.
+async fn pull_whole(store: &Path, reference: &str) -> (BTreeMap<String, String>, Duration) {
+    let started = Instant::now();
+    wait_for_success(start_pull(store, reference)).await;
+    let taken = started.elapsed();
+    let store = ImageStore::open(store).unwrap();
+    (describe_tree(&store.inspect(reference).unwrap().root), taken)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pull_that_is_killed_publishes_nothing_half_and_the_next_completes() {
+    let place = create_place();
     let server = Server::of_image(image(), |_| None).await;
     let reference = server.reference();
     let parsed = reference.parse().unwrap();
-    let (whole, started) = (place.path().join("whole"), Instant::now());
-    let ended = tokio::task::spawn_blocking({
-        let (whole, reference) = (whole.clone(), reference.clone());
-        move || start_pull(&whole, &reference).wait().unwrap()
-    });
-    assert!(ended.await.unwrap().success());
-    let mut whole_time = started.elapsed();
-    let expected =
-        describe_tree(&ImageStore::open(&whole).unwrap().inspect(&reference).unwrap().root);
+    let (expected, mut whole_time) = pull_whole(&place.path().join("whole"), &reference).await;
     let directory = place.path().join("store");
     let (mut random, mut interrupted) = (7, 0);
-    for round in 0..instants() {
+    let instants = pick_rounds(KILLED_ALONE);
+    for round in 0..instants {
         let after = whole_time.mul_f64((next_random(&mut random) % 1000) as f64 / 1000.0);
         let mut child = start_pull(&directory, &reference);
         tokio::time::sleep(after).await;
@@ -119,8 +130,37 @@ async fn a_pull_that_is_killed_publishes_nothing_half_and_the_next_completes() {
         }
     }
     // Killed instants that came too late would prove nothing.
-    assert!(interrupted > instants() / 4, "{interrupted} of {} within {whole_time:?}", instants());
+    assert!(interrupted > instants / 4, "{interrupted} of {instants} within {whole_time:?}");
     let store = ImageStore::open(&directory).unwrap();
     store.pull(&parsed, &pull_options(), &InProcess, &()).await.unwrap();
     assert_whole(&store, &expected);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_pulls_at_once_one_completes_whenever_the_other_is_killed() {
+    let place = create_place();
+    let server = Server::of_image(image(), |_| None).await;
+    let reference = server.reference();
+    let (expected, whole_time) = pull_whole(&place.path().join("whole"), &reference).await;
+    let instants = pick_rounds(KILLED_BESIDE_ANOTHER);
+    let mut random = 11;
+    for round in 0..instants {
+        let directory = place.path().join(round.to_string());
+        let mut killed = start_pull(&directory, &reference);
+        let other = start_pull(&directory, &reference);
+        // Both share two cores: together they take about twice as long.
+        let thousandths = (round * 1000 + next_random(&mut random) % 1000) / instants;
+        tokio::time::sleep(whole_time.mul_f64(thousandths as f64 / 500.0)).await;
+        killed.kill().unwrap();
+        killed.wait().unwrap();
+        wait_for_success(other).await;
+        let store = ImageStore::open(&directory).unwrap();
+        assert_eq!(store.list().unwrap().len(), 1);
+        assert_whole(&store, &expected);
+        for left in ["drafts", "partial"] {
+            let left = std::fs::read_dir(directory.join(left)).unwrap().count();
+            assert_eq!(left, 0, "something is left at instant {thousandths}");
+        }
+        stockade_fs::remove_tree(&directory).unwrap();
+    }
 }

@@ -13,7 +13,7 @@ use stockade_images::{
 use crate::support::archive::{ArchiveBuilder, RawEntry};
 use crate::support::image::TestImage;
 use crate::support::import;
-use crate::support::tree::{describe_tree, paths};
+use crate::support::tree::{describe_tree, paths, user_xattrs};
 
 fn layer() -> ArchiveBuilder {
     ArchiveBuilder::new()
@@ -151,6 +151,37 @@ async fn modes_without_set_id_bits_times_links_and_attributes_are_kept() {
         Ok(length) => assert_eq!(&value[..length], b"a\nb"),
         Err(errno) => assert_eq!(errno, rustix::io::Errno::OPNOTSUPP, "the file system has none"),
     }
+}
+
+#[tokio::test]
+async fn a_listed_directory_has_the_attributes_of_its_uppermost_layer_alone() {
+    let lower = layer()
+        .pax(&[("SCHILY.xattr.user.lower", b"1")])
+        .dir("./", 0o755)
+        .pax(&[("SCHILY.xattr.user.lower", b"1"), ("SCHILY.xattr.user.both", b"1")])
+        .dir("listed", 0o000)
+        .pax(&[("SCHILY.xattr.user.lower", b"1")])
+        .dir("implied", 0o755);
+    let upper = layer()
+        .dir("./", 0o755)
+        .pax(&[("SCHILY.xattr.user.both", b"2"), ("SCHILY.xattr.user.upper", b"2")])
+        .dir("listed", 0o755)
+        .file("implied/file", "2");
+    let tree = Imported::of(&[lower, upper]).await;
+    let names = |name: &str| user_xattrs(&tree.path(name)).into_keys().collect::<Vec<_>>();
+    let mut value = [0; 1];
+    if rustix::fs::getxattr(tree.path("implied"), "user.lower", &mut value)
+        == Err(rustix::io::Errno::OPNOTSUPP)
+    {
+        assert_eq!(names("listed"), [""; 0], "the file system has none");
+        return;
+    }
+    assert_eq!(
+        (names(""), names("listed")),
+        (vec![], vec!["user.both".into(), "user.upper".into()])
+    );
+    assert_eq!(names("implied"), ["user.lower"]);
+    assert_eq!(user_xattrs(&tree.path("listed"))["user.both"], b"2");
 }
 
 #[tokio::test]

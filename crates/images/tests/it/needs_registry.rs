@@ -1,147 +1,16 @@
 //! A real registry, filled by the tools of the field: what is pulled is what `umoci` unpacks.
 
-use std::fs;
-use std::net::TcpListener;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+mod tokens;
 
-use serde_json::json;
-use stockade_images::{
-    CredentialFiles, ImageError, ImageStore, InProcess, PullOptions, RegistrySettings, StoredImage,
-};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use stockade_images::{ImageError, ImageStore, InProcess, RegistrySettings, StoredImage};
 
 use crate::support::archive::ArchiveBuilder;
 use crate::support::pull_options;
+use crate::support::registry::{Access, Registry, make_certificates, run};
 use crate::support::tree::describe_tree;
-
-/// `alice` with the password `secret`, as `htpasswd -B` writes it.
-const HTPASSWD: &str = "alice:$2y$05$EEc3iDXj7X7EAA.DiyI5De0hJ0cbDP8hllxMxjcUwjrTfce0v6maW\n";
-
-fn run(program: &str, arguments: &[&str]) {
-    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {arguments:?}: {said}");
-}
-
-/// A registry of this test's own. It ends with this.
-struct Registry {
-    child: Child,
-    port: u16,
-    dir: tempfile::TempDir,
-    access: Access,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Access {
-    Plain,
-    Password,
-    Tls,
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Registry {
-    async fn start(access: Access) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
-        let path = |name: &str| dir.path().join(name).display().to_string();
-        let mut config = format!(
-            "version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n    rootdirectory: {}\n\
-             http:\n  addr: 127.0.0.1:{port}\n",
-            path("data")
-        );
-        match access {
-            Access::Plain => {}
-            Access::Password => {
-                fs::write(dir.path().join("htpasswd"), HTPASSWD).unwrap();
-                let file = path("htpasswd");
-                config
-                    .push_str(&format!("auth:\n  htpasswd:\n    realm: test\n    path: {file}\n"));
-            }
-            Access::Tls => {
-                make_certificates(dir.path());
-                let (key, certificate) = (path("key.pem"), path("certificate.pem"));
-                config
-                    .push_str(&format!("  tls:\n    certificate: {certificate}\n    key: {key}\n"));
-            }
-        }
-        fs::write(dir.path().join("config.yml"), config).unwrap();
-        let mut command = Command::new("docker-registry");
-        command.arg("serve").arg(path("config.yml")).stdin(Stdio::null());
-        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let mut registry = Self { child, port, dir, access };
-        registry.wait_until_it_listens().await;
-        registry
-    }
-
-    async fn wait_until_it_listens(&mut self) {
-        while tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await.is_err() {
-            assert_eq!(self.child.try_wait().unwrap(), None, "the registry has ended");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-
-    fn name(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
-    }
-
-    fn reference(&self) -> String {
-        format!("{}/team/test:1", self.name())
-    }
-
-    /// Copies the image of a layout into it.
-    fn fill(&self, layout: &Path, format: &str) {
-        let source = format!("oci:{}:test", layout.display());
-        let target = format!("docker://{}", self.reference());
-        let mut arguments = vec!["--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false"];
-        if self.access == Access::Password {
-            arguments.push("--dest-creds=alice:secret");
-        }
-        arguments.extend(["--format", format, &source, &target]);
-        run("skopeo", &arguments);
-    }
-
-    fn options(&self) -> PullOptions {
-        let mut options = pull_options();
-        match self.access {
-            Access::Plain => {}
-            Access::Password => {
-                let path = self.dir.path().join("auth.json");
-                let auths = json!({ "auths": { self.name(): { "auth": "YWxpY2U6c2VjcmV0" } } });
-                fs::write(&path, auths.to_string()).unwrap();
-                options.credentials = CredentialFiles::at([path]);
-            }
-            Access::Tls => {
-                let ca_file = Some(self.dir.path().join("ca.pem"));
-                let settings = RegistrySettings { ca_file, ..RegistrySettings::default() };
-                options.registries.by_name.insert(self.name(), settings);
-            }
-        }
-        options
-    }
-}
-
-/// An authority and a certificate for 127.0.0.1.
-fn make_certificates(dir: &Path) {
-    let path = |name: &str| dir.join(name).display().to_string();
-    let (ca_key, ca, key) = (path("ca-key.pem"), path("ca.pem"), path("key.pem"));
-    let (request, certificate, extensions) =
-        (path("request.pem"), path("certificate.pem"), path("extensions"));
-    let ec = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-batch"];
-    let new = |rest: &[&str]| run("openssl", &[&["req"], &ec[..], rest].concat());
-    new(&["-x509", "-days", "2", "-subj", "/CN=test authority", "-keyout", &ca_key, "-out", &ca]);
-    new(&["-subj", "/CN=127.0.0.1", "-keyout", &key, "-out", &request]);
-    fs::write(&extensions, "subjectAltName=IP:127.0.0.1\nbasicConstraints=CA:FALSE\n").unwrap();
-    let sign = ["x509", "-req", "-days", "2", "-CAcreateserial", "-in", &request, "-CA", &ca];
-    let rest = ["-CAkey", &ca_key, "-extfile", &extensions, "-out", &certificate];
-    run("openssl", &[&sign[..], &rest[..]].concat());
-}
 
 /// An image of this host's own files and of everything that a layer can say, as `umoci` makes it.
 fn make_layout(dir: &Path) -> PathBuf {

@@ -1,5 +1,5 @@
 //! Images of registries: pulled into a store below the state directory, unpacked in native walls, and provided to every
-//! backend that takes a directory as its root.
+//! backend that takes a directory as its root. WebAssembly modules are provided to those that take modules.
 //!
 //! The store belongs to one user and is shared by all processes of that user. Nothing is opened or fetched before an
 //! image is asked for.
@@ -15,7 +15,7 @@ mod unpack;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use stockade_core::{ImageProvider, Result};
+use stockade_core::{ImageForm, ImageProvider, Result};
 use tokio::sync::RwLock;
 
 use crate::Settings;
@@ -86,6 +86,18 @@ impl Images {
     ) -> Result<StoredImage> {
         let platform = platform.unwrap_or(&self.inner.options.platform).clone();
         let options = PullOptions { policy, platform, ..self.inner.options.clone() };
+        Ok(self.store()?.pull(reference, &options, &self.inner.unpack, progress).await?)
+    }
+
+    /// The same of an image for this machine that has to be of one form.
+    pub(crate) async fn pull_form(
+        &self,
+        reference: &ImageReference,
+        policy: PullPolicy,
+        form: ImageForm,
+        progress: &dyn PullProgress,
+    ) -> Result<StoredImage> {
+        let options = PullOptions { policy, form: Some(form), ..self.inner.options.clone() };
         Ok(self.store()?.pull(reference, &options, &self.inner.unpack, progress).await?)
     }
 

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use stockade_core::{
-    Error, ErrorCode, HostPath, ImageDefaults, ImageName, ImageProvider, NameError, ResolvedImage,
-    Result,
+    Error, ErrorCode, HostPath, Image, ImageDefaults, ImageForm, ImageName, ImageProvider,
+    NameError, ResolvedImage, Result,
 };
 use stockade_images::{
-    Digest, ImageConfig, ImageError, ImageReference, PullPolicy, PullProgress, StoredImage,
+    Digest, ImageConfig, ImageError, ImageLease, ImageReference, MODULE_FILE, PullPolicy,
+    PullProgress, StoredImage,
 };
 
 use super::Images;
@@ -31,12 +32,25 @@ impl StoredImageProvider {
 
     fn lease(&self, stored: &StoredImage, name: ImageName) -> Result<ResolvedImage> {
         let lease = self.images.store()?.lease(stored)?;
-        let root = HostPath::try_from(lease.root().to_owned()).map_err(|error| {
-            Error::new(ErrorCode::StateUnavailable, RESOLVE_OPERATION, error.to_string())
-        })?;
+        let contents = leased_contents(&lease, stored.form)?;
         let defaults = image_defaults(&stored.config);
-        Ok(ResolvedImage { name, root, defaults, lease: Box::new(lease) })
+        Ok(ResolvedImage { name, contents, defaults, lease: Box::new(lease) })
     }
+}
+
+/// Where a leased image lies, as a backend takes it.
+fn leased_contents(lease: &ImageLease, form: ImageForm) -> Result<Image> {
+    let path = match form {
+        ImageForm::Root => lease.root().to_owned(),
+        ImageForm::Module => lease.root().join(MODULE_FILE),
+    };
+    let path = HostPath::try_from(path).map_err(|error| {
+        Error::new(ErrorCode::StateUnavailable, RESOLVE_OPERATION, error.to_string())
+    })?;
+    Ok(match form {
+        ImageForm::Root => Image::Directory(path),
+        ImageForm::Module => Image::Wasm(path),
+    })
 }
 
 impl fmt::Debug for StoredImageProvider {
@@ -47,16 +61,20 @@ impl fmt::Debug for StoredImageProvider {
 
 #[async_trait]
 impl ImageProvider for StoredImageProvider {
-    fn mechanism(&self) -> String {
-        "pulled and unpacked by stockade; every file belongs to one owner".to_owned()
+    fn mechanism(&self, form: ImageForm) -> Option<String> {
+        let mechanism = match form {
+            ImageForm::Root => "pulled and unpacked by stockade; every file belongs to one owner",
+            ImageForm::Module => "WebAssembly modules that are artifacts, pulled by stockade",
+        };
+        Some(mechanism.to_owned())
     }
 
-    async fn resolve(&self, name: &ImageName) -> Result<ResolvedImage> {
+    async fn resolve(&self, name: &ImageName, form: ImageForm) -> Result<ResolvedImage> {
         let reference: ImageReference = name.as_str().parse().map_err(ImageError::from)?;
         let policy = policy_for(&reference, self.images.policy());
         let mut attempt = 1;
         loop {
-            let stored = self.images.pull(&reference, policy, None, &*self.progress).await?;
+            let stored = self.images.pull_form(&reference, policy, form, &*self.progress).await?;
             let pinned = pinned_name(&reference, &stored.manifest)?;
             match self.lease(&stored, pinned) {
                 Err(error) if error.code() == ErrorCode::NotFound && attempt < MAX_ATTEMPTS => {

@@ -64,8 +64,8 @@ impl ConfinedUnpack {
             guest_caches: Vec::new(),
             quotas: BTreeMap::new(),
             default_quota: Quota::default(),
-            // The engine that runs sandboxes has done it.
-            reap_on_open: false,
+            // What a killed pull left: the commands about images open no other engine.
+            reap_on_open: true,
             ..config
         };
         Self { config, engine: OnceCell::new() }

@@ -9,6 +9,7 @@
 
 pub mod api;
 pub mod changes;
+pub mod image_commands;
 pub mod lasting;
 pub mod registry;
 pub mod screen;
@@ -147,6 +148,13 @@ impl CliPlace {
         for line in command_lines() {
             assert!(!ours.iter().any(|id| line.contains(id.as_str())), "{line} is left");
         }
+    }
+
+    /// The leases of sandboxes, also of those whose owner is dead.
+    pub fn leases(&self) -> Vec<String> {
+        let Ok(leases) = fs::read_dir(self.state().join("leases")) else { return Vec::new() };
+        let names = leases.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.ends_with(".json")).collect()
     }
 
     fn sandboxes(&self) -> BTreeSet<String> {

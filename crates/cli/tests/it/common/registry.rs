@@ -3,10 +3,14 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use serde_json::json;
+use stockade::images::Digest;
 use tempfile::TempDir;
+
+const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
 /// Programs of the images, all of them links to busybox.
 const BUSYBOX_APPLETS: [&str; 12] =
@@ -75,10 +79,34 @@ impl TestRegistry {
 
     /// Puts an image there under a tag; its `/etc/release` says this.
     pub fn push(&self, tag: &str, release: &str) {
-        let layout = self.make_layout(release);
+        self.push_layout(&self.make_layout(release), &self.name(tag));
+    }
+
+    /// Puts the image `made` of an OCI layout there.
+    pub fn push_layout(&self, layout: &Path, name: &str) {
         let source = format!("oci:{}:made", layout.display());
-        let target = format!("docker://{}", self.name(tag));
+        let target = format!("docker://{name}");
         run("skopeo", &["copy", "--quiet", "--dest-tls-verify=false", &source, &target]);
+    }
+
+    /// An OCI layout with one artifact, `made`: a WebAssembly module of one of the layouts of the field.
+    pub fn make_module_layout(&self, module: &[u8], (config, layer): (&str, &str)) -> PathBuf {
+        let place = tempfile::tempdir_in(self.dir.path()).unwrap().keep();
+        let blobs = place.join("blobs/sha256");
+        fs::create_dir_all(&blobs).unwrap();
+        let add = |media_type: &str, bytes: &[u8]| {
+            let digest = Digest::of(bytes);
+            fs::write(blobs.join(digest.hex()), bytes).unwrap();
+            json!({ "mediaType": media_type, "digest": digest, "size": bytes.len() })
+        };
+        let manifest = json!({ "schemaVersion": 2, "mediaType": OCI_MANIFEST,
+            "config": add(config, b"{}"), "layers": [add(layer, module)] });
+        let mut entry = add(OCI_MANIFEST, manifest.to_string().as_bytes());
+        entry["annotations"] = json!({ "org.opencontainers.image.ref.name": "made" });
+        let index = json!({ "schemaVersion": 2, "manifests": [entry] });
+        fs::write(place.join("index.json"), index.to_string()).unwrap();
+        fs::write(place.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
+        place
     }
 
     /// An OCI layout with one image, `made`: an entry point, a command, a variable, a directory and a user.

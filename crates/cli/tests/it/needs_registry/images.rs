@@ -4,37 +4,10 @@ use std::fs;
 
 use serde_json::Value;
 
+use crate::common::image_commands::{cat_release, json, pull, started};
 use crate::common::lasting::Lasting;
 use crate::common::registry::TestRegistry;
-use crate::common::{CliDone, CliPlace, wait};
-
-fn cat_release(place: &CliPlace, flags: &[&str]) -> CliDone {
-    let args = [&["run", "--no-workspace"], flags, &["--", "cat", "/etc/release"]].concat();
-    place.stockade(&args)
-}
-
-fn json(place: &CliPlace, args: &[&str]) -> Value {
-    let done = place.stockade(&[&["--json"], args].concat());
-    assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{done:?}");
-    serde_json::from_str(&done.stdout).unwrap()
-}
-
-/// What the journal has about the executions of a program.
-fn started(place: &CliPlace, program: &str) -> Vec<Value> {
-    let jobs = json(place, &["audit", "list"]);
-    let events = jobs.as_array().unwrap().iter().map(|job| job["started"]["event"].clone());
-    let of =
-        |event: &Value| event["command"][0].as_str().is_some_and(|word| word.ends_with(program));
-    events.filter(of).collect()
-}
-
-fn pull(place: &CliPlace, name: &str) -> String {
-    let done = place.stockade(&["image", "pull", name]);
-    assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{done:?}");
-    let digest = done.stdout.trim_end().to_owned();
-    assert!(digest.starts_with("sha256:") && digest.len() == 71, "{digest}");
-    digest
-}
+use crate::common::{CliPlace, wait};
 
 #[test]
 fn an_image_of_a_registry_is_the_root_and_its_digest_is_in_the_record() {

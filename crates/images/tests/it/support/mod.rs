@@ -2,6 +2,7 @@
 
 pub mod archive;
 pub mod image;
+pub mod registry;
 pub mod server;
 pub mod tree;
 

@@ -35,6 +35,31 @@ pub fn describe_tree(root: &Path) -> BTreeMap<String, String> {
     described
 }
 
+/// The same with the extended attributes of users. A file system may have none.
+pub fn describe_tree_with_xattrs(root: &Path) -> BTreeMap<String, String> {
+    let mut described = describe_tree(root);
+    for (name, what) in &mut described {
+        what.push_str(&format!(" {:?}", user_xattrs(&root.join(name))));
+    }
+    described
+}
+
+/// The extended attributes of users that a file has, but for a symbolic link, which can have none.
+pub fn user_xattrs(path: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut names = vec![0; 64 << 10];
+    let length = rustix::fs::llistxattr(path, &mut names[..]).unwrap_or(0);
+    let names = names[..length].split(|byte| *byte == 0).map(String::from_utf8_lossy);
+    let names = names.filter(|name| name.starts_with("user."));
+    names
+        .map(|name| {
+            let mut value = vec![0; 64 << 10];
+            let length = rustix::fs::lgetxattr(path, &*name, &mut value[..]).unwrap();
+            value.truncate(length);
+            (name.into_owned(), value)
+        })
+        .collect()
+}
+
 fn walk(root: &Path, path: &Path, visit: &mut impl FnMut(&Path, &str)) {
     visit(path, &path.strip_prefix(root).unwrap().to_string_lossy());
     if fs::symlink_metadata(path).unwrap().is_dir() {

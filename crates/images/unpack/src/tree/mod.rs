@@ -7,6 +7,7 @@
 
 mod directories;
 mod whiteouts;
+mod xattrs;
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -15,13 +16,14 @@ use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps, XattrFlags, fchmod,
-    fsetxattr, futimens, linkat, mkdirat, openat, statat, symlinkat, utimensat,
+    AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps, fchmod, futimens,
+    linkat, mkdirat, openat, statat, symlinkat, utimensat,
 };
 use rustix::io::Errno;
 use stockade_fs::{ClosedDirs, remove_entry};
 
 use self::directories::DirectoryState;
+use self::xattrs::{remove_user_xattrs, set_user_xattrs};
 use crate::UnpackError;
 use crate::archive::{Archive, ArchiveEntry, ArchiveEntryKind};
 use crate::name::{EntryName, show};
@@ -112,6 +114,7 @@ impl<'r> Tree<'r> {
             return Err(UnpackError::refused("the root is not a directory"));
         }
         self.open_directory(&entry.name, b"")?;
+        replace_xattrs(self.root, b".", entry, true)?;
         self.keep_directory(b"", DirectoryState { mode: entry.mode, mtime: entry.mtime })
     }
 
@@ -170,7 +173,7 @@ impl<'r> Tree<'r> {
             let written = file.write_all(&self.buffer[..count]);
             written.map_err(|error| UnpackError::io("written", &show(name.bytes()), error))?;
         }
-        set_xattrs(file.as_fd(), entry)?;
+        set_user_xattrs(file.as_fd(), entry)?;
         // After writing, which would change the time and may need more rights than the mode gives.
         fchmod(&file, Mode::from(entry.mode))
             .map_err(|errno| failed("given its mode", name, errno))?;
@@ -190,10 +193,7 @@ impl<'r> Tree<'r> {
         } else {
             mkdirat(parent, base, OPEN_DIR_MODE).map_err(|errno| failed("made", name, errno))?;
         }
-        if !entry.user_xattrs.is_empty() {
-            let opened = openat(parent, base, LIST_FLAGS | OFlags::CLOEXEC, Mode::empty());
-            set_xattrs(opened.map_err(|errno| failed("opened", name, errno))?.as_fd(), entry)?;
-        }
+        replace_xattrs(parent.as_fd(), base, entry, is_there)?;
         self.keep_directory(name.bytes(), DirectoryState { mode: entry.mode, mtime: entry.mtime })
     }
 
@@ -288,19 +288,20 @@ fn add_symlink(parent: &OwnedFd, entry: &ArchiveEntry, target: &[u8]) -> Result<
         .map_err(|errno| failed("given its time", name, errno))
 }
 
-/// Extended attributes for users. A file system without them does without.
-fn set_xattrs(file: BorrowedFd<'_>, entry: &ArchiveEntry) -> Result<(), UnpackError> {
-    for (name, value) in &entry.user_xattrs {
-        match fsetxattr(file, name.as_slice(), value, XattrFlags::empty()) {
-            Ok(()) | Err(Errno::OPNOTSUPP) => {}
-            Err(Errno::INVAL | Errno::RANGE | Errno::TOOBIG) => {
-                let shown = show(entry.name.bytes());
-                return Err(UnpackError::refused(format!(
-                    "{shown} has a wrong extended attribute"
-                )));
-            }
-            Err(errno) => return Err(failed("given its attributes", &entry.name, errno)),
-        }
+/// Gives a directory the extended attributes of its entry, in place of those that a lower layer gave it.
+fn replace_xattrs(
+    parent: BorrowedFd<'_>,
+    base: &[u8],
+    entry: &ArchiveEntry,
+    is_there: bool,
+) -> Result<(), UnpackError> {
+    if !is_there && entry.user_xattrs.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    let opened = openat(parent, base, LIST_FLAGS | OFlags::CLOEXEC, Mode::empty());
+    let opened = opened.map_err(|errno| failed("opened", &entry.name, errno))?;
+    if is_there {
+        remove_user_xattrs(opened.as_fd(), &entry.name)?;
+    }
+    set_user_xattrs(opened.as_fd(), entry)
 }

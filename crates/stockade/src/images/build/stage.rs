@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 
 use serde_json::json;
-use stockade_core::{Error, ErrorCode, Result};
+use stockade_core::{Error, ErrorCode, ImageForm, Result};
 use stockade_images::{
     AssembledConfig, BuildStep, CommandForm, CopyRequest, CopySource, CopyStep, Digest, EntryState,
     IgnoreRules, ImageConfig, ImageError, ImageReference, Instruction, LayerDraft, LayerWriter,
@@ -126,7 +126,7 @@ impl ImageBuild<'_> {
             PullPolicy::Always if reference.digest().is_some() => PullPolicy::Missing,
             policy @ (PullPolicy::Always | PullPolicy::Missing | PullPolicy::Never) => policy,
         };
-        self.images.pull(&reference, policy, None, self.progress).await
+        self.images.pull_form(&reference, policy, ImageForm::Root, self.progress).await
     }
 
     async fn do_step(
