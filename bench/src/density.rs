@@ -13,7 +13,7 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 use crate::Measured;
-use crate::native::{AT_ONCE, Place, Stockade, expect_success, timed_async};
+use crate::native::{AT_ONCE, BenchEngine, ProgramDir, expect_success, timed_async};
 use crate::plot::{LinePlot, PlotCurve};
 use crate::report::BenchReport;
 use crate::resources::{ResourceUsage, available_kib, raise_descriptor_limit};
@@ -54,9 +54,9 @@ struct DensityStep {
 /// Prints a row for each number, and has it plotted.
 pub fn measure(report: &mut BenchReport) -> Measured {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let place = Place::new()?;
+    let place = ProgramDir::new()?;
     let descriptors = raise_descriptor_limit();
-    let stockade = runtime.block_on(Stockade::new(&place, Arc::new(Native::new())))?;
+    let stockade = runtime.block_on(BenchEngine::new(&place, Arc::new(Native::new())))?;
     report.title(format!(
         "density: native sandboxes alive, created {AT_ONCE} at a time; one more is create, exec and \
          destroy, {ROUNDS} rounds"
@@ -149,7 +149,7 @@ fn read_kernel_limit(name: &str) -> Option<u64> {
 
 fn measure_step(
     runtime: &Runtime,
-    stockade: &Stockade,
+    stockade: &BenchEngine,
     alive: usize,
 ) -> Result<DensityStep, Box<dyn Error>> {
     let before = ResourceUsage::read();
@@ -167,7 +167,7 @@ fn measure_step(
 /// One more sandbox, and an execution in each of those that are alive in turn.
 fn time_beside(
     runtime: &Runtime,
-    stockade: &Stockade,
+    stockade: &BenchEngine,
     ids: &[SandboxId],
 ) -> Result<(Timing, Timing), Box<dyn Error>> {
     let mut rows = ["one more", "exec"].map(Row::new);
@@ -183,7 +183,10 @@ fn time_beside(
 }
 
 /// Those that were created, and the first failure, after which no further one is begun.
-async fn create_many(stockade: &Stockade, number: usize) -> (Vec<SandboxId>, Result<(), String>) {
+async fn create_many(
+    stockade: &BenchEngine,
+    number: usize,
+) -> (Vec<SandboxId>, Result<(), String>) {
     let creating = (0..number).map(|_| {
         let (engine, spec) = (stockade.engine.clone(), stockade.spec.clone());
         async move { engine.create(spec).await.map_err(|error| error.to_string()) }
@@ -191,7 +194,7 @@ async fn create_many(stockade: &Stockade, number: usize) -> (Vec<SandboxId>, Res
     run_bounded(creating).await
 }
 
-async fn destroy_many(stockade: &Stockade, ids: Vec<SandboxId>) -> Result<(), String> {
+async fn destroy_many(stockade: &BenchEngine, ids: Vec<SandboxId>) -> Result<(), String> {
     let destroying = ids.into_iter().map(|id| {
         let engine = stockade.engine.clone();
         async move { engine.destroy(&id).await.map_err(|error| error.to_string()) }

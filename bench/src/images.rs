@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command as Process, Stdio};
 
 use crate::Measured;
-use crate::native::{Place, spawn, timed};
+use crate::native::{ProgramDir, spawn, timed};
 use crate::report::BenchReport;
 use crate::table::Row;
 
@@ -23,7 +23,7 @@ const WARM_ROUNDS: usize = 50;
 
 /// Prints what the first and what further runs take.
 pub fn measure(report: &mut BenchReport) -> Measured {
-    let bench = ImageBench { place: Place::new()?, files: tempfile::tempdir()? };
+    let bench = ImageBench { place: ProgramDir::new()?, files: tempfile::tempdir()? };
     let Ok(registry) = BenchRegistry::start(bench.files.path()) else {
         report.title(format!("images: not measured: {REGISTRY_PROGRAM} cannot be started"));
         return Ok(());
@@ -41,7 +41,7 @@ pub fn measure(report: &mut BenchReport) -> Measured {
 
 /// Where commands stand, and what the guest must not see of it: state, registry and the image's files.
 struct ImageBench {
-    place: Place,
+    place: ProgramDir,
     files: tempfile::TempDir,
 }
 

@@ -10,7 +10,7 @@ use stockade_core::{Command, HostPath, SandboxSpec, Workspace};
 use stockade_engine::{Engine, EngineConfig, Pool, PoolSpec};
 
 use crate::Measured;
-use crate::native::{Place, expect_success};
+use crate::native::{ProgramDir, expect_success};
 use crate::report::BenchReport;
 use crate::table::Row;
 
@@ -24,7 +24,7 @@ pub fn measure(report: &mut BenchReport) -> Measured {
 }
 
 async fn compare(report: &mut BenchReport) -> Measured {
-    let place = Place::new()?;
+    let place = ProgramDir::new()?;
     let workspace = Workspace::Local(HostPath::try_from(place.workspace().to_owned())?);
     let spec = SandboxSpec { workspace, ..SandboxSpec::default() };
     let state = tempfile::tempdir()?;
