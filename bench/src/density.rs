@@ -19,15 +19,15 @@ use crate::report::BenchReport;
 use crate::resources::{ResourceUsage, available_kib, raise_descriptor_limit};
 use crate::table::{Column, Figures, Row, Timing};
 
-const NUMBERS: [usize; 3] = [10, 100, 1000];
-const MANY: usize = 10_000;
+const SANDBOX_COUNTS: [usize; 3] = [10, 100, 1000];
+const MANY_SANDBOXES: usize = 10_000;
 const ROUNDS: usize = 30;
 
 /// What is assumed of a sandbox at least, and before one was measured.
 const LEAST_EACH: ResourceUsage =
     ResourceUsage { resident_kib: 1024, unavailable_kib: 1024, processes: 2, descriptors: 4 };
 /// Namespaces, processes and descriptors that others have, or that one more sandbox takes for a moment.
-const RESERVE: u64 = 1000;
+const RESERVED_COUNT: u64 = 1000;
 /// Of the memory that is available, in percent.
 const MAX_MEMORY_PERCENT: u64 = 80;
 
@@ -63,7 +63,7 @@ pub fn measure(report: &mut BenchReport) -> Measured {
     ));
     let (mut steps, mut left_out) = (Vec::new(), Vec::new());
     let mut each = LEAST_EACH;
-    for alive in NUMBERS.into_iter().chain(report.many.then_some(MANY)) {
+    for alive in SANDBOX_COUNTS.into_iter().chain(report.many.then_some(MANY_SANDBOXES)) {
         let step = match find_shortage(alive as u64, &each, descriptors) {
             Some(shortage) => Err(shortage.into()),
             None => measure_step(&runtime, &stockade, alive),
@@ -127,14 +127,18 @@ fn find_shortage(alive: u64, each: &ResourceUsage, descriptors: u64) -> Option<S
     let processes = each.processes.max(LEAST_EACH.processes);
     let mut needs = vec![
         ("available memory in MiB".to_owned(), Some(available_kib() >> 10), needed_mib),
-        ("RLIMIT_NOFILE".into(), Some(descriptors), alive * each.descriptors.max(1) + RESERVE),
+        (
+            "RLIMIT_NOFILE".into(),
+            Some(descriptors),
+            alive * each.descriptors.max(1) + RESERVED_COUNT,
+        ),
     ];
     let of_namespaces = NAMESPACES.map(|kind| (format!("user/max_{kind}_namespaces"), 1));
     let of_processes =
         ["kernel/pid_max", "kernel/threads-max"].map(|name| (name.into(), processes));
     for (name, per_sandbox) in of_namespaces.into_iter().chain(of_processes) {
         let limit = read_kernel_limit(&name);
-        needs.push((format!("/proc/sys/{name}"), limit, alive * per_sandbox + RESERVE));
+        needs.push((format!("/proc/sys/{name}"), limit, alive * per_sandbox + RESERVED_COUNT));
     }
     needs.into_iter().find_map(|(name, limit, needed)| describe_shortage(&name, limit?, needed))
 }

@@ -14,7 +14,7 @@ use crate::table::Row;
 
 const REGISTRY_PROGRAM: &str = "docker-registry";
 /// How the registry says where it listens.
-const LISTENING: &str = "msg=\"listening on ";
+const LISTENING_MESSAGE: &str = "msg=\"listening on ";
 const BUILT_NAME: &str = "localhost/stockade-bench:1";
 const DATA_LAYERS: usize = 29;
 const DATA_LAYER_BYTES: u64 = 7 << 20;
@@ -67,7 +67,7 @@ impl BenchRegistry {
         let said = registry.child.stderr.take().ok_or("it says nothing")?;
         let mut lines = BufReader::new(said).lines().map_while(Result::ok);
         let address = lines.by_ref().find_map(|line| {
-            let (_, rest) = line.split_once(LISTENING)?;
+            let (_, rest) = line.split_once(LISTENING_MESSAGE)?;
             Some(rest.split('"').next()?.to_owned())
         });
         registry.address = address.ok_or("it listens nowhere")?;

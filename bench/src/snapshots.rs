@@ -21,14 +21,14 @@ use crate::resources::available_kib;
 use crate::table::Row;
 
 const ROUNDS: usize = 3;
-const MIB: [u64; 3] = [16, 128, 512];
+const SIZES_MIB: [u64; 3] = [16, 128, 512];
 /// Copies of one sandbox at once.
 const COPIES: usize = 20;
 
 /// Prints medians, 99th percentiles and ratios for each size.
 pub fn measure(report: &mut BenchReport) -> Measured {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    MIB.into_iter().try_for_each(|mib| of_size(report, &runtime, mib))
+    SIZES_MIB.into_iter().try_for_each(|mib| of_size(report, &runtime, mib))
 }
 
 fn of_size(report: &mut BenchReport, runtime: &tokio::runtime::Runtime, mib: u64) -> Measured {

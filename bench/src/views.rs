@@ -10,7 +10,7 @@ use stockade_workspaces::{Hint, Request, Workspaces};
 
 use crate::Measured;
 use crate::report::BenchReport;
-use crate::search::{FILES, plant};
+use crate::search::{FILE_COUNT, plant};
 use crate::table::Row;
 
 const ROUNDS: usize = 15;
@@ -19,7 +19,7 @@ pub fn measure(report: &mut BenchReport) -> Measured {
     let dir = tempfile::tempdir()?;
     let tree = dir.path().join("tree");
     plant(&tree)?;
-    report.title(format!("views: of {FILES} files, by the kernel's layers"));
+    report.title(format!("views: of {FILE_COUNT} files, by the kernel's layers"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(compare(report, &dir.path().join("state"), &tree))
 }

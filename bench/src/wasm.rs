@@ -33,12 +33,12 @@ const PROGRAM: &str = r#"(module
         (call $exit (i32.const 0))))"#;
 
 /// What the machine by itself is held to.
-const MEMORY: usize = 512 << 20;
-const KEPT: usize = 1 << 20;
+const MAX_MEMORY_BYTES: usize = 512 << 20;
+const MAX_OUTPUT_BYTES: usize = 1 << 20;
 
 const ROUNDS: usize = 2000;
-const COLD: usize = 30;
-const SEQUENCE: usize = 10_000;
+const COLD_ROUNDS: usize = 30;
+const SEQUENCE_LENGTH: usize = 10_000;
 const AT_ONCE: usize = 1000;
 
 /// The machine by itself, as who wants the same of it would set it up: everything linked beforehand, a
@@ -80,10 +80,11 @@ impl Bare {
         for at in ["/workspace", "/tmp", "."] {
             wasi.preopened_dir(dir, at, wasmtime_wasi::FsPerms::ReadWrite)?;
         }
-        let (out, err) = (MemoryOutputPipe::new(KEPT), MemoryOutputPipe::new(KEPT));
+        let (out, err) =
+            (MemoryOutputPipe::new(MAX_OUTPUT_BYTES), MemoryOutputPipe::new(MAX_OUTPUT_BYTES));
         wasi.arg("p").env("PATH", "/bin").env("HOME", "/tmp").env("TMPDIR", "/tmp");
         wasi.stdout(out).stderr(err).allow_blocking_current_thread(true);
-        let limits = StoreLimitsBuilder::new().memory_size(MEMORY).build();
+        let limits = StoreLimitsBuilder::new().memory_size(MAX_MEMORY_BYTES).build();
         let mut store = Store::new(&self.engine, Given { wasi: wasi.build_p1(), limits });
         store.limiter(|given| &mut given.limits);
         store.epoch_deadline_async_yield_and_update(1 << 40);
@@ -130,7 +131,7 @@ pub fn measure(report: &mut BenchReport) -> Measured {
 async fn compare(report: &mut BenchReport) -> Measured {
     let place = tempfile::tempdir()?;
     let (mut cold, mut cached) = (Row::new("cold compile"), Row::new("cached start"));
-    for _ in 0..COLD {
+    for _ in 0..COLD_ROUNDS {
         let cache = tempfile::tempdir()?;
         // The first compiles and keeps, the second finds what was kept.
         cold.add(first(Settings::default().cached(cache.path())).await?);
@@ -178,11 +179,13 @@ async fn plain() -> Measured {
 
 async fn in_numbers(report: &mut BenchReport, sandbox: &Arc<dyn Sandbox>) -> Measured {
     let begun = Instant::now();
-    for _ in 0..SEQUENCE {
+    for _ in 0..SEQUENCE_LENGTH {
         run(sandbox.as_ref()).await?;
     }
-    report
-        .note(format!("{SEQUENCE} instances in sequence: {:.2} s", begun.elapsed().as_secs_f64()));
+    report.note(format!(
+        "{SEQUENCE_LENGTH} instances in sequence: {:.2} s",
+        begun.elapsed().as_secs_f64()
+    ));
     let begun = Instant::now();
     let mut all = tokio::task::JoinSet::new();
     for _ in 0..AT_ONCE {
