@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use stockade_backends::mock::{Mock, Script, Step};
+use stockade_backends::mock::{Mock, Script, ScriptStep};
 use stockade_core::{Bytes, Command, SandboxSpec, StreamId};
 use stockade_engine::{Engine, EngineConfig, OutputEvent};
 
@@ -47,7 +47,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 async fn through_the_engine(piece: usize) -> Result<f64, Box<dyn std::error::Error>> {
     let state = tempfile::tempdir()?;
-    let flood = Script(vec![Step::Flood(StreamId::Stdout, TOTAL_BYTES, piece)]);
+    let flood = Script(vec![ScriptStep::Flood(StreamId::Stdout, TOTAL_BYTES, piece)]);
     let mock = Mock::new().with_program("flood", flood);
     let engine =
         Engine::open(EngineConfig::at(state.path().join("state")), vec![Arc::new(mock)]).await?;

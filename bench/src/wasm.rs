@@ -6,7 +6,7 @@ use std::process::{Command as Process, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use stockade_backends::wasm::{Settings, Wasm};
+use stockade_backends::wasm::{Wasm, WasmSettings};
 use stockade_core::{
     Admitted, Backend, Command, ExitStatus, Feature, Limits, ProcessEvent, Sandbox, SandboxSpec,
     admit,
@@ -134,10 +134,10 @@ async fn compare(report: &mut BenchReport) -> Measured {
     for _ in 0..COLD_ROUNDS {
         let cache = tempfile::tempdir()?;
         // The first compiles and keeps, the second finds what was kept.
-        cold.add(first(Settings::default().cached(cache.path())).await?);
-        cached.add(first(Settings::default().cached(cache.path())).await?);
+        cold.add(first(WasmSettings::default().cached(cache.path())).await?);
+        cached.add(first(WasmSettings::default().cached(cache.path())).await?);
     }
-    let wasm = Wasm::new(Settings::default().with_module("p", PROGRAM));
+    let wasm = Wasm::new(WasmSettings::default().with_module("p", PROGRAM));
     let sandbox = wasm.create(&"warm".parse()?, &admitted(&wasm).await?).await?;
     let bare = Bare::new()?;
     let (mut warm, mut alone) = (Row::new("warm"), Row::new("bare wasmtime"));
@@ -156,7 +156,7 @@ async fn compare(report: &mut BenchReport) -> Measured {
 }
 
 /// A backend's first program, from nothing.
-async fn first(settings: Settings) -> Result<Duration, Box<dyn Error>> {
+async fn first(settings: WasmSettings) -> Result<Duration, Box<dyn Error>> {
     let begun = Instant::now();
     let wasm = Wasm::new(settings.with_module("p", PROGRAM));
     let sandbox = wasm.create(&"first".parse()?, &admitted(&wasm).await?).await?;

@@ -81,7 +81,7 @@ fn progress_reporter() -> Progress {
 /// The wasm backend, running programs in this process and keeping no compiled code.
 #[cfg(feature = "wasm")]
 pub fn build_wasm_backend() -> Wasm {
-    Wasm::new(wasm::Settings::default())
+    Wasm::new(wasm::WasmSettings::default())
 }
 
 /// Backend that runs WebAssembly.

@@ -40,7 +40,7 @@ pub use held::HeldReason;
 pub use live::Hold;
 pub use local::too_broad;
 pub use path::{TreePath, TreePathError};
-pub use request::{Hint, Kind, Mechanism, Request, Workspace};
+pub use request::{Hint, Kind, ManagedWorkspace, Mechanism, Request};
 pub use source::{SandboxWorkspaces, WorkspaceLoan, WorkspaceOrigin, off_thread};
 pub use tree::NodeKind;
 pub use workspaces::{Recovery, Workspaces};

@@ -96,7 +96,7 @@ impl fmt::Display for Kind {
 /// The directory tree that the work is about.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Workspace {
+pub struct ManagedWorkspace {
     /// Its id.
     pub id: WorkspaceId,
     /// The directory it is about: for a view, the one beneath it, unless it is a copy.
@@ -128,7 +128,7 @@ pub(crate) enum View {
     Nothing,
 }
 
-impl Workspace {
+impl ManagedWorkspace {
     /// What a sandbox's spec takes. An ephemeral one's size is the spec's own disk limit.
     pub fn spec(&self) -> stockade_core::Workspace {
         match &self.view {

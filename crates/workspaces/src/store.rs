@@ -19,7 +19,7 @@ use crate::clock::ClockStamp;
 use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
 use crate::json::write_json;
 use crate::layer::{Index, Layer};
-use crate::request::{Kind, Mechanism, View, Workspace};
+use crate::request::{Kind, ManagedWorkspace, Mechanism, View};
 use crate::tree::OpenTree;
 
 const MANIFEST_FILE: &str = "manifest.json";
@@ -244,14 +244,14 @@ impl StoreEntry {
     }
 
     /// The workspace as callers see it.
-    pub(crate) fn workspace(&self, manifest: WorkspaceManifest) -> FaultResult<Workspace> {
+    pub(crate) fn workspace(&self, manifest: WorkspaceManifest) -> FaultResult<ManagedWorkspace> {
         let view = self.view(&manifest)?;
         let root = match &view {
             View::Directory(path) => path.as_path().to_owned(),
             View::Layers(layers) => layers.lower.as_path().to_owned(),
             View::Nothing => self.scratch(),
         };
-        Ok(Workspace {
+        Ok(ManagedWorkspace {
             id: manifest.id,
             root,
             source: manifest.source.as_path().to_owned(),

@@ -86,7 +86,7 @@ pub struct Options {
     /// Where what was prepared is kept; absent: below the user's cache.
     pub cache: Option<PathBuf>,
     /// The Firecracker that runs them; absent: QEMU does.
-    pub firecracker: Option<firecracker::Settings>,
+    pub firecracker: Option<firecracker::FirecrackerSettings>,
     /// Whether what is not prepared yet is prepared to be measured, which may take minutes and gigabytes.
     #[cfg_attr(feature = "factory", serde(skip))]
     pub prepare: bool,
@@ -152,7 +152,10 @@ impl MicrovmWalls {
     }
 
     /// The driver that needs a processor which runs guests, if there is one.
-    async fn open_firecracker(&self, settings: &firecracker::Settings) -> Result<Firecracker> {
+    async fn open_firecracker(
+        &self,
+        settings: &firecracker::FirecrackerSettings,
+    ) -> Result<Firecracker> {
         match self.probe_kvm() {
             Kvm::Works => Firecracker::open(settings.clone(), native_with_kvm()).await,
             lacking @ (Kvm::Absent | Kvm::Denied | Kvm::CannotRunLinux { .. }) => {

@@ -24,7 +24,7 @@ use stockade_core::{
 pub use faults::{Fault, Faults};
 pub use guest::{Guest, MockProgram};
 use sandbox::MockSandbox;
-pub use script::{Script, Step};
+pub use script::{Script, ScriptStep};
 pub use tree::{Errno, MockNode, MockTree};
 
 /// The mock's name.

@@ -104,14 +104,14 @@ impl LiveWasmSandbox {
 
 /// How a wasm backend is to be.
 #[derive(Default)]
-pub struct Settings {
+pub struct WasmSettings {
     cache: Option<PathBuf>,
     modules: HashMap<String, Data>,
     worker: Option<Worker>,
     walls_may_lack: bool,
 }
 
-impl Settings {
+impl WasmSettings {
     /// Keeps compiled code in this directory, shared with other processes that use it. A directory that
     /// cannot be used costs time and nothing else.
     #[must_use]
@@ -143,15 +143,15 @@ impl Settings {
 
 impl Default for Wasm {
     fn default() -> Self {
-        Self::new(Settings::default())
+        Self::new(WasmSettings::default())
     }
 }
 
 impl Wasm {
     /// A backend as told; by default one that runs programs in this process. Nothing is made before it
     /// is needed.
-    pub fn new(settings: Settings) -> Self {
-        let Settings { cache, modules, worker, walls_may_lack } = settings;
+    pub fn new(settings: WasmSettings) -> Self {
+        let WasmSettings { cache, modules, worker, walls_may_lack } = settings;
         let supply = if worker.is_some() { Supply::Single } else { Supply::Pool };
         let shared = WasmShared {
             machines: Machines::new(supply),
