@@ -40,10 +40,10 @@ impl Agent {
             ToAgent::File(number, request) => self.open_request(number, &request)?,
             ToAgent::Network(number) => self.open_network(number)?,
             ToAgent::Stdin(number, data) => {
-                self.handle_input(number, |channel| channel.feed.push(data))?
+                self.handle_input(number, |channel| channel.input_pump.push(data))?
             }
             ToAgent::StdinEnd(number) => self.handle_input(number, |channel| {
-                channel.feed.end();
+                channel.input_pump.end();
                 Ok(())
             })?,
             ToAgent::Credit(number, stream, amount) => {
@@ -151,7 +151,9 @@ impl Agent {
         };
         match &mut channel.work {
             ChannelWork::Watch(watch) => watch.grant_credit(amount),
-            ChannelWork::Run(_) | ChannelWork::Job(_) => channel.tap(stream).grant_credit(amount),
+            ChannelWork::Run(_) | ChannelWork::Files(_) => {
+                channel.output_pump(stream).grant_credit(amount)
+            }
         }
     }
 

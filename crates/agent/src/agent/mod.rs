@@ -4,20 +4,20 @@
 //! enforces nothing: it runs inside the walls, beside untrusted code. It ends, and everything in the sandbox
 //! with it, when its pipe closes or does not keep to the protocol.
 
-mod apart;
 mod channel;
 mod dispatch;
+mod file_worker;
 mod files;
 mod guard;
-mod job;
 mod keeper;
+mod landlock_scope;
 mod link;
 mod network;
+mod pid_namespace;
 mod poll;
 mod program;
-mod renew;
+mod reconnect;
 mod run;
-mod scope;
 mod start;
 mod streams;
 mod sys;
@@ -32,9 +32,9 @@ use std::time::Instant;
 
 use channel::Channel;
 use files::Roots;
+use landlock_scope::SignalScope;
 use link::{Link, LinkStop};
 use program::Surroundings;
-use scope::Scope;
 
 /// Everything the agent knows.
 struct Agent {
@@ -44,7 +44,7 @@ struct Agent {
     roots: Roots,
     surroundings: Surroundings,
     /// How far signals reach, where a Landlock domain bounds it.
-    scope: Option<Scope>,
+    scope: Option<SignalScope>,
     channels: BTreeMap<u32, Channel>,
     /// The highest channel number so far; every other number up to it has ended.
     highest: u32,

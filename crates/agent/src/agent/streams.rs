@@ -21,7 +21,7 @@ pub fn add_credit(credit: u32, amount: u32) -> Result<u32, LinkStop> {
 }
 
 /// One output stream on its way out.
-pub struct Tap {
+pub struct OutputPump {
     fd: Option<OwnedFd>,
     stream: Stream,
     credit: u32,
@@ -38,7 +38,7 @@ pub struct Tap {
     muted: bool,
 }
 
-impl Tap {
+impl OutputPump {
     pub fn new(stream: Stream, fd: Option<OwnedFd>) -> Self {
         let muted = fd.is_none();
         Self {
@@ -147,7 +147,7 @@ impl Tap {
 }
 
 /// One input stream on its way in.
-pub struct Feed {
+pub struct InputPump {
     fd: Option<OwnedFd>,
     queue: VecDeque<u8>,
     /// What the other side may still send.
@@ -158,7 +158,7 @@ pub struct Feed {
     terminal: bool,
 }
 
-impl Feed {
+impl InputPump {
     pub fn new(fd: Option<OwnedFd>, terminal: bool) -> Self {
         let queue = VecDeque::new();
         Self { fd, queue, credit: WINDOW_BYTES, owed: 0, ending: false, terminal }

@@ -4,13 +4,13 @@
 //! was asked for. The first thing that does not fit closes the pipe, and with it everything that
 //! went over it. One task reads, one writes; neither ever waits for a consumer.
 
+mod channel;
 mod deadline;
 mod files;
-mod hub;
-mod lane;
 mod listing;
+mod mux;
 mod network;
-mod outlet;
+mod pipe_writer;
 mod process;
 mod reader;
 mod transfer;
@@ -32,12 +32,12 @@ pub use transfer::{TarIn, TarOut};
 pub use watch::{DirectoryChange, DirectoryWatch};
 
 use files::AgentFiles;
-use hub::{Closed, Hub};
+use mux::{Closed, Mux};
 
 /// A connection to one agent. Dropping it closes the pipe, and the agent ends with everything in
 /// its sandbox.
 pub struct AgentClient {
-    hub: Arc<Hub>,
+    mux: Arc<Mux>,
     files: AgentFiles,
     /// Who reads what the agent says.
     reading: Mutex<JoinHandle<()>>,
@@ -56,7 +56,7 @@ impl AgentClient {
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
     {
-        Self::connect_with(reader, writer, deadline, |hub| hub.greet_agent())
+        Self::connect_with(reader, writer, deadline, |mux| mux.greet_agent())
             .await
             .map(|(client, ())| client)
     }
@@ -74,7 +74,7 @@ impl AgentClient {
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
     {
-        let greet = |hub: &Arc<Hub>| process::carry_over(hub, last, carried);
+        let greet = |mux: &Arc<Mux>| process::carry_over(mux, last, carried);
         Self::connect_with(reader, writer, deadline, greet).await
     }
 
@@ -82,18 +82,18 @@ impl AgentClient {
         reader: R,
         writer: W,
         deadline: Duration,
-        greet: impl FnOnce(&Arc<Hub>) -> T,
+        greet: impl FnOnce(&Arc<Mux>) -> T,
     ) -> Result<(Self, T)>
     where
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
     {
-        let hub = Arc::new(Hub::new(writer));
-        let greeted = greet(&hub);
-        let reading = tokio::spawn(reader::read_messages(hub.clone(), reader));
-        let files = AgentFiles::new(hub.clone());
-        let client = Self { hub: hub.clone(), files, reading: Mutex::new(reading) };
-        tokio::spawn(async move { hub.write_outbox().await });
+        let mux = Arc::new(Mux::new(writer));
+        let greeted = greet(&mux);
+        let reading = tokio::spawn(reader::read_messages(mux.clone(), reader));
+        let files = AgentFiles::new(mux.clone());
+        let client = Self { mux: mux.clone(), files, reading: Mutex::new(reading) };
+        tokio::spawn(async move { mux.write_outbox().await });
         client.wait_for_hello(deadline).await.map(|()| (client, greeted))
     }
 
@@ -114,14 +114,14 @@ impl AgentClient {
         // Not to take the end of the old streams for that of everything.
         reading.abort();
         let _ = (&mut *reading).await;
-        self.hub.renew_link(Box::new(writer), last, own);
-        *reading = tokio::spawn(reader::read_messages(self.hub.clone(), reader));
+        self.mux.renew_link(Box::new(writer), last, own);
+        *reading = tokio::spawn(reader::read_messages(self.mux.clone(), reader));
         drop(reading);
         self.wait_for_hello(deadline).await
     }
 
     async fn wait_for_hello(&self, deadline: Duration) -> Result<()> {
-        match tokio::time::timeout(deadline, self.hub.wait_for_hello()).await {
+        match tokio::time::timeout(deadline, self.mux.wait_for_hello()).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(closed)) => Err(closed.to_error("connect")),
             Err(_) => {
@@ -134,12 +134,12 @@ impl AgentClient {
 
     /// The last channel that was used.
     pub fn last_channel(&self) -> u32 {
-        self.hub.last_channel()
+        self.mux.last_channel()
     }
 
     /// Whether a program has not ended on this channel, as far as is known here.
     pub fn is_running(&self, channel: u32) -> bool {
-        self.hub.find_lane(channel).is_ok_and(|lane| lane.goes_on())
+        self.mux.find_channel(channel).is_ok_and(|channel| channel.goes_on())
     }
 
     /// Starts a command, with limits for each of its processes. Returns without waiting for the
@@ -154,7 +154,7 @@ impl AgentClient {
         command: &Command,
         limits: &[(Limit, u64)],
     ) -> Result<(ProgramPid, Process)> {
-        let (_, pid, process) = process::spawn_process(&self.hub, command, limits).await?;
+        let (_, pid, process) = process::spawn_process(&self.mux, command, limits).await?;
         Ok((pid, process))
     }
 
@@ -164,7 +164,7 @@ impl AgentClient {
         command: &Command,
         limits: &[(Limit, u64)],
     ) -> Result<(u32, ProgramPid, Process)> {
-        process::spawn_process(&self.hub, command, limits).await
+        process::spawn_process(&self.mux, command, limits).await
     }
 
     /// The sandbox's files.
@@ -175,13 +175,13 @@ impl AgentClient {
     /// A tree as a tar archive. The entries of a directory are named from inside it. Holds regular
     /// files, directories and symbolic links.
     pub async fn tar_out(&self, path: &SandboxPath) -> Result<TarOut> {
-        TarOut::open(&self.hub, path).await
+        TarOut::open(&self.mux, path).await
     }
 
     /// Unpacks a tar archive into a directory, which is made where it is missing. Regular files,
     /// directories and symbolic links only; everything else is refused by name.
     pub async fn tar_in(&self, path: &SandboxPath) -> Result<TarIn> {
-        TarIn::open(&self.hub, path).await
+        TarIn::open(&self.mux, path).await
     }
 
     /// Puts what is in `with`, a directory in this one, in the place of all else in it. What is mounted there
@@ -193,27 +193,27 @@ impl AgentClient {
     /// Starts the network helper. What [`crate::protocol::network`] describes is its input and its output;
     /// dropping its events ends it.
     pub async fn open_network(&self) -> Result<Process> {
-        network::open(&self.hub).await
+        network::open(&self.mux).await
     }
 
     /// Watches one directory.
     pub async fn watch(&self, path: &SandboxPath) -> Result<DirectoryWatch> {
-        DirectoryWatch::open(&self.hub, path).await
+        DirectoryWatch::open(&self.mux, path).await
     }
 
     /// Whether the pipe is there, as far as anybody has noticed.
     pub fn is_open(&self) -> bool {
-        self.hub.is_open()
+        self.mux.is_open()
     }
 
     /// Waits until the pipe is gone, and says why.
     pub async fn closed(&self) -> String {
-        self.hub.wait_until_closed().await.message
+        self.mux.wait_until_closed().await.message
     }
 
     /// Closes the pipe. Idempotent.
     pub fn close(&self) {
-        self.hub.fail_all(Closed::new(ErrorCode::Gone, "the pipe was closed"));
+        self.mux.fail_all(Closed::new(ErrorCode::Gone, "the pipe was closed"));
     }
 }
 

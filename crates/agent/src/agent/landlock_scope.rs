@@ -11,9 +11,9 @@ use super::sys;
 
 /// A Landlock domain around this process that keeps signals inside.
 #[derive(Debug, Clone, Copy)]
-pub struct Scope(());
+pub struct SignalScope(());
 
-impl Scope {
+impl SignalScope {
     /// The one this process was started in: a process outside is out of reach.
     pub fn inherited(outside: Option<Pid>) -> rustix::io::Result<Self> {
         match test_kill_process(outside.ok_or(Errno::SRCH)?) {

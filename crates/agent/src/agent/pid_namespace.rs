@@ -15,12 +15,12 @@ use super::sys::{self, Fork};
 
 /// Says that keepers are kept apart, and whom they run as.
 #[derive(Debug, Clone, Copy)]
-pub struct Apart {
+pub struct KeeperNamespace {
     uid: u32,
     gid: u32,
 }
 
-impl Apart {
+impl KeeperNamespace {
     /// With the ids of this process, unless a keeper can be a subreaper after all: tried by a process made
     /// for it, since the first one of a kernel gets the orphans anyway. It shares this one's memory: a copy
     /// takes such kernels longer than everything else here together.

@@ -8,7 +8,7 @@ use super::Agent;
 use super::channel::{Channel, ChannelWork};
 use super::link::{Link, LinkStop};
 use super::run::ProgramPhase;
-use super::streams::Tap;
+use super::streams::OutputPump;
 use crate::protocol::{End, FromAgent, Hello, MAX_FRAME, PROTOCOL_VERSION};
 
 impl Agent {
@@ -17,7 +17,10 @@ impl Agent {
         self.link = Link::renewed(socket).map_err(|_| LinkStop::Closed)?;
         (self.greeted, self.renewed) = (false, true);
         self.channels.retain(|_, channel| channel.outlives_its_owner());
-        self.channels.values_mut().flat_map(|channel| &mut channel.taps).for_each(Tap::hold_output);
+        self.channels
+            .values_mut()
+            .flat_map(|channel| &mut channel.output_pumps)
+            .for_each(OutputPump::hold_output);
         self.greet_first();
         Ok(())
     }
@@ -30,11 +33,11 @@ impl Agent {
         self.highest = self.highest.max(last);
         for (number, channel) in &mut self.channels {
             if kept.contains(number) {
-                channel.taps.iter_mut().for_each(Tap::start_over);
-                let credit = channel.feed.start_over();
+                channel.output_pumps.iter_mut().for_each(OutputPump::start_over);
+                let credit = channel.input_pump.start_over();
                 self.link.send(&FromAgent::StdinCredit(*number, credit));
             } else {
-                channel.taps.iter_mut().for_each(Tap::mute_output);
+                channel.output_pumps.iter_mut().for_each(OutputPump::mute_output);
                 self.link.keep_from(*number);
             }
         }
@@ -48,7 +51,7 @@ impl Agent {
     fn tell_again(&mut self, number: u32) {
         let phase = match self.channels.get(&number).map(|channel| &channel.work) {
             Some(ChannelWork::Run(run)) => Some(run.phase),
-            Some(ChannelWork::Job(_) | ChannelWork::Watch(_)) | None => None,
+            Some(ChannelWork::Files(_) | ChannelWork::Watch(_)) | None => None,
         };
         let lost = FromAgent::Exited {
             channel: number,
@@ -79,8 +82,8 @@ impl Channel {
     fn outlives_its_owner(&self) -> bool {
         match &self.work {
             ChannelWork::Run(_) => true,
-            ChannelWork::Job(job) => {
-                job.cancel();
+            ChannelWork::Files(worker) => {
+                worker.cancel();
                 false
             }
             ChannelWork::Watch(_) => false,

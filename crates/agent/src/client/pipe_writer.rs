@@ -11,18 +11,18 @@ use tokio::io::AsyncWrite;
 pub type PipeWriter = Box<dyn AsyncWrite + Unpin + Send>;
 
 /// The writing end of the pipe, with what is being written.
-pub struct Outlet(Mutex<OutletInner>);
+pub struct BatchWriter(Mutex<BatchWriterInner>);
 
-struct OutletInner {
+struct BatchWriterInner {
     /// Taken away when the pipe is closed.
     writer: Option<PipeWriter>,
     batch: Vec<u8>,
     at: usize,
 }
 
-impl Outlet {
+impl BatchWriter {
     pub fn new(writer: PipeWriter) -> Self {
-        Self(Mutex::new(OutletInner { writer: Some(writer), batch: Vec::new(), at: 0 }))
+        Self(Mutex::new(BatchWriterInner { writer: Some(writer), batch: Vec::new(), at: 0 }))
     }
 
     /// Writes everything that `refill` hands out. Ready when there is nothing left.
@@ -49,7 +49,7 @@ impl Outlet {
     /// Goes on with another writing end. What was being written is dropped.
     pub fn replace_writer(&self, writer: PipeWriter) {
         let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *inner = OutletInner { writer: Some(writer), batch: Vec::new(), at: 0 };
+        *inner = BatchWriterInner { writer: Some(writer), batch: Vec::new(), at: 0 };
     }
 
     /// Closes the writing end.
@@ -58,7 +58,7 @@ impl Outlet {
     }
 }
 
-impl OutletInner {
+impl BatchWriterInner {
     fn poll(
         &mut self,
         context: &mut Context<'_>,

@@ -9,12 +9,12 @@ use bytes::Bytes;
 use stockade_core::{Entry, ErrorCode, Exit, ExitStatus, Signal};
 use tokio::sync::Notify;
 
-use super::hub::{Closed, Hub};
+use super::mux::{Closed, Mux};
 use crate::protocol::{FileErrorKind, MAX_DATA, Stream, ToAgent, WINDOW_BYTES, charge};
 
 /// What a channel is for, and so what may arrive on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LaneKind {
+pub enum ChannelKind {
     /// A program, with or without input.
     Run,
     /// A request answered by an entry.
@@ -49,14 +49,14 @@ pub struct FileFailure {
 }
 
 /// One channel.
-pub struct Lane {
-    pub kind: LaneKind,
-    state: Mutex<LaneState>,
+pub struct ClientChannel {
+    pub kind: ChannelKind,
+    state: Mutex<ChannelState>,
     changed: Notify,
 }
 
 /// What is known about a channel.
-pub struct LaneState {
+pub struct ChannelState {
     output: VecDeque<(Stream, Bytes)>,
     /// What the agent may still send, per stream.
     credit: [u32; 2],
@@ -85,9 +85,9 @@ fn stream_index(stream: Stream) -> usize {
     }
 }
 
-impl Lane {
-    pub fn new(kind: LaneKind) -> Self {
-        let state = LaneState {
+impl ClientChannel {
+    pub fn new(kind: ChannelKind) -> Self {
+        let state = ChannelState {
             output: VecDeque::new(),
             credit: [WINDOW_BYTES; 2],
             owed: [0; 2],
@@ -103,7 +103,7 @@ impl Lane {
         Self { kind, state: Mutex::new(state), changed: Notify::new() }
     }
 
-    fn lock_state(&self) -> MutexGuard<'_, LaneState> {
+    fn lock_state(&self) -> MutexGuard<'_, ChannelState> {
         // Nothing panics half-way through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -114,14 +114,14 @@ impl Lane {
     }
 
     /// Changes the state and wakes all tasks that wait for it.
-    pub fn update_state<T>(&self, change: impl FnOnce(&mut LaneState) -> T) -> T {
+    pub fn update_state<T>(&self, change: impl FnOnce(&mut ChannelState) -> T) -> T {
         let result = change(&mut self.lock_state());
         self.changed.notify_waiters();
         result
     }
 
     /// Waits until the check yields something.
-    pub async fn wait_until<T>(&self, mut check: impl FnMut(&mut LaneState) -> Option<T>) -> T {
+    pub async fn wait_until<T>(&self, mut check: impl FnMut(&mut ChannelState) -> Option<T>) -> T {
         // An agent that floods always has output ready: its reader must still come to its timers.
         tokio::task::consume_budget().await;
         loop {
@@ -141,23 +141,23 @@ impl Lane {
     }
 
     /// The pipe is gone.
-    pub fn fail_lane(&self, closed: &Closed) {
+    pub fn fail_channel(&self, closed: &Closed) {
         self.update_state(|state| {
             state.ended = true;
             state.finish.get_or_insert_with(|| match self.kind {
-                LaneKind::Run => Finish::Exit(ExitStatus::Lost(closed.message.clone()).into()),
-                LaneKind::Entry
-                | LaneKind::Data(_)
-                | LaneKind::Plain
-                | LaneKind::Stream
-                | LaneKind::Watch => Finish::Closed(closed.clone()),
+                ChannelKind::Run => Finish::Exit(ExitStatus::Lost(closed.message.clone()).into()),
+                ChannelKind::Entry
+                | ChannelKind::Data(_)
+                | ChannelKind::Plain
+                | ChannelKind::Stream
+                | ChannelKind::Watch => Finish::Closed(closed.clone()),
             });
         });
     }
 
     /// The agent is as it was before this began: a program is gone, which is known, and a request is lost.
     pub fn undo_channel(&self) {
-        if self.kind == LaneKind::Run {
+        if self.kind == ChannelKind::Run {
             return self.update_state(|state| {
                 state.ended = true;
                 let killed = ExitStatus::Signalled(Signal::KILL);
@@ -165,14 +165,14 @@ impl Lane {
             });
         }
         let message = "the sandbox was restored to a state from before this request";
-        self.fail_lane(&Closed::new(ErrorCode::Gone, message));
+        self.fail_channel(&Closed::new(ErrorCode::Gone, message));
     }
 
     /// Output arrived. Returns the credit to give back at once, where it has no reader.
     pub fn push_output(&self, stream: Stream, data: Bytes) -> Result<Option<u32>, Closed> {
         let kind_fits = match self.kind {
-            LaneKind::Run | LaneKind::Stream | LaneKind::Watch => true,
-            LaneKind::Entry | LaneKind::Data(_) | LaneKind::Plain => false,
+            ChannelKind::Run | ChannelKind::Stream | ChannelKind::Watch => true,
+            ChannelKind::Entry | ChannelKind::Data(_) | ChannelKind::Plain => false,
         };
         self.update_state(|state| {
             if state.finish.is_some() || !kind_fits || data.is_empty() {
@@ -193,7 +193,7 @@ impl Lane {
 
     /// The next piece of output; after the last, how it ended. Gives credit back as it goes. Safe to
     /// drop half-way.
-    pub async fn next_output(&self, number: u32, hub: &Hub) -> Result<(Stream, Bytes), Finish> {
+    pub async fn next_output(&self, number: u32, mux: &Mux) -> Result<(Stream, Bytes), Finish> {
         let (piece, grant) = self
             .wait_until(|state| match state.output.pop_front() {
                 Some((stream, data)) => {
@@ -203,27 +203,27 @@ impl Lane {
             })
             .await;
         if let Some((stream, amount)) = grant {
-            hub.send(&ToAgent::Credit(number, stream, amount));
+            mux.send(&ToAgent::Credit(number, stream, amount));
         }
         piece
     }
 
     /// No reader is left: queued output is dropped, and the agent told to end it. All credit goes back, so
     /// that the agent can get rid of the rest and come to the end.
-    pub fn abandon_channel(&self, number: u32, hub: &Hub) {
-        let grants = self.update_state(LaneState::discard_output);
+    pub fn abandon_channel(&self, number: u32, mux: &Mux) {
+        let grants = self.update_state(ChannelState::discard_output);
         for (stream, amount) in grants.into_iter().flatten().filter(|grant| grant.1 > 0) {
-            hub.send(&ToAgent::Credit(number, stream, amount));
+            mux.send(&ToAgent::Credit(number, stream, amount));
         }
         if grants.is_some() {
-            hub.send(&ToAgent::Kill(number));
+            mux.send(&ToAgent::Kill(number));
         }
     }
 
     /// Whether it is a program that has not ended, as far as is known here.
     pub fn goes_on(&self) -> bool {
         let state = self.lock_state();
-        self.kind == LaneKind::Run && state.finish.is_none() && !state.unread
+        self.kind == ChannelKind::Run && state.finish.is_none() && !state.unread
     }
 
     /// The agent goes on without any credit in either direction. Returns what it may send of each stream:
@@ -252,12 +252,12 @@ impl Lane {
 
     /// Sends input, waiting while the other side does not read. Returns false where the other side
     /// will not read any more.
-    pub async fn write_input(&self, number: u32, hub: &Hub, mut data: Bytes) -> bool {
+    pub async fn write_input(&self, number: u32, mux: &Mux, mut data: Bytes) -> bool {
         while !data.is_empty() {
-            if hub.wait_for_room().await.is_err() {
+            if mux.wait_for_room().await.is_err() {
                 return false;
             }
-            let open = self.wait_until(|state| state.send_some(number, hub, &mut data)).await;
+            let open = self.wait_until(|state| state.send_some(number, mux, &mut data)).await;
             if !open {
                 return false;
             }
@@ -266,10 +266,10 @@ impl Lane {
     }
 
     /// Ends the input. Idempotent.
-    pub fn close_input(&self, number: u32, hub: &Hub) {
+    pub fn close_input(&self, number: u32, mux: &Mux) {
         self.update_state(|state| {
             if !std::mem::replace(&mut state.input_closed, true) && state.finish.is_none() {
-                hub.send(&ToAgent::StdinEnd(number));
+                mux.send(&ToAgent::StdinEnd(number));
             }
         });
     }
@@ -286,7 +286,7 @@ impl Lane {
     }
 }
 
-impl LaneState {
+impl ChannelState {
     /// Accounts for a piece that was read. Credit goes back in larger amounts than it is used.
     fn account_for_read(&mut self, stream: Stream, data: &Bytes) -> Option<(Stream, u32)> {
         let owed = &mut self.owed[stream_index(stream)];
@@ -318,7 +318,7 @@ impl LaneState {
 
     /// Sends as much as there is credit for, with the state locked, so that nothing comes after the
     /// end of input. Nothing: wait. False: the input is over.
-    fn send_some(&mut self, number: u32, hub: &Hub, data: &mut Bytes) -> Option<bool> {
+    fn send_some(&mut self, number: u32, mux: &Mux, data: &mut Bytes) -> Option<bool> {
         if self.input_closed || self.finish.is_some() {
             return Some(false);
         }
@@ -328,7 +328,7 @@ impl LaneState {
         }
         let piece = data.split_to(most);
         self.input -= most as u32;
-        hub.send(&ToAgent::Stdin(number, &piece));
+        mux.send(&ToAgent::Stdin(number, &piece));
         Some(true)
     }
 }
@@ -338,15 +338,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_abandoned_lane_holds_nothing_and_has_all_its_credit() {
-        let (lane, hub) = (Lane::new(LaneKind::Run), Hub::new(tokio::io::sink()));
+    fn an_abandoned_channel_holds_nothing_and_has_all_its_credit() {
+        let (channel, mux) = (ClientChannel::new(ChannelKind::Run), Mux::new(tokio::io::sink()));
         let piece = Bytes::from_static(&[0; 1000]);
-        while lane.push_output(Stream::Stdout, piece.clone()).is_ok() {}
-        lane.abandon_channel(1, &hub);
-        let (credit, waiting) = lane.update_state(|state| (state.credit, state.output.len()));
+        while channel.push_output(Stream::Stdout, piece.clone()).is_ok() {}
+        channel.abandon_channel(1, &mux);
+        let (credit, waiting) = channel.update_state(|state| (state.credit, state.output.len()));
         assert_eq!((credit, waiting), ([WINDOW_BYTES; 2], 0));
         for _ in 0..1000 {
-            assert_eq!(lane.push_output(Stream::Stdout, piece.clone()).unwrap(), Some(1000));
+            assert_eq!(channel.push_output(Stream::Stdout, piece.clone()).unwrap(), Some(1000));
         }
     }
 }

@@ -1,6 +1,6 @@
-//! What the tasks and handles of one connection share: the open lanes and what waits to be sent.
+//! What the tasks and handles of one connection share: the open channels and what waits to be sent.
 //!
-//! Lock order: a lane, then the outlet, then the hub's core; never the other way round.
+//! Lock order: a channel, then the writer, then the mux's core; never the other way round.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,8 +10,8 @@ use stockade_core::{Error, ErrorCode, Result};
 use tokio::io::AsyncWrite;
 use tokio::sync::Notify;
 
-use super::lane::{Lane, LaneKind};
-use super::outlet::{Outlet, PipeWriter};
+use super::channel::{ChannelKind, ClientChannel};
+use super::pipe_writer::{BatchWriter, PipeWriter};
 use crate::protocol::{Hello, MAX_CHANNELS, MAX_FRAME, PROTOCOL_VERSION, ToAgent};
 
 /// The high-water mark of the outbox: while more is waiting to be sent, data waits with its sender.
@@ -56,9 +56,9 @@ fn hello_message() -> ToAgent<'static> {
 }
 
 /// What one connection's tasks and handles share.
-pub struct Hub {
+pub struct Mux {
     core: Mutex<Core>,
-    outlet: Outlet,
+    writer: BatchWriter,
     /// Something waits to be sent and could not be sent at once.
     to_send: Notify,
     /// There is room again, the agent said hello, or the pipe was closed.
@@ -68,22 +68,22 @@ pub struct Hub {
 #[derive(Default)]
 struct Core {
     outbox: Vec<u8>,
-    lanes: HashMap<u32, Arc<Lane>>,
+    channels: HashMap<u32, Arc<ClientChannel>>,
     last: u32,
     greeted: bool,
     /// Another pipe takes the place of the one that was there: what is meant for that is dropped.
     renewing: bool,
-    /// The send queue is too long. Dealt with by the reading task: the caller that noticed may hold a lane's
+    /// The send queue is too long. Dealt with by the reading task: the caller that noticed may hold a channel's
     /// lock.
     overfull: bool,
     closed: Option<Closed>,
 }
 
-impl Hub {
+impl Mux {
     pub fn new(writer: impl AsyncWrite + Unpin + Send + 'static) -> Self {
         Self {
             core: Mutex::default(),
-            outlet: Outlet::new(Box::new(writer)),
+            writer: BatchWriter::new(Box::new(writer)),
             to_send: Notify::new(),
             changed: Notify::new(),
         }
@@ -133,13 +133,13 @@ impl Hub {
         .await
     }
 
-    /// Opens a lane with a first message, which `message` builds from the lane's number.
+    /// Opens a channel with a first message, which `message` builds from the channel's number.
     pub async fn open<'m>(
         &self,
         operation: &'static str,
-        kind: LaneKind,
+        kind: ChannelKind,
         message: impl FnOnce(u32) -> ToAgent<'m>,
-    ) -> Result<(u32, Arc<Lane>)> {
+    ) -> Result<(u32, Arc<ClientChannel>)> {
         let room = tokio::time::timeout(OPEN_TIMEOUT, self.wait_for_room()).await;
         room.map_err(|_| too_slow(operation))?.map_err(|closed| closed.to_error(operation))?;
         let mut core = self.lock_core();
@@ -151,7 +151,7 @@ impl Hub {
             return Err(Error::new(ErrorCode::Gone, operation, message));
         }
         let number = core.last.saturating_add(1);
-        if core.lanes.len() >= MAX_CHANNELS || number == u32::MAX {
+        if core.channels.len() >= MAX_CHANNELS || number == u32::MAX {
             let message = format!("more than {MAX_CHANNELS} processes and requests at once");
             return Err(Error::new(ErrorCode::TooLarge, operation, message));
         }
@@ -160,11 +160,11 @@ impl Hub {
             Error::new(ErrorCode::TooLarge, operation, message).source(too_long)
         })?;
         core.last = number;
-        let lane = Arc::new(Lane::new(kind));
-        core.lanes.insert(number, lane.clone());
+        let channel = Arc::new(ClientChannel::new(kind));
+        core.channels.insert(number, channel.clone());
         drop(core);
         self.flush();
-        Ok((number, lane))
+        Ok((number, channel))
     }
 
     /// The last number that was used.
@@ -179,21 +179,23 @@ impl Hub {
 
     /// The same with an agent that has had another side before, whose last number this was. The programs on
     /// these channels go on here.
-    pub fn greet_copy(&self, last: u32, carried: &[u32]) -> Vec<(u32, Arc<Lane>)> {
-        let lanes: Vec<_> =
-            carried.iter().map(|number| (*number, Arc::new(Lane::new(LaneKind::Run)))).collect();
+    pub fn greet_copy(&self, last: u32, carried: &[u32]) -> Vec<(u32, Arc<ClientChannel>)> {
+        let channels: Vec<_> = carried
+            .iter()
+            .map(|number| (*number, Arc::new(ClientChannel::new(ChannelKind::Run))))
+            .collect();
         let mut core = self.lock_core();
         core.last = last;
-        core.lanes.extend(lanes.iter().cloned());
+        core.channels.extend(channels.iter().cloned());
         drop(core);
         self.send(&hello_message());
         self.send(&ToAgent::Keep(last, carried.to_vec()));
-        for (number, lane) in &lanes {
-            for (stream, room) in lane.start_over() {
+        for (number, channel) in &channels {
+            for (stream, room) in channel.start_over() {
                 self.send(&ToAgent::Credit(*number, stream, room));
             }
         }
-        lanes
+        channels
     }
 
     /// Goes on over another pipe, with an agent that is as it was when this was the last number; `own`: the
@@ -203,14 +205,15 @@ impl Hub {
         core.last = core.last.max(last);
         (core.renewing, core.greeted, core.overfull) = (true, false, false);
         core.outbox.clear();
-        let lanes = std::mem::take(&mut core.lanes);
+        let channels = std::mem::take(&mut core.channels);
         drop(core);
-        self.outlet.replace_writer(writer);
-        let (kept, gone): (HashMap<_, _>, HashMap<_, _>) =
-            lanes.into_iter().partition(|(number, lane)| own && *number <= last && lane.goes_on());
-        gone.into_values().for_each(|lane| lane.undo_channel());
+        self.writer.replace_writer(writer);
+        let (kept, gone): (HashMap<_, _>, HashMap<_, _>) = channels
+            .into_iter()
+            .partition(|(number, channel)| own && *number <= last && channel.goes_on());
+        gone.into_values().for_each(|channel| channel.undo_channel());
         let credit: Vec<_> =
-            kept.iter().map(|(number, lane)| (*number, lane.start_over())).collect();
+            kept.iter().map(|(number, channel)| (*number, channel.start_over())).collect();
         let mut core = self.lock_core();
         let mut messages =
             vec![hello_message(), ToAgent::Keep(core.last, kept.keys().copied().collect())];
@@ -222,22 +225,22 @@ impl Hub {
         for message in &messages {
             let _ = message.encode(outbox);
         }
-        core.lanes.extend(kept);
+        core.channels.extend(kept);
         core.renewing = false;
         drop(core);
         self.flush();
         self.changed.notify_waiters();
     }
 
-    /// An open lane.
-    pub fn find_lane(&self, number: u32) -> Result<Arc<Lane>, Closed> {
-        let found = self.lock_core().lanes.get(&number).cloned();
+    /// An open channel.
+    pub fn find_channel(&self, number: u32) -> Result<Arc<ClientChannel>, Closed> {
+        let found = self.lock_core().channels.get(&number).cloned();
         found.ok_or_else(|| Closed::broken(format_args!("there is no channel {number}")))
     }
 
-    /// Forgets a lane that is over.
-    pub fn forget_lane(&self, number: u32) {
-        self.lock_core().lanes.remove(&number);
+    /// Forgets a channel that is over.
+    pub fn forget_channel(&self, number: u32) {
+        self.lock_core().channels.remove(&number);
     }
 
     /// The agent said hello. Only once.
@@ -276,7 +279,7 @@ impl Hub {
         self.wait_until(|core| core.closed.clone()).await
     }
 
-    /// Closes the pipe: every lane ends here. Only the first reason counts.
+    /// Closes the pipe: every channel ends here. Only the first reason counts.
     pub fn fail_all(&self, closed: Closed) {
         let mut core = self.lock_core();
         if core.closed.is_some() {
@@ -284,9 +287,9 @@ impl Hub {
         }
         core.closed = Some(closed.clone());
         core.outbox = Vec::new();
-        let lanes = std::mem::take(&mut core.lanes);
+        let channels = std::mem::take(&mut core.channels);
         drop(core);
-        lanes.into_values().for_each(|lane| lane.fail_lane(&closed));
+        channels.into_values().for_each(|channel| channel.fail_channel(&closed));
         self.changed.notify_waiters();
     }
 
@@ -299,13 +302,13 @@ impl Hub {
             closed = self.wait_until_closed() => closed,
         };
         self.fail_all(closed);
-        self.outlet.close();
+        self.writer.close();
     }
 
     async fn write_all(&self) -> std::io::Error {
         loop {
             let all = std::future::poll_fn(|context| {
-                self.outlet.poll(context, |batch| self.refill_batch(batch))
+                self.writer.poll(context, |batch| self.refill_batch(batch))
             });
             // Woken also while it waits for the pipe: a caller that tried meanwhile has replaced its waker.
             tokio::select! {
@@ -330,7 +333,7 @@ impl Hub {
 
     /// Sends at once, or has the writing task do it.
     fn flush(&self) {
-        if !self.outlet.try_all(|batch| self.refill_batch(batch)) {
+        if !self.writer.try_all(|batch| self.refill_batch(batch)) {
             self.to_send.notify_one();
         }
     }

@@ -11,7 +11,7 @@ use super::channel::{Channel, ChannelWork};
 use super::files::{self, OperationFailure, WorkerStreams};
 use super::link::Link;
 use super::run::{output_pipe, set_nonblocking};
-use super::streams::{Feed, Tap};
+use super::streams::{InputPump, OutputPump};
 use super::sys::{self, Fork};
 use super::{Agent, network};
 use crate::protocol::{FileRequest, FromAgent, HEADER_BYTES, MAX_FRAME, Stream};
@@ -101,17 +101,22 @@ impl Agent {
         work: impl FnOnce(WorkerStreams) -> Result<(), OperationFailure>,
     ) -> io::Result<Channel> {
         let (out, output) = output_pipe()?;
-        let (input, feed) = pipe_with(PipeFlags::CLOEXEC)?;
-        set_nonblocking(&feed)?;
+        let (input, worker_input) = pipe_with(PipeFlags::CLOEXEC)?;
+        set_nonblocking(&worker_input)?;
         let (report, reports) = pipe_with(PipeFlags::CLOEXEC)?;
         set_nonblocking(&report)?;
         let worker = match sys::fork()? {
             Fork::Child => self.run_worker(number, work, output, input, &reports),
             Fork::Parent(pid) => pid,
         };
-        let taps = [Tap::new(Stream::Stdout, Some(out)), Tap::new(Stream::Stderr, None)];
-        let job = FileWorker { worker: Some(worker), report, status: 0 };
-        Ok(Channel { taps, feed: Feed::new(Some(feed), false), work: ChannelWork::Job(job) })
+        let output_pumps =
+            [OutputPump::new(Stream::Stdout, Some(out)), OutputPump::new(Stream::Stderr, None)];
+        let worker = FileWorker { worker: Some(worker), report, status: 0 };
+        Ok(Channel {
+            output_pumps,
+            input_pump: InputPump::new(Some(worker_input), false),
+            work: ChannelWork::Files(worker),
+        })
     }
 
     /// The worker's whole life.
