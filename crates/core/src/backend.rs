@@ -257,7 +257,7 @@ pub trait ProcessControl: Send + Sync {
 
     /// Its output is not wanted from now on. Where it can be discarded and counted at its source,
     /// [`Exit::unsent`] tells how much that was; elsewhere it comes as before.
-    async fn hush(&self) {}
+    async fn discard_output(&self) {}
 
     /// Changes its terminal's size. Requires `terminal`.
     async fn resize(&self, _size: TerminalSize) -> Result<()> {
@@ -295,7 +295,7 @@ pub struct Exit {
     pub peak_memory: Option<Bytes>,
     /// Instructions by the count of [`LimitKind::Fuel`], if it was kept.
     pub fuel: Option<u64>,
-    /// Bytes it wrote after [`ProcessControl::hush`] that were not sent.
+    /// Bytes it wrote after [`ProcessControl::discard_output`] that were not sent.
     pub unsent: Unsent,
     /// The limits that it ran into and was not ended for: a process that could not be started, a file that
     /// could not grow.

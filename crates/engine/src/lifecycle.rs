@@ -121,7 +121,7 @@ impl RunningSandbox {
     }
 
     /// Takes it over for a caller, whose labels it has from now on.
-    pub(crate) fn dress(&mut self, order: &SandboxOrder) -> Result<()> {
+    pub(crate) fn assign_to(&mut self, order: &SandboxOrder) -> Result<()> {
         if let Some(lease) = self.lease.get_mut() {
             lease.hand_over(&order.admitted.spec().labels)?;
         }

@@ -112,9 +112,9 @@ impl Engine {
                 .inner
                 .capture_sandbox(&live, engine.inner.find_fullest_kind(&of).await)
                 .await?;
-            let passing = engine.inner.snapshots.passing(snapshot)?;
-            let copies = engine.make_copies(passing.snapshot(), &spec, count).await?;
-            passing.end().map(|()| copies)
+            let transient = engine.inner.snapshots.hold_transient(snapshot)?;
+            let copies = engine.make_copies(transient.snapshot(), &spec, count).await?;
+            transient.end().map(|()| copies)
         })
         .await
     }

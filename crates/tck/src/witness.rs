@@ -146,8 +146,8 @@ impl ProcessControl for Deaf {
         self.0.close_stdin().await
     }
 
-    async fn hush(&self) {
-        self.0.hush().await;
+    async fn discard_output(&self) {
+        self.0.discard_output().await;
     }
 
     async fn resize(&self, size: TerminalSize) -> Result<()> {

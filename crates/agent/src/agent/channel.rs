@@ -90,9 +90,9 @@ impl Channel {
     }
 
     /// A program's output has no reader any more. The output of a request is its reply, and is sent.
-    pub fn hush(&mut self) {
+    pub fn discard_output(&mut self) {
         if matches!(self.work, ChannelWork::Run(_)) {
-            self.output_pumps.iter_mut().for_each(OutputPump::hush);
+            self.output_pumps.iter_mut().for_each(OutputPump::stop_sending);
         }
     }
 

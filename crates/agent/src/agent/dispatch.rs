@@ -57,9 +57,9 @@ impl Agent {
                 }
             }
             ToAgent::Keep(last, kept) => self.keep_channels(last, &kept)?,
-            ToAgent::Hush(number) => {
+            ToAgent::DiscardOutput(number) => {
                 if let Some(channel) = self.find_channel(number)? {
-                    channel.hush();
+                    channel.discard_output();
                 }
             }
             ToAgent::Resize(number, size) => {

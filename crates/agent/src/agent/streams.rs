@@ -29,7 +29,7 @@ pub struct OutputPump {
     /// waiting for them to pause would be waiting for ever.
     last: Option<u64>,
     /// No reader is left: output is counted, and not sent.
-    hushed: bool,
+    discarding: bool,
     unsent: u64,
     /// Nothing is read until it is known who wants it.
     held: bool,
@@ -46,7 +46,7 @@ impl OutputPump {
             stream,
             credit: WINDOW_BYTES,
             last: None,
-            hushed: false,
+            discarding: false,
             unsent: 0,
             held: false,
             muted,
@@ -64,7 +64,7 @@ impl OutputPump {
 
     /// Whether reading from it would lead anywhere now.
     pub fn is_ready(&self, link: &Link) -> bool {
-        let is_silent = self.muted || self.hushed;
+        let is_silent = self.muted || self.discarding;
         self.fd.is_some()
             && !self.held
             && (is_silent || self.credit >= MIN_CHARGE && link.has_room())
@@ -86,8 +86,8 @@ impl OutputPump {
     }
 
     /// From now on nothing is sent.
-    pub fn hush(&mut self) {
-        self.hushed = true;
+    pub fn stop_sending(&mut self) {
+        self.discarding = true;
     }
 
     /// Output that was not sent because no reader was left, in bytes.
@@ -112,7 +112,7 @@ impl OutputPump {
             self.last =
                 rustix::io::ioctl_fionread(fd).ok().map(|there| there + TERMINAL_SLACK_BYTES);
         }
-        let got = if self.muted || self.hushed {
+        let got = if self.muted || self.discarding {
             link.discard_output(fd)
         } else {
             link.forward_output(channel, self.stream, fd, self.credit as usize)
@@ -131,7 +131,7 @@ impl OutputPump {
         if self.muted {
             return;
         }
-        if self.hushed {
+        if self.discarding {
             self.unsent += count as u64;
         } else {
             self.credit = self.credit.saturating_sub(charge(count));

@@ -196,9 +196,9 @@ impl ProcessControl for AgentControl {
         Ok(())
     }
 
-    async fn hush(&self) {
+    async fn discard_output(&self) {
         if !self.is_over().await {
-            self.send(ToAgent::Hush);
+            self.send(ToAgent::DiscardOutput);
         }
     }
 

@@ -89,8 +89,8 @@ impl ProcessControl for Braked {
         self.control.close_stdin().await
     }
 
-    async fn hush(&self) {
-        self.control.hush().await;
+    async fn discard_output(&self) {
+        self.control.discard_output().await;
     }
 
     async fn resize(&self, size: TerminalSize) -> Result<()> {

@@ -67,13 +67,13 @@ pub async fn fork(args: &ForkArgs, printer: &Printer) -> Result<i32> {
     let taken =
         snapshot::take_snapshot(&place, &sandbox, pick_fullest_kind(&described), printer).await?;
     let store = Arc::new(snapshot::open_snapshot_store(&settings)?);
-    let passing = store.passing(taken)?;
-    let order = build_order(described, passing.snapshot(), &store).await?;
+    let transient = store.hold_transient(taken)?;
+    let order = build_order(described, transient.snapshot(), &store).await?;
     warn_of_network(&order.spec.network, printer);
     let launching = launch_copies(&order, args.count, &mut interrupts);
     let LaunchedCopies { made, stop } = printer.patiently("building the sandbox", launching).await;
     // Copies whose ids are not printed are of no use, so none may be left by any failure.
-    let stop = stop.or_else(|| passing.end().err().map(ForkStop::Failed));
+    let stop = stop.or_else(|| transient.end().err().map(ForkStop::Failed));
     if let Some(stop) = stop {
         end_copies(&made, &place, &settings).await?;
         return match stop {

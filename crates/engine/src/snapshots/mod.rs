@@ -10,9 +10,9 @@
 //! that says so, and goes with that.
 
 mod blocks;
+mod bundle;
 mod manifest;
-mod parcel;
-mod passing;
+mod transient;
 mod verified;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -32,7 +32,7 @@ use stockade_core::{
 use stockade_fs::{Directory, LOCK_TIMEOUT, Locked, Sharing, StateDir, draft_name, fresh_id};
 
 pub use manifest::{HostThings, Part, Snapshot};
-pub use passing::Passing;
+pub use transient::TransientSnapshot;
 pub use verified::VerifiedParts;
 
 use crate::engine::lock_mutex;

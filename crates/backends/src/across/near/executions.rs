@@ -367,8 +367,8 @@ impl ProcessControl for FarControl {
         self.inner.close_stdin().await
     }
 
-    async fn hush(&self) {
-        self.inner.hush().await;
+    async fn discard_output(&self) {
+        self.inner.discard_output().await;
     }
 
     async fn resize(&self, size: TerminalSize) -> Result<()> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use rustix::fs::OFlags;
 use stockade_core::{Error, ErrorCode, Result, SandboxId, SandboxSpec, Workspace};
-use stockade_engine::{Passing, StateDir};
+use stockade_engine::{StateDir, TransientSnapshot};
 use stockade_fs::{Locked, Sharing};
 
 use super::protocol::{
@@ -96,10 +96,10 @@ fn refuse_host_things(spec: &SandboxSpec) -> Result<()> {
     }
 }
 
-fn import_snapshot(settings: &Settings) -> Result<Passing> {
+fn import_snapshot(settings: &Settings) -> Result<TransientSnapshot> {
     let store = Arc::new(snapshot::open_snapshot_store(settings)?);
     let mut whole = Whole::of(io::stdin().lock());
-    let came = store.import_passing(&mut whole, MAX_SNAPSHOT_BYTES)?;
+    let came = store.import_transient(&mut whole, MAX_SNAPSHOT_BYTES)?;
     // What ends it is left to read.
     io::copy(&mut whole, &mut io::sink()).map_err(|error| {
         Error::new(ErrorCode::Protocol, ARRIVE_COMMAND, "it breaks off").source(error)
@@ -107,7 +107,7 @@ fn import_snapshot(settings: &Settings) -> Result<Passing> {
     Ok(came)
 }
 
-fn build_order(passage: Passage, came: &Passing) -> SupervisorOrder {
+fn build_order(passage: Passage, came: &TransientSnapshot) -> SupervisorOrder {
     let Passage { mut spec, idle, lifetime, of } = passage;
     spec.labels.remove(ORIGIN_LABEL);
     spec.labels.extend(of.map(|of| (ORIGIN_LABEL.to_owned(), of.to_string())));

@@ -16,7 +16,7 @@ use stockade_core::{
     BackendChoice, Bytes, Error, ErrorCode, Image, Network, Result, SandboxId, SandboxSpec,
     SnapshotKind, Workspace,
 };
-use stockade_engine::{Passing, Snapshot, Snapshots, spec_of_a_copy};
+use stockade_engine::{Snapshot, Snapshots, TransientSnapshot, spec_of_a_copy};
 
 pub use arrive::{ArriveArgs, arrive};
 
@@ -201,14 +201,14 @@ async fn send_sandbox(
         }
     }
     let store = Arc::new(snapshot::open_snapshot_store(settings)?);
-    let passing = store.passing(taken)?;
-    let sending = send_passage(&mut errand, &passage, &store, &passing);
+    let transient = store.hold_transient(taken)?;
+    let sending = send_passage(&mut errand, &passage, &store, &transient);
     let arrived = match printer.patiently("carrying it there", sending).await {
         Ok(Some(arrived)) => arrived,
         Ok(None) => return Err(errand.trouble(TELEPORT_OPERATION).await),
         Err(error) => return Err(error),
     };
-    passing.end()?;
+    transient.end()?;
     let stays = confirm_stay(&mut errand).await?;
     stays.ok_or_else(|| unknown_result_error(host, &arrived, args.keep))?;
     Ok(SentSandbox { arrived, kind })
@@ -232,14 +232,14 @@ async fn send_passage(
     errand: &mut Errand,
     passage: &Passage,
     store: &Arc<Snapshots>,
-    passing: &Passing,
+    transient: &TransientSnapshot,
 ) -> Result<Option<SandboxId>> {
     let mut line = serde_json::to_vec(passage).map_err(|error| {
         Error::new(ErrorCode::System, TELEPORT_OPERATION, "the teleport request cannot be written")
             .source(error)
     })?;
     line.push(b'\n');
-    let (store, snapshot) = (Arc::clone(store), passing.snapshot().clone());
+    let (store, snapshot) = (Arc::clone(store), transient.snapshot().clone());
     let written = errand.send(move |out| write_snapshot(out, &line, &store, &snapshot)).await;
     let whole = match written {
         // A receiver that stops reading early sends the reason as its answer.

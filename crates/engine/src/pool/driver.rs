@@ -26,70 +26,70 @@ const IDLE_WAKE_INTERVAL: Duration = Duration::from_secs(3600);
 
 const CLAIM_OPERATION: &str = "claim a sandbox";
 
-pub(crate) struct Steward {
+pub(crate) struct PoolDriver {
     pub(super) template: SandboxOrder,
-    state: Mutex<StewardState>,
+    state: Mutex<PoolDriverState>,
     begun: Instant,
     runtime: Handle,
     engine: Weak<EngineInner>,
-    nudge: Arc<Notify>,
+    wake: Arc<Notify>,
     /// Set once: what is being made is given up.
     closing: watch::Sender<bool>,
     /// How many tasks are at work.
     busy: watch::Sender<usize>,
 }
 
-struct StewardState {
+struct PoolDriverState {
     machine: PoolMachine,
-    parked: HashMap<PoolSeat, Parked>,
+    idle_sandboxes: HashMap<PoolSeat, IdleSandbox>,
     line: HashMap<PoolAsker, oneshot::Sender<Result<Claim>>>,
     askers: PoolAsker,
 }
 
 /// A ready sandbox, and what it was made of.
-struct Parked {
+struct IdleSandbox {
     live: RunningSandbox,
     places: HostPlaces,
 }
 
-impl Parked {
+impl IdleSandbox {
     fn is_fit(&self) -> bool {
         self.live.sandbox.alive() && self.places.still_there()
     }
 }
 
 /// What is left to do once the lock is free.
-enum StewardDeed {
+enum PoolEffect {
     Make(PoolSeat),
     Answer(oneshot::Sender<Result<Claim>>, Result<Claim>),
     Destroy(RunningSandbox),
 }
 
-impl Steward {
+impl PoolDriver {
     /// Begins to prepare. Ends with the engine, or when it is closed.
     pub(super) fn open(
         template: SandboxOrder,
         bounds: PoolBounds,
         engine: &Arc<EngineInner>,
     ) -> Arc<Self> {
-        let state = StewardState {
+        let state = PoolDriverState {
             machine: PoolMachine::new(bounds),
-            parked: HashMap::new(),
+            idle_sandboxes: HashMap::new(),
             line: HashMap::new(),
             askers: 0,
         };
-        let steward = Arc::new(Self {
+        let driver = Arc::new(Self {
             template,
             state: Mutex::new(state),
             begun: Instant::now(),
             runtime: Handle::current(),
             engine: Arc::downgrade(engine),
-            nudge: Arc::default(),
+            wake: Arc::default(),
             closing: watch::Sender::new(false),
             busy: watch::Sender::new(0),
         });
-        steward.runtime.spawn(run_steward(Arc::downgrade(&steward), Arc::clone(&steward.nudge)));
-        steward
+        driver.runtime.spawn(run_driver(Arc::downgrade(&driver), Arc::clone(&driver.wake)));
+        driver
     }
 
     /// Whether it has what is ordered. Nothing is prepared to start with a captured state, with secrets, or with an
@@ -116,10 +116,10 @@ impl Steward {
     /// A sandbox in the caller's name: a ready one, or as soon as there is one.
     pub(crate) async fn claim(self: &Arc<Self>, order: &SandboxOrder) -> Result<Claim> {
         let (answer, answered) = oneshot::channel();
-        let asking = Asking { steward: self, asker: self.ask(answer) };
+        let asking = Asking { driver: self, asker: self.ask(answer) };
         let claim = answered.await.map_err(|_| build_closed_error())??;
         drop(asking);
-        claim.dress(order)
+        claim.assign_to(order)
     }
 
     fn ask(self: &Arc<Self>, answer: oneshot::Sender<Result<Claim>>) -> PoolAsker {
@@ -163,12 +163,12 @@ impl Steward {
         let mut taken = None;
         self.tell_machine(None, |state, now| {
             let is_wanted =
-                |seat: &PoolSeat| state.parked.get(seat).is_some_and(|it| wanted(&it.live));
+                |seat: &PoolSeat| state.idle_sandboxes.get(seat).is_some_and(|it| wanted(&it.live));
             let Some(seat) = state.machine.ready().find(is_wanted) else { return Vec::new() };
-            taken = state.parked.remove(&seat);
+            taken = state.idle_sandboxes.remove(&seat);
             state.machine.withdraw(now, seat)
         });
-        taken.map(|parked| parked.live)
+        taken.map(|idle| idle.live)
     }
 
     /// Refuses waiting callers, and takes down what no caller has. What callers have is theirs.
@@ -184,10 +184,10 @@ impl Steward {
         self.closing.send_replace(true);
         let mut state = lock_mutex(&self.state);
         state.machine.close();
-        let held = (std::mem::take(&mut state.parked), std::mem::take(&mut state.line));
+        let held = (std::mem::take(&mut state.idle_sandboxes), std::mem::take(&mut state.line));
         drop(state);
         drop(held);
-        self.nudge.notify_one();
+        self.wake.notify_one();
     }
 
     /// Tells the machine what happened, and does what it says. The error is what a caller is told
@@ -195,7 +195,7 @@ impl Steward {
     fn tell_machine(
         self: &Arc<Self>,
         failure: Option<Error>,
-        happened: impl FnOnce(&mut StewardState, Moment) -> Vec<PoolAct>,
+        happened: impl FnOnce(&mut PoolDriverState, Moment) -> Vec<PoolAct>,
     ) {
         let mut state = lock_mutex(&self.state);
         let planned = state.plan();
@@ -206,29 +206,29 @@ impl Steward {
         drop(state);
         deeds.into_iter().for_each(|deed| self.perform(deed));
         if changed {
-            self.nudge.notify_one();
+            self.wake.notify_one();
         }
     }
 
     fn deed(
         self: &Arc<Self>,
-        state: &mut StewardState,
+        state: &mut PoolDriverState,
         act: PoolAct,
         failure: Option<&Error>,
-    ) -> Option<StewardDeed> {
+    ) -> Option<PoolEffect> {
         Some(match act {
-            PoolAct::Make(seat) => StewardDeed::Make(seat),
-            PoolAct::Retire(seat) => StewardDeed::Destroy(state.parked.remove(&seat)?.live),
+            PoolAct::Make(seat) => PoolEffect::Make(seat),
+            PoolAct::Retire(seat) => PoolEffect::Destroy(state.idle_sandboxes.remove(&seat)?.live),
             PoolAct::Give(asker, seat) => {
-                let live = state.parked.remove(&seat)?.live;
+                let live = state.idle_sandboxes.remove(&seat)?.live;
                 match state.line.remove(&asker) {
-                    Some(answer) => StewardDeed::Answer(answer, Ok(Claim::new(self, seat, live))),
-                    None => StewardDeed::Destroy(live),
+                    Some(answer) => PoolEffect::Answer(answer, Ok(Claim::new(self, seat, live))),
+                    None => PoolEffect::Destroy(live),
                 }
             }
             PoolAct::Refuse(asker, why) => {
                 let bounds = state.machine.bounds();
-                StewardDeed::Answer(
+                PoolEffect::Answer(
                     state.line.remove(&asker)?,
                     Err(self.refusal(why, bounds, failure)),
                 )
@@ -236,14 +236,14 @@ impl Steward {
         })
     }
 
-    fn perform(self: &Arc<Self>, deed: StewardDeed) {
+    fn perform(self: &Arc<Self>, deed: PoolEffect) {
         match deed {
-            StewardDeed::Make(seat) => {
+            PoolEffect::Make(seat) => {
                 drop(self.runtime.spawn(Arc::clone(self).make(seat, self.work())))
             }
-            StewardDeed::Destroy(live) => self.destroy(live),
+            PoolEffect::Destroy(live) => self.destroy(live),
             // One who has gone away leaves its sandbox to be taken down, as the answer is dropped.
-            StewardDeed::Answer(to, answer) => drop(to.send(answer)),
+            PoolEffect::Answer(to, answer) => drop(to.send(answer)),
         }
     }
 
@@ -256,10 +256,10 @@ impl Steward {
         // Should this task end before its time, the seat is free again.
         let seated = Seated::new(&self, seat);
         match self.prepare().await {
-            Ok(mut parked) => {
-                parked.live.seat = Some(seated);
+            Ok(mut idle) => {
+                idle.live.seat = Some(seated);
                 self.tell_machine(None, |state, now| {
-                    state.parked.insert(seat, parked);
+                    state.idle_sandboxes.insert(seat, idle);
                     state.machine.made(now, seat)
                 });
             }
@@ -269,13 +269,13 @@ impl Steward {
         }
     }
 
-    async fn prepare(&self) -> Result<Parked> {
+    async fn prepare(&self) -> Result<IdleSandbox> {
         let engine = self.engine.upgrade().ok_or_else(build_closed_error)?;
         // Looked at before anything is made of it, so that a change meanwhile is noticed.
         let places = HostPlaces::of(self.template.admitted.spec());
         let live =
             engine.prepare_sandbox(&self.template, fresh_id()?, self.closing.subscribe()).await?;
-        Ok(Parked { live, places })
+        Ok(IdleSandbox { live, places })
     }
 
     /// Destroys a sandbox that no caller will get any more.
@@ -301,10 +301,10 @@ impl Steward {
             acts.extend(state.machine.tick(now));
             acts
         });
-        let (wake, parked) = lock_mutex(&self.state).plan();
+        let (wake, has_idle) = lock_mutex(&self.state).plan();
         let wake =
             wake.map_or(IDLE_WAKE_INTERVAL, |wake| wake.saturating_sub(self.begun.elapsed()));
-        Some(if parked { wake.min(READY_CHECK_INTERVAL) } else { wake })
+        Some(if has_idle { wake.min(READY_CHECK_INTERVAL) } else { wake })
     }
 
     fn refusal(&self, why: Why, bounds: PoolBounds, failure: Option<&Error>) -> Error {
@@ -331,17 +331,17 @@ impl Steward {
     }
 }
 
-impl StewardState {
+impl PoolDriverState {
     /// What its task sleeps by: when to wake the machine, and whether there is something to look at.
     fn plan(&self) -> (Option<Moment>, bool) {
-        (self.machine.wakes_at(), !self.parked.is_empty())
+        (self.machine.wakes_at(), !self.idle_sandboxes.is_empty())
     }
 
     /// Takes away what is dead or of yesterday, down to the first that may be given.
     fn unfit_on_top(&mut self, now: Moment) -> Vec<PoolAct> {
         let mut acts = Vec::new();
         while let Some(seat) = self.machine.next_ready()
-            && !self.parked.get(&seat).is_some_and(Parked::is_fit)
+            && !self.idle_sandboxes.get(&seat).is_some_and(IdleSandbox::is_fit)
         {
             acts.extend(self.machine.spoiled(now, seat));
         }
@@ -349,14 +349,15 @@ impl StewardState {
     }
 
     fn unfit(&mut self, now: Moment) -> Vec<PoolAct> {
-        let spoiled = |seat: &PoolSeat| !self.parked.get(seat).is_some_and(Parked::is_fit);
+        let spoiled =
+            |seat: &PoolSeat| !self.idle_sandboxes.get(seat).is_some_and(IdleSandbox::is_fit);
         let unfit: Vec<_> = self.machine.ready().filter(spoiled).collect();
         unfit.into_iter().flat_map(|seat| self.machine.spoiled(now, seat)).collect()
     }
 }
 
 /// One task at work; the pool is not closed before it is done.
-struct Working(Arc<Steward>);
+struct Working(Arc<PoolDriver>);
 
 impl Drop for Working {
     fn drop(&mut self) {
@@ -364,12 +365,12 @@ impl Drop for Working {
     }
 }
 
-async fn run_steward(steward: Weak<Steward>, nudge: Arc<Notify>) {
+async fn run_driver(driver: Weak<PoolDriver>, wake: Arc<Notify>) {
     loop {
-        let Some(next) = steward.upgrade().and_then(|steward| steward.step()) else { return };
+        let Some(next) = driver.upgrade().and_then(|driver| driver.step()) else { return };
         tokio::select! {
             () = tokio::time::sleep(next) => {}
-            () = nudge.notified() => {}
+            () = wake.notified() => {}
         }
     }
 }
