@@ -18,8 +18,8 @@ use super::create::Incarnation;
 use super::driver::{Driver, MachineDisk, MachineSpec, Saved};
 use super::store::HeldEntry;
 use super::{NAME, system_error};
-use crate::across::far::FAR_DIGEST;
-use crate::across::near::UsedNumbers;
+use crate::peer::client::UsedNumbers;
+use crate::peer::far_program::FAR_DIGEST;
 
 /// The parts of a capture, as files: the machine's description, its root and its disk.
 const MACHINE_FILE: &str = "machine";

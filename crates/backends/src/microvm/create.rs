@@ -22,10 +22,10 @@ use super::sandbox::MicrovmSandbox;
 use super::store::HeldEntry;
 use super::template::{BOOT_TIMEOUT, WantedMachine};
 use super::{MicrovmWalls, NAME, identity, system_error};
-use crate::across::near::{self, Bridge, FarSandbox, Peer, PeerConnection};
-use crate::across::words::HELLO_LINE;
 use crate::linux::brake::{Brake, Stopper};
 use crate::linux::{lock, paths, private};
+use crate::peer::client::{self, FarSandbox, Peer, PeerConnection, WorkspaceSync};
+use crate::peer::protocol::HELLO_LINE;
 
 /// Timeout for a copy to send its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(30);
@@ -38,7 +38,7 @@ pub(super) struct LiveSandbox {
     pub now: Arc<Now>,
     pub brake: Arc<Brake>,
     /// Taken by who destroys it.
-    pub bridge: tokio::sync::Mutex<Option<Arc<Bridge>>>,
+    pub sync: tokio::sync::Mutex<Option<Arc<WorkspaceSync>>>,
     /// Held while its machine is ended, or replaced by another one.
     pub changing: tokio::sync::Mutex<()>,
 }
@@ -100,7 +100,7 @@ impl MicrovmWalls {
         id: &SandboxId,
         admitted: &Admitted,
     ) -> Result<Arc<dyn Sandbox>> {
-        near::check_workspace(&NAME, admitted)?;
+        client::check_workspace(&NAME, admitted)?;
         let root = self.resolve_root(&admitted.spec().image)?;
         let wanted = WantedMachine::from_limits(root, admitted.limits());
         let workshop = self.workshop().await?;
@@ -108,7 +108,7 @@ impl MicrovmWalls {
         let live = self.start_machine(id, admitted, &template.machine_source()).await?;
         let now = live.now.get();
         let connection = handshake_with_guest(id, now.vm.connect().await?, &*now.vm).await?;
-        let inside = near::build_sandbox(build_peer(), connection, id, admitted).await?;
+        let inside = client::build_sandbox(build_peer(), connection, id, admitted).await?;
         Ok(self.finish_sandbox(live, inside, admitted).await)
     }
 
@@ -119,14 +119,14 @@ impl MicrovmWalls {
         admitted: &Admitted,
         parts: &Parts,
     ) -> Result<Arc<dyn Sandbox>> {
-        near::check_workspace(&NAME, admitted)?;
+        client::check_workspace(&NAME, admitted)?;
         let driver = &self.workshop().await?.driver;
         let (source, used) = capture::resolve_source(parts, &**driver, admitted).await?;
         let live = self.start_machine(id, admitted, &source).await?;
         let connection = connection_from_stream(live.now.get().vm.connect().await?);
         let identity = identity::generate_identity(id)?;
         let inside =
-            near::take_over(build_peer(), connection, (id, admitted), identity, used).await?;
+            client::take_over(build_peer(), connection, (id, admitted), identity, used).await?;
         Ok(self.finish_sandbox(live, inside, admitted).await)
     }
 
@@ -136,7 +136,7 @@ impl MicrovmWalls {
         inside: FarSandbox,
         admitted: &Admitted,
     ) -> Arc<dyn Sandbox> {
-        *live.bridge.lock().await = Some(Arc::clone(&inside.bridge));
+        *live.sync.lock().await = Some(Arc::clone(&inside.sync));
         Arc::new(MicrovmSandbox::new(self, live, inside, admitted.clone()))
     }
 
@@ -151,8 +151,8 @@ impl MicrovmWalls {
         let now = self.resume_machine(&private, admitted, source).await?;
         let now = Arc::new(Now(Mutex::new(Arc::new(now))));
         let brake = Brake::new(NAME, Arc::clone(&now));
-        let (bridge, changing) = (tokio::sync::Mutex::default(), tokio::sync::Mutex::default());
-        let live = Arc::new(LiveSandbox { now, brake, bridge, changing });
+        let (sync, changing) = (tokio::sync::Mutex::default(), tokio::sync::Mutex::default());
+        let live = Arc::new(LiveSandbox { now, brake, sync, changing });
         lock(&self.live).insert(id.clone(), Arc::clone(&live));
         Ok(live)
     }

@@ -41,11 +41,11 @@ use stockade_core::{
 };
 use tokio::time::timeout;
 
-use crate::across::far::FAR_DIGEST;
-use crate::across::words::RemoteRequest;
 use crate::linux::{fingerprint, lock};
 use crate::managed::{Cancellation, Managed, WallBuilder};
 use crate::native::Native;
+use crate::peer::far_program::FAR_DIGEST;
+use crate::peer::protocol::RemoteRequest;
 use create::LiveSandbox;
 use driver::Driver;
 use firecracker::Firecracker;
@@ -272,23 +272,23 @@ impl LiveSandbox {
     async fn shut_down(&self) -> Result<()> {
         // One that stands still does not answer.
         let goes_on = self.brake.set(false).await;
-        let bridge = self.bridge.lock().await.take();
-        if let Some(bridge) = &bridge {
+        let sync = self.sync.lock().await.take();
+        if let Some(sync) = &sync {
             let asked = match goes_on {
                 Ok(()) => {
-                    timeout(TEARDOWN_TIMEOUT, bridge.ask("destroy", &RemoteRequest::Destroy)).await
+                    timeout(TEARDOWN_TIMEOUT, sync.ask("destroy", &RemoteRequest::Destroy)).await
                 }
                 Err(error) => Ok(Err(error)),
             };
-            bridge.link().close();
-            bridge.wait_until_still().await;
+            sync.link().close();
+            sync.wait_until_still().await;
             let slow = || Err(system_error("destroy", "its machine did not remove it in time"));
             if let Err(error) = asked.unwrap_or_else(|_| slow()) {
-                bridge.mark_parted(error);
+                sync.mark_parted(error);
             }
         }
         self.now.get().vm.end().await?;
-        bridge.map_or(Ok(()), |bridge| bridge.report_conflicts())
+        sync.map_or(Ok(()), |sync| sync.report_conflicts())
     }
 }
 

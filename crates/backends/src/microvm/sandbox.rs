@@ -13,10 +13,10 @@ use stockade_core::{
 use super::create::{Incarnation, LiveSandbox, connection_from_stream};
 use super::private::PrivateDir;
 use super::{MicrovmWalls, NAME, capture, identity, system_error};
-use crate::across::near::{FarSandbox, UsedNumbers};
 use crate::linux;
 use crate::linux::brake::Braked;
 use crate::managed::to_its_end;
+use crate::peer::client::{FarSandbox, UsedNumbers};
 
 /// A sandbox in a machine of its own.
 pub(super) struct MicrovmSandbox(Arc<Parted>);
@@ -56,9 +56,9 @@ impl Parted {
 
     /// Captures the machine as a whole. It stands still meanwhile, and goes on also if the capture fails.
     async fn capture_machine(&self, into: &Path) -> Result<()> {
-        self.inside.bridge.push_changes().await?;
+        self.inside.sync.push_changes().await?;
         let _goes_on = self.live.brake.goes_on("snapshot").await?;
-        let link = self.inside.bridge.link();
+        let link = self.inside.sync.link();
         let _standing = link.stand_still("snapshot").await?;
         let (now, used) = (self.live.now.get(), self.inside.executions.numbers());
         let backend = self.upgrade_backend("snapshot")?;

@@ -7,7 +7,7 @@
 pub mod factory;
 mod plan;
 mod probe;
-#[cfg(feature = "across")]
+#[cfg(feature = "peer")]
 mod walls;
 
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ use rustix::process::Signal;
 use stockade_core::{Admitted, BackendName, Capabilities, Error, Result, Sandbox, SandboxId};
 use stockade_launcher::{LaunchError, LaunchPlan, Launched, Launcher};
 
-#[cfg(feature = "across")]
+#[cfg(feature = "peer")]
 pub use walls::{LimitedExecution, Walls};
 
 use crate::agent_sandbox::{AgentSandbox, HostMonitor};

@@ -11,8 +11,8 @@ use tokio::time::timeout;
 
 use super::host::{CONNECT_PERMITS, Host};
 use super::trouble::{no_connection, no_ssh};
-use crate::across::far::{FAR_DIGEST, FAR_PROGRAM};
-use crate::across::words::Said;
+use crate::peer::far_program::{FAR_DIGEST, FAR_PROGRAM};
+use crate::peer::protocol::ProbeReply;
 
 /// Timeout of uploading the program over a slow line.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(100);
@@ -130,7 +130,7 @@ pub(super) async fn upload_program(
 }
 
 /// Asks the program one thing, carrying it there first if it has to be.
-pub(super) async fn ask_far(host: &Host, verb: &str, input: &[u8]) -> Result<Said> {
+pub(super) async fn ask_far(host: &Host, verb: &str, input: &[u8]) -> Result<ProbeReply> {
     let asked = async {
         let (status, answer, said) =
             run_ssh(host, host.ssh_command(&start_script(verb))?, input).await?;
@@ -156,11 +156,11 @@ fn parse_answer(
     status: std::process::ExitStatus,
     answer: &str,
     said: &str,
-) -> Result<Said> {
+) -> Result<ProbeReply> {
     // Output of a login shell comes before the reply.
     let line = answer.lines().last().unwrap_or_default();
     match serde_json::from_str(line) {
-        Ok(Said::Failed(failure)) => Err(failure.error("connect", &host.peer().called)),
+        Ok(ProbeReply::Failed(failure)) => Err(failure.error("connect", &host.peer().called)),
         Ok(said) => Ok(said),
         Err(_) if is_missing(status) => {
             let remedy = "see whether programs may be run from `~/.cache` there";

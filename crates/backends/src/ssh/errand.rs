@@ -18,7 +18,7 @@ use super::carry::{Cargo, OWN_PLACE, read_stderr, too_slow, upload_program};
 use super::host::{CONNECT_PERMITS, Host};
 use super::start::{FIRST_WORD, LAST_WORD, read_greeting};
 use super::trouble::{no_connection, no_ssh};
-use crate::across::pour::{self, Drain};
+use crate::peer::blocking_io::{self, Drain};
 
 /// Timeout of uploading the program over a slow line.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(600);
@@ -127,7 +127,7 @@ async fn send_pieces(
     write: impl FnOnce(&mut Drain) -> Result<()> + Send + 'static,
     mut deadline: Deadline,
 ) -> Result<Result<bool, Expired>> {
-    let (mut drain, mut pieces) = pour::drain();
+    let (mut drain, mut pieces) = blocking_io::drain();
     let writing = tokio::task::spawn_blocking(move || {
         let written = write(&mut drain);
         // A flush error means that the reader is gone, and needs no report.

@@ -13,8 +13,8 @@ use tokio::process::Command;
 use tokio::sync::Semaphore;
 
 use super::NAME;
-use crate::across::near::Peer;
 use crate::linux::private;
+use crate::peer::client::Peer;
 
 /// Lifetime of an unused connection, in seconds: less than what a killed engine may leave behind for a while.
 const CONTROL_PERSIST_SECS: u32 = 3;

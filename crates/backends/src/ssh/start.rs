@@ -14,8 +14,8 @@ use super::NAME;
 use super::carry::{is_missing, read_stderr, start_script, upload_far};
 use super::host::{CONNECT_PERMITS, Host};
 use super::trouble::{no_connection, no_ssh};
-use crate::across::near::PeerConnection;
-use crate::across::words::HELLO_LINE;
+use crate::peer::client::PeerConnection;
+use crate::peer::protocol::HELLO_LINE;
 
 /// How long connecting and the first word may take.
 pub(super) const FIRST_WORD: Duration = Duration::from_secs(20);

@@ -13,7 +13,7 @@ use stockade_fs::{ClosedDirs, list_names};
 
 use super::NAME;
 use super::tree::{GuestPlace, GuestTree};
-use crate::across::tree::{self, Side};
+use crate::peer::tree::{self, Side};
 
 /// Staging directory: restored files wait there until all of them have arrived.
 const STAGING_DIR_NAME: &str = ".stockade-restored";

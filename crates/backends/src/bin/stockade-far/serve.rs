@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use stockade_backends::across::frame::{Frame, FrameError};
-use stockade_backends::across::words::{RemoteRequest, Tell};
 use stockade_backends::native::Native;
+use stockade_backends::peer::frame::{Frame, FrameError};
+use stockade_backends::peer::protocol::{PeerEvent, RemoteRequest};
 use stockade_core::Result;
 use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::sync::{Notify, mpsc};
@@ -200,7 +200,7 @@ impl FrameReader {
 
     /// Replies as the last frame for now: the peer has no other request under way.
     async fn stand_still(&self) -> Result<(), FrameError> {
-        let text = serde_json::to_vec(&Tell::Done { conflicts: Vec::new() });
+        let text = serde_json::to_vec(&PeerEvent::Done { conflicts: Vec::new() });
         let text = text.map_err(io::Error::from)?;
         self.out.push_item(OutboxItem::Last(Frame::Word(text.into()).encode()?)).await
     }

@@ -13,11 +13,11 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::arguments::QemuArguments;
-use crate::across::vmm::send;
 use crate::microvm::NAME;
 use crate::microvm::cage::{Cage, build_limits, build_mount, largest_disk_bytes};
 use crate::microvm::driver::MachineSpec;
 use crate::native::Native;
+use crate::peer::vmm::send;
 
 /// Memory of QEMU beside the guest's: itself, its compiled code, its threads.
 const MEMORY_OVERHEAD_BYTES: u64 = 384 << 20;

@@ -16,12 +16,12 @@ use stockade_core::{
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::bridge::Bridge;
-use super::link::PeerLink;
+use super::connection::PeerLink;
+use super::workspace_sync::WorkspaceSync;
 use super::{HANDSHAKE_TIMEOUT, PeerConnection, lock};
-use crate::across::guest::Identity;
-use crate::across::words::{How, RemoteRequest, Tell};
 use crate::agent_sandbox::{BegunExecution, Monitor, StartedProgram};
+use crate::peer::guest::Identity;
+use crate::peer::protocol::{ExitHint, PeerEvent, RemoteRequest};
 
 /// The last numbers that were used: none is used twice, by copies neither.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -100,7 +100,7 @@ type RunningPrograms = Arc<Mutex<BTreeMap<u32, RunningProgram>>>;
 /// The executions of one sandbox.
 pub(crate) struct FarExecutions {
     id: SandboxId,
-    bridge: Arc<Bridge>,
+    sync: Arc<WorkspaceSync>,
     client: Arc<AgentClient>,
     last: AtomicU32,
     running: RunningPrograms,
@@ -111,13 +111,13 @@ pub(crate) struct FarExecutions {
 impl FarExecutions {
     pub fn new(
         id: &SandboxId,
-        bridge: &Arc<Bridge>,
+        sync: &Arc<WorkspaceSync>,
         client: &Arc<AgentClient>,
         used: u32,
     ) -> Arc<Self> {
         Arc::new(Self {
             id: id.clone(),
-            bridge: Arc::clone(bridge),
+            sync: Arc::clone(sync),
             client: Arc::clone(client),
             last: AtomicU32::new(used),
             running: RunningPrograms::default(),
@@ -129,7 +129,7 @@ impl FarExecutions {
     pub fn carry_programs(&self, programs: Vec<(RunningProgram, Process)>) {
         let carried = programs.into_iter().map(|(program, process)| {
             let command = program.command.clone();
-            self.bridge.link().expect_execution(program.execution);
+            self.sync.link().expect_execution(program.execution);
             let watched = self.watch_execution(program.execution);
             CarriedProgram { command, process: watched.wrap_process(program, process) }
         });
@@ -137,8 +137,8 @@ impl FarExecutions {
     }
 
     fn watch_execution(&self, execution: u32) -> WatchedExecution {
-        let (bridge, running) = (Arc::clone(&self.bridge), Arc::clone(&self.running));
-        WatchedExecution { bridge, running, execution, over: false }
+        let (sync, running) = (Arc::clone(&self.sync), Arc::clone(&self.running));
+        WatchedExecution { sync, running, execution, over: false }
     }
 
     /// What was used up so far.
@@ -164,42 +164,42 @@ impl FarExecutions {
         identity: Identity,
         used: UsedNumbers,
     ) -> Result<()> {
-        self.bridge.push_changes().await?;
+        self.sync.push_changes().await?;
         // The turn is held during the switch: a task that sees an execution end then asks the new machine.
-        let before = self.bridge.take_turn().await;
+        let before = self.sync.take_turn().await;
         let (link, pipe) = PeerLink::new(before.link().peer().clone(), connection);
         let asked =
-            RemoteRequest::Become { identity: Box::new(identity), shared: self.bridge.is_shared() };
+            RemoteRequest::Become { identity: Box::new(identity), shared: self.sync.is_shared() };
         link.take_turn().await.ask("restore", &asked, None).await.map(drop)?;
         let own = used.of == self.id;
         link.inherit_controls(before.link(), |execution| own && execution < used.executions);
         let (reader, writer) = tokio::io::split(pipe);
         self.client.go_back(reader, writer, HANDSHAKE_TIMEOUT, (used.channels, own)).await?;
         self.last.fetch_max(used.executions, Ordering::Relaxed);
-        self.bridge.replace_link(before, link).await
+        self.sync.replace_link(before, link).await
     }
 }
 
 #[async_trait]
 impl Monitor for FarExecutions {
     async fn begin(&self, limits: &EffectiveLimits) -> Result<Box<dyn BegunExecution>> {
-        self.bridge.push_changes().await?;
+        self.sync.push_changes().await?;
         let execution = self.last.fetch_add(1, Ordering::Relaxed);
         let watch = RemoteRequest::Watch { execution, cpu_time: limits.cpu_time };
         // Dropped before the program has started, it tells the other side that there is none.
         let watched = self.watch_execution(execution);
-        self.bridge.link().expect_execution(execution);
+        self.sync.link().expect_execution(execution);
         // Before the agent hears of it: what is sent first arrives first.
-        self.bridge.link().send_request(&watch).await?;
+        self.sync.link().send_request(&watch).await?;
         Ok(Box::new(watched))
     }
 
     async fn push_changes(&self) -> Result<()> {
-        self.bridge.push_changes().await
+        self.sync.push_changes().await
     }
 
     async fn pull_changes(&self) -> Result<()> {
-        self.bridge.pull_changes().await
+        self.sync.pull_changes().await
     }
 
     fn take_carried(&self) -> Vec<CarriedProgram> {
@@ -218,7 +218,7 @@ impl BegunExecution for WatchedExecution {
 
 /// An execution that the other side watches, until it is told of the end.
 struct WatchedExecution {
-    bridge: Arc<Bridge>,
+    sync: Arc<WorkspaceSync>,
     running: RunningPrograms,
     execution: u32,
     over: bool,
@@ -227,7 +227,7 @@ struct WatchedExecution {
 impl WatchedExecution {
     /// Tells the other side which process it is, once it is one, so that it is told apart from others.
     fn report_start(&self, program: ProgramPid) {
-        let (link, execution) = (self.bridge.link(), self.execution);
+        let (link, execution) = (self.sync.link(), self.execution);
         tokio::spawn(async move {
             if let Some(pid) = program.started().await {
                 // A send error is ignored: the caller that waits for a reply reports the lost connection.
@@ -239,7 +239,7 @@ impl WatchedExecution {
     /// A program whose end the other side is told of.
     fn wrap_process(self, program: RunningProgram, process: Process) -> Process {
         let Process { events, control } = process;
-        self.bridge.link().attach_control(program.execution, &control);
+        self.sync.link().attach_control(program.execution, &control);
         lock(&self.running).insert(program.execution, program);
         let (over, ended) = watch::channel(false);
         let killed = Arc::<AtomicBool>::default();
@@ -253,26 +253,26 @@ impl WatchedExecution {
     fn report_end(&mut self, exit: Exit) -> JoinHandle<Exit> {
         self.over = true;
         lock(&self.running).remove(&self.execution);
-        let (bridge, execution) = (Arc::clone(&self.bridge), self.execution);
+        let (sync, execution) = (Arc::clone(&self.sync), self.execution);
         tokio::spawn(async move {
-            let turn = bridge.take_turn().await;
+            let turn = sync.take_turn().await;
             let link = Arc::clone(turn.link());
             if link.is_gone(execution) {
                 link.forget_execution(execution);
                 return exit;
             }
-            let (how, cpu_time) = (How::of(&exit.status), exit.cpu_time);
+            let (how, cpu_time) = (ExitHint::of(&exit.status), exit.cpu_time);
             let ask = RemoteRequest::Ended { execution, how, cpu_time };
-            let told = bridge.ask_in(turn, "take the changes over", &ask).await;
+            let told = sync.ask_in(turn, "take the changes over", &ask).await;
             link.forget_execution(execution);
             let verdict = match told {
-                Ok(Tell::Judged(verdict)) => verdict,
-                Ok(Tell::Done { .. } | Tell::Failed(_) | Tell::Kill { .. }) => {
+                Ok(PeerEvent::Judged(verdict)) => verdict,
+                Ok(PeerEvent::Done { .. } | PeerEvent::Failed(_) | PeerEvent::Kill { .. }) => {
                     return lost_exit(exit, "the peer did not report how it ended");
                 }
                 Err(error) => return lost_exit(exit, error.message()),
             };
-            match bridge.check_together() {
+            match sync.check_together() {
                 // What a program that was ended half-way leaves is told of at the end.
                 Err(error) if verdict.limit.is_none() => lost_exit(exit, error.message()),
                 Ok(()) | Err(_) => verdict.over(exit),
@@ -329,7 +329,7 @@ impl ProcessEvents for FarEvents {
         let exit = exit.unwrap_or_else(|error| ExitStatus::Lost(error.to_string()).into());
         let killed = self.killed.load(Ordering::Relaxed);
         if matches!(exit.status, ExitStatus::Lost(_)) && !killed {
-            self.watched.bridge.mark_told();
+            self.watched.sync.mark_told();
         }
         Some(ProcessEvent::Exit(exit))
     }

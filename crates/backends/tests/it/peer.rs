@@ -1,13 +1,13 @@
 //! A workspace that exists twice: what changes in one copy arrives in the other, and nothing that arrives
 //! leads out of it or replaces what has changed meanwhile (C-21).
 
-#![cfg(feature = "across")]
+#![cfg(feature = "peer")]
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
-use stockade_backends::across::tree::{Side, Tree, TreeError};
+use stockade_backends::peer::tree::{Side, Tree, TreeError};
 use tar::{Builder, EntryType, Header};
 
 struct Pair {

@@ -8,16 +8,16 @@ use bytes::Bytes;
 use stockade_agent::client::AgentClient;
 use stockade_core::{Entry, Files, Result, SandboxPath, WORKSPACE_ROOT};
 
-use super::bridge::Bridge;
+use super::workspace_sync::WorkspaceSync;
 
 pub(crate) struct Synced {
     client: Arc<AgentClient>,
-    bridge: Arc<Bridge>,
+    sync: Arc<WorkspaceSync>,
 }
 
 impl Synced {
-    pub fn new(client: Arc<AgentClient>, bridge: Arc<Bridge>) -> Self {
-        Self { client, bridge }
+    pub fn new(client: Arc<AgentClient>, sync: Arc<WorkspaceSync>) -> Self {
+        Self { client, sync }
     }
 
     fn inner(&self) -> &dyn Files {
@@ -28,7 +28,7 @@ impl Synced {
     async fn pull_if_shared(&self, path: &SandboxPath) -> Result<()> {
         // A link elsewhere may lead into the workspace too; then it comes back with the next command.
         match !path.is_absolute() || path.as_str().starts_with(WORKSPACE_ROOT) {
-            true => self.bridge.pull_changes().await,
+            true => self.sync.pull_changes().await,
             false => Ok(()),
         }
     }

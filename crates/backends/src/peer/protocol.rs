@@ -50,7 +50,7 @@ pub enum RemoteRequest {
         /// Its number.
         execution: u32,
         /// How, as far as the agent can tell.
-        how: How,
+        how: ExitHint,
         /// What its processes used of the processor, by the agent's word.
         cpu_time: Option<Span>,
     },
@@ -76,7 +76,7 @@ pub enum RemoteRequest {
 /// What the other side says.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub enum Tell {
+pub enum PeerEvent {
     /// Done; what these entries of the archive name had changed there too, and was left alone.
     Done {
         /// Their numbers.
@@ -96,7 +96,7 @@ pub enum Tell {
 /// How an execution ended, as far as the agent can tell.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum How {
+pub enum ExitHint {
     /// It exited, or never started.
     Exited,
     /// A signal ended it.
@@ -132,7 +132,7 @@ pub struct RemoteFailure {
     pub remedy: Option<String>,
 }
 
-impl How {
+impl ExitHint {
     /// What is known of an exit on this side.
     pub fn of(status: &ExitStatus) -> Self {
         match status {
@@ -211,7 +211,7 @@ impl RemoteFailure {
 /// What the program on the other side prints when it is asked one thing and not for a sandbox.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub enum Said {
+pub enum ProbeReply {
     /// What its host lets it enforce.
     Measured(Box<Capabilities>),
     /// The sandboxes there.

@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use stockade_core::{Error, ErrorCode, Result};
 
-use super::link::{PeerLink, Turn, WorkspaceTree};
+use super::connection::{PeerLink, Turn, WorkspaceTree};
 use super::lock;
-use crate::across::tree::{Conflict, Tree, TreeError};
-use crate::across::words::{RemoteRequest, Tell};
+use crate::peer::protocol::{PeerEvent, RemoteRequest};
+use crate::peer::tree::{Conflict, Tree, TreeError};
 
 /// The workspace's two copies.
-pub(crate) struct Bridge {
+pub(crate) struct WorkspaceSync {
     link: RwLock<Arc<PeerLink>>,
     /// The caller's own directory, if the workspace is one.
     tree: Option<WorkspaceTree>,
@@ -31,7 +31,7 @@ struct Untold {
     told: bool,
 }
 
-impl Bridge {
+impl WorkspaceSync {
     pub fn new(link: Arc<PeerLink>, tree: Option<WorkspaceTree>, writable: bool) -> Self {
         Self { link: RwLock::new(link), tree, writable, untold: Mutex::default() }
     }
@@ -112,7 +112,7 @@ impl Bridge {
     }
 
     /// Asks, and takes the guest's changes over.
-    pub async fn ask(&self, operation: &'static str, ask: &RemoteRequest) -> Result<Tell> {
+    pub async fn ask(&self, operation: &'static str, ask: &RemoteRequest) -> Result<PeerEvent> {
         let turn = self.take_turn().await;
         self.ask_in(turn, operation, ask).await
     }
@@ -123,7 +123,7 @@ impl Bridge {
         turn: Turn,
         operation: &'static str,
         ask: &RemoteRequest,
-    ) -> Result<Tell> {
+    ) -> Result<PeerEvent> {
         let (tell, taken) = turn.ask(operation, ask, self.returning_tree()).await?;
         match taken {
             Ok(conflicts) => {
@@ -146,8 +146,8 @@ impl Bridge {
         let (tell, _) = turn.ask("copy the workspace", &RemoteRequest::Push, None).await?;
         match tell {
             // What had changed there too comes back with the next command, and stays as it is here.
-            Tell::Done { conflicts } => self.note_conflicts(lock(tree).agreed(&conflicts)),
-            Tell::Judged(_) | Tell::Failed(_) | Tell::Kill { .. } => {}
+            PeerEvent::Done { conflicts } => self.note_conflicts(lock(tree).agreed(&conflicts)),
+            PeerEvent::Judged(_) | PeerEvent::Failed(_) | PeerEvent::Kill { .. } => {}
         }
         Ok(())
     }

@@ -21,10 +21,10 @@ use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{Instant, timeout};
 
 use super::{Peer, PeerConnection, lock};
-use crate::across::frame::Frame;
-use crate::across::pour;
-use crate::across::tree::{Conflict, Tree, TreeError};
-use crate::across::words::{RemoteRequest, Tell};
+use crate::peer::blocking_io;
+use crate::peer::frame::Frame;
+use crate::peer::protocol::{PeerEvent, RemoteRequest};
+use crate::peer::tree::{Conflict, Tree, TreeError};
 
 /// Interval of the heartbeat that the other side hears.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
@@ -60,13 +60,13 @@ enum Slot {
 
 /// What was answered, and what had changed here too of that which came with it, or why it could not be
 /// taken over.
-pub(crate) type TurnAnswer = (Tell, Result<Vec<Conflict>>);
+pub(crate) type TurnAnswer = (PeerEvent, Result<Vec<Conflict>>);
 type Taking = (mpsc::Sender<Bytes>, JoinHandle<Result<Vec<Conflict>, TreeError>>);
 
 /// What arrives for the caller whose request is open.
 enum HeardFrame {
     Tree(Bytes),
-    Tell(Tell),
+    PeerEvent(PeerEvent),
 }
 
 /// What waits to be sent.
@@ -216,9 +216,9 @@ impl PeerLink {
         let told = turn.read_reply(operation, None, &mut None).await?;
         turn.open = false;
         match told {
-            Tell::Done { .. } => Ok(Standing { _goes_on: goes_on, _turn: turn }),
-            Tell::Failed(failure) => Err(self.peer.failure_error(operation, failure)),
-            Tell::Judged(_) | Tell::Kill { .. } => Err(turn.unexpected_error(operation)),
+            PeerEvent::Done { .. } => Ok(Standing { _goes_on: goes_on, _turn: turn }),
+            PeerEvent::Failed(failure) => Err(self.peer.failure_error(operation, failure)),
+            PeerEvent::Judged(_) | PeerEvent::Kill { .. } => Err(turn.unexpected_error(operation)),
         }
     }
 
@@ -269,7 +269,7 @@ impl Turn {
     /// Sends what has changed in this copy. Says whether anything has.
     pub async fn send_tree(&mut self, tree: &WorkspaceTree) -> Result<bool> {
         let tree = Arc::clone(tree);
-        let (drain, mut pieces) = pour::drain();
+        let (drain, mut pieces) = blocking_io::drain();
         let packing = tokio::task::spawn_blocking(move || lock(&tree).send(drain));
         let (mut any, mut waiting) = (false, Instant::now());
         while let Some(piece) = pieces.recv().await {
@@ -314,8 +314,10 @@ impl Turn {
         let tell = told?;
         self.open = false;
         match tell {
-            Tell::Failed(failure) => Err(self.link.peer.failure_error(operation, failure)),
-            tell @ (Tell::Done { .. } | Tell::Judged(_) | Tell::Kill { .. }) => Ok((tell, taken)),
+            PeerEvent::Failed(failure) => Err(self.link.peer.failure_error(operation, failure)),
+            tell @ (PeerEvent::Done { .. } | PeerEvent::Judged(_) | PeerEvent::Kill { .. }) => {
+                Ok((tell, taken))
+            }
         }
     }
 
@@ -325,12 +327,12 @@ impl Turn {
         operation: &'static str,
         tree: Option<&WorkspaceTree>,
         taking: &mut Option<Taking>,
-    ) -> Result<Tell> {
+    ) -> Result<PeerEvent> {
         loop {
             let slow = |_| self.link.too_slow(operation);
             match self.deadline.within(self.heard.recv()).await.map_err(slow)? {
                 None => return Err(self.link.lost_error(operation)),
-                Some(HeardFrame::Tell(tell)) => return Ok(tell),
+                Some(HeardFrame::PeerEvent(tell)) => return Ok(tell),
                 Some(HeardFrame::Tree(piece)) => {
                     let Some(tree) = tree else { return Err(self.unexpected_error(operation)) };
                     let (pieces, _) = taking.get_or_insert_with(|| spawn_unpacking(tree));
@@ -371,7 +373,7 @@ impl Drop for Turn {
 }
 
 fn spawn_unpacking(tree: &WorkspaceTree) -> Taking {
-    let (pieces, source) = pour::source();
+    let (pieces, source) = blocking_io::source();
     let tree = Arc::clone(tree);
     (pieces, tokio::task::spawn_blocking(move || lock(&tree).take(source)))
 }
@@ -488,11 +490,11 @@ impl PeerFrameReader {
 
     async fn handle_word(&mut self, text: &[u8]) -> bool {
         match serde_json::from_slice(text) {
-            Ok(Tell::Kill { execution }) => {
+            Ok(PeerEvent::Kill { execution }) => {
                 end_execution(&mut lock(&self.controls), execution);
                 true
             }
-            Ok(tell) => self.hear.send(HeardFrame::Tell(tell)).await.is_ok(),
+            Ok(tell) => self.hear.send(HeardFrame::PeerEvent(tell)).await.is_ok(),
             Err(_) => false,
         }
     }

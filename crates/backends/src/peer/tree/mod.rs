@@ -8,11 +8,11 @@ mod beneath;
 mod draft;
 mod holes;
 mod pack;
-mod place;
 mod scan;
 mod stamp;
 #[cfg(test)]
 mod tests;
+mod unpack;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -185,7 +185,7 @@ impl Tree {
     /// Takes what has changed in the other copy. Answers what had changed here too, which is left as it
     /// is.
     pub fn take(&mut self, input: impl Read) -> Result<Vec<Conflict>, TreeError> {
-        place::place_archive(self, input)
+        unpack::place_archive(self, input)
     }
 
     /// The longest archive that can be in order: everything there is and may get, and its own words.

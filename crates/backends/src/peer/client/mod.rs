@@ -1,12 +1,12 @@
 //! The near end of a sandbox that another host or a virtual machine builds: one connection to the program
 //! there, over which the agent's pipe, a few requests and the workspace's changes go.
 
-mod bridge;
+mod connection;
 mod executions;
 mod files;
-mod link;
 #[cfg(test)]
 mod tests;
+mod workspace_sync;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,15 +20,15 @@ use stockade_core::{
 use tokio::io::{AsyncBufRead, AsyncWrite};
 
 use super::guest::Identity;
+use super::protocol::{RemoteFailure, RemoteRequest};
 use super::tree::{Side, Tree};
-use super::words::{RemoteFailure, RemoteRequest};
 use crate::agent_sandbox::AgentSandbox;
 use crate::linux::archives::Archives;
 use crate::native::Native;
-pub(crate) use bridge::Bridge;
+use connection::{AgentPipe, PeerLink, WorkspaceTree};
 pub(crate) use executions::{FarExecutions, UsedNumbers};
 use files::Synced;
-use link::{AgentPipe, PeerLink, WorkspaceTree};
+pub(crate) use workspace_sync::WorkspaceSync;
 
 /// Timeout of the handshake with the agent there.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -80,27 +80,27 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct FarSandbox {
     pub sandbox: AgentSandbox,
     pub executions: Arc<FarExecutions>,
-    pub bridge: Arc<Bridge>,
+    pub sync: Arc<WorkspaceSync>,
 }
 
 impl FarSandbox {
     fn new(
         (id, admitted): (&SandboxId, &Admitted),
-        bridge: Arc<Bridge>,
+        sync: Arc<WorkspaceSync>,
         client: AgentClient,
         used: u32,
     ) -> Self {
         let client = Arc::new(client);
-        let executions = FarExecutions::new(id, &bridge, &client, used);
-        let backend = bridge.link().peer().backend.clone();
+        let executions = FarExecutions::new(id, &sync, &client, used);
+        let backend = sync.link().peer().backend.clone();
         // Archives come by the agent's pipe, as on every other backend: the other side is asked for nothing, names
         // no part, and sends no more than the disk limit allows.
         let user = Native::sandbox_user(admitted.spec());
         let sandbox = AgentSandbox::new(id, Arc::clone(&client), user)
-            .with_files(Synced::new(client, Arc::clone(&bridge)))
+            .with_files(Synced::new(client, Arc::clone(&sync)))
             .with_archives(Archives::new(backend, admitted))
             .with_monitor(Arc::clone(&executions) as _);
-        Self { sandbox, executions, bridge }
+        Self { sandbox, executions, sync }
     }
 }
 
@@ -143,9 +143,9 @@ pub(crate) async fn build_sandbox(
     let (link, pipe) = PeerLink::new(peer, connection);
     request_creation(&link, id, admitted, tree.as_ref()).await?;
     let writable = !admitted.spec().read_only;
-    let bridge = Arc::new(Bridge::new(link, tree, writable));
+    let sync = Arc::new(WorkspaceSync::new(link, tree, writable));
     let client = connect_agent(pipe).await?;
-    Ok(FarSandbox::new((id, admitted), bridge, client, 0))
+    Ok(FarSandbox::new((id, admitted), sync, client, 0))
 }
 
 /// Takes a copy of a machine into use, with the sandbox that is in it.
@@ -160,15 +160,15 @@ pub(crate) async fn take_over(
     let (link, pipe) = PeerLink::new(peer, connection);
     let asked = RemoteRequest::Become { identity: Box::new(identity), shared: tree.is_some() };
     link.take_turn().await.ask("create", &asked, None).await.map(drop)?;
-    let bridge = Arc::new(Bridge::new(link, tree, !admitted.spec().read_only));
+    let sync = Arc::new(WorkspaceSync::new(link, tree, !admitted.spec().read_only));
     let (reader, writer) = tokio::io::split(pipe);
     let carried = used.carried_programs();
     let channels: Vec<u32> = carried.iter().map(|program| program.channel).collect();
     let (client, processes) =
         AgentClient::take_over(reader, writer, HANDSHAKE_TIMEOUT, used.channels, &channels).await?;
-    let sandbox = FarSandbox::new((id, admitted), bridge, client, used.executions);
+    let sandbox = FarSandbox::new((id, admitted), sync, client, used.executions);
     sandbox.executions.carry_programs(carried.into_iter().zip(processes).collect());
-    sandbox.bridge.meet_again(sandbox.bridge.take_turn().await).await?;
+    sandbox.sync.meet_again(sandbox.sync.take_turn().await).await?;
     Ok(sandbox)
 }
 

@@ -10,8 +10,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, DuplexStream, duplex};
 use tokio::time::Instant;
 
 use super::*;
-use crate::across::frame::Frame;
-use crate::across::words::Tell;
+use crate::peer::frame::Frame;
+use crate::peer::protocol::PeerEvent;
 
 /// What carries the connection, which says when it is gone.
 struct TestCarrier(Arc<AtomicBool>);
@@ -44,7 +44,7 @@ fn test_wire() -> TestWire {
     TestWire { link, pipe, peer, torn_down }
 }
 
-fn encode_tell(tell: &Tell) -> Bytes {
+fn encode_tell(tell: &PeerEvent) -> Bytes {
     Frame::Word(serde_json::to_vec(tell).unwrap().into()).encode().unwrap()
 }
 
@@ -69,21 +69,21 @@ async fn a_flood_of_kills_starts_one_task() {
     link.attach_control(7, &control);
     let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let before = tasks();
-    let kill = encode_tell(&Tell::Kill { execution: 7 });
+    let kill = encode_tell(&PeerEvent::Kill { execution: 7 });
     for _ in 0..10_000 {
         peer.write_all(&kill).await.unwrap();
     }
     // Heard after all that was said before it.
-    peer.write_all(&encode_tell(&Tell::Done { conflicts: Vec::new() })).await.unwrap();
+    peer.write_all(&encode_tell(&PeerEvent::Done { conflicts: Vec::new() })).await.unwrap();
     link.take_turn().await.ask("pull", &RemoteRequest::Pull, None).await.map(drop).unwrap();
     assert!(tasks() <= before + 1, "{} tasks", tasks());
     assert!(slow.0.load(Ordering::Relaxed) <= 1);
     // The same where it is not known yet whom to tell.
     link.expect_execution(8);
     for _ in 0..1000 {
-        peer.write_all(&encode_tell(&Tell::Kill { execution: 8 })).await.unwrap();
+        peer.write_all(&encode_tell(&PeerEvent::Kill { execution: 8 })).await.unwrap();
     }
-    peer.write_all(&encode_tell(&Tell::Done { conflicts: Vec::new() })).await.unwrap();
+    peer.write_all(&encode_tell(&PeerEvent::Done { conflicts: Vec::new() })).await.unwrap();
     link.take_turn().await.ask("pull", &RemoteRequest::Pull, None).await.map(drop).unwrap();
     link.attach_control(8, &control);
     assert!(tasks() <= before + 2, "{} tasks", tasks());
@@ -166,7 +166,7 @@ async fn what_a_peer_says_went_wrong_is_clean_and_short() {
     let evil = format!("a\x1b]0;owned\x07{}", "x".repeat(50_000));
     let failure =
         RemoteFailure { code: "denied".into(), message: evil.clone(), remedy: Some(evil.clone()) };
-    peer.write_all(&encode_tell(&Tell::Failed(failure))).await.unwrap();
+    peer.write_all(&encode_tell(&PeerEvent::Failed(failure))).await.unwrap();
     let asked = link.take_turn().await.ask("pull", &RemoteRequest::Pull, None).await;
     let error = asked.map(drop).unwrap_err();
     for text in [error.message(), error.hint().unwrap()] {
