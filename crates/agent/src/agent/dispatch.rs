@@ -123,7 +123,7 @@ impl Agent {
         Ok(())
     }
 
-    /// An open channel; nothing if it has ended, which the other side may not know yet.
+    /// An open channel; nothing if it has ended, which the peer may not know yet.
     fn find_channel(&mut self, number: u32) -> Result<Option<&mut Channel>, LinkStop> {
         if number > self.highest {
             return Err(LinkStop::Broken);

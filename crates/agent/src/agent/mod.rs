@@ -56,7 +56,7 @@ struct Agent {
 }
 
 /// Runs the agent until its pipe closes. Exit codes: 0 the pipe closed, 64 bad arguments or
-/// surroundings, 70 the other side broke the protocol.
+/// surroundings, 70 the peer broke the protocol.
 pub fn main(args: impl Iterator<Item = String>) -> ExitCode {
     let Ok(mut agent) = start::prepare_agent(args) else {
         return ExitCode::from(64);

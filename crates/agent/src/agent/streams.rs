@@ -150,7 +150,7 @@ impl OutputPump {
 pub struct InputPump {
     fd: Option<OwnedFd>,
     queue: VecDeque<u8>,
-    /// What the other side may still send.
+    /// What the peer may still send.
     credit: u32,
     /// What was used up and not yet given back.
     owed: u32,

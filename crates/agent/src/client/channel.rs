@@ -250,7 +250,7 @@ impl ClientChannel {
         })
     }
 
-    /// Sends input, waiting while the other side does not read. Returns false where the other side
+    /// Sends input, waiting while the peer does not read. Returns false where the peer
     /// will not read any more.
     pub async fn write_input(&self, number: u32, mux: &Mux, mut data: Bytes) -> bool {
         while !data.is_empty() {

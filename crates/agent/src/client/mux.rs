@@ -35,7 +35,7 @@ impl Closed {
         Self { code, message: message.into() }
     }
 
-    /// The other side broke the protocol.
+    /// The peer broke the protocol.
     pub fn broken(what: impl std::fmt::Display) -> Self {
         Self::new(ErrorCode::Protocol, format!("the agent broke the protocol: {what}"))
     }

@@ -24,7 +24,7 @@ use crate::linux::{ended, settle_command};
 pub(crate) use files::MappedFiles;
 pub(crate) use host::HostMonitor;
 
-/// Who watches the executions of a sandbox: this host's counters, or the other side of a connection. It also keeps
+/// Who watches the executions of a sandbox: this host's counters, or the peer of a connection. It also keeps
 /// a workspace that is copied there the same.
 #[async_trait]
 pub(crate) trait Monitor: Send + Sync {

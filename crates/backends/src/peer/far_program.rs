@@ -1,4 +1,4 @@
-//! The program for the other side, carried along inside this one.
+//! The program for the peer, carried along inside this one.
 
 /// The program: static, so that it runs anywhere.
 pub(crate) static FAR_PROGRAM: &[u8] = include_bytes!(env!("STOCKADE_FAR"));

@@ -9,7 +9,7 @@ use stockade_core::{
 
 use super::guest::Identity;
 
-/// First line of the program on the other side, before any frame.
+/// First line of the peer's program, before any frame.
 pub const HELLO_LINE: &[u8] = b"stockade-far 1\n";
 
 /// What this side asks of the other one.
@@ -73,7 +73,7 @@ pub enum RemoteRequest {
     Destroy,
 }
 
-/// What the other side says.
+/// What the peer says.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum PeerEvent {
@@ -168,7 +168,7 @@ impl CounterReport {
         Self { limit, cpu_time: judged.cpu_time, peak_memory: judged.peak_memory, limits_reached }
     }
 
-    /// The exit with what the other side knows of it.
+    /// The exit with what the peer knows of it.
     pub fn over(self, exit: Exit) -> Exit {
         let known = LimitKind::ALL.into_iter().filter(|kind| self.limits_reached.contains(kind));
         Exit {
@@ -195,7 +195,7 @@ impl From<&Error> for RemoteFailure {
 }
 
 impl RemoteFailure {
-    /// The public form, told of whom the other side is called. Its words are the other side's, and cleaned.
+    /// The public error, with the name of the peer. Its text is the peer's, with control characters removed.
     pub fn error(self, operation: &'static str, called: &str) -> Error {
         let known = ErrorCode::ALL.into_iter().find(|code| code.name() == self.code);
         let code = known.unwrap_or(ErrorCode::Protocol);
@@ -208,7 +208,7 @@ impl RemoteFailure {
     }
 }
 
-/// What the program on the other side prints when it is asked one thing and not for a sandbox.
+/// What the peer's program prints when it is asked one thing and not for a sandbox.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum ProbeReply {

@@ -1,4 +1,4 @@
-//! The program for the other side: which one it is, how it is started there, and how it gets there when it
+//! The program for the peer: which one it is, how it is started there, and how it gets there when it
 //! is missing. It is checked by its sum before it is in its place, and found by it afterwards.
 
 use std::process::Stdio;

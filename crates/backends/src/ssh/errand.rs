@@ -22,7 +22,7 @@ use crate::peer::blocking_io::{self, Drain};
 
 /// Timeout of uploading the program over a slow line.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(600);
-/// How long the other side may take to begin to read, and to read all of it however fast it is.
+/// How long the peer may take to begin to read, and to read all of it however fast it is.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 const LONGEST_SEND: Duration = Duration::from_secs(6 * 60 * 60);
 /// Longest line of an answer.
@@ -90,7 +90,7 @@ impl Errand {
         }
     }
 
-    /// Sends what `write` writes, which is called in a thread that may block. Answers whether the other side
+    /// Sends what `write` writes, which is called in a thread that may block. Answers whether the peer
     /// has taken all of it; one that reads too slowly is an error.
     pub async fn send(
         &mut self,

@@ -1,4 +1,4 @@
-//! Sandboxes on other hosts: the program for the other side is carried there, and builds the native
+//! Sandboxes on other hosts: the program for the peer is carried there, and builds the native
 //! backend's walls there. The system's `ssh` makes the connection, with the user's own configuration.
 //!
 //! A host on which the walls cannot be built is refused, never used bare, and one whose key is not known
@@ -36,7 +36,7 @@ pub use host::Host;
 /// The ssh backend's name.
 pub const NAME: BackendName = BackendName::literal("ssh");
 
-/// How long the other side may take to take a sandbox down before it is told so in another way.
+/// How long the peer may take to take a sandbox down before it is told so in another way.
 const TAKING_DOWN: Duration = Duration::from_secs(15);
 
 /// The ssh backend: a pool of hosts.
@@ -159,7 +159,7 @@ impl WallBuilder for SshWalls {
         Some(probe::ONLY_BY_NAME.into())
     }
 
-    /// The other side looks again before it builds: what is kept here need only be the usual case.
+    /// The peer looks again before it builds: what is kept here need only be the usual case.
     fn fingerprint(&self) -> Option<String> {
         (!self.hosts.is_empty()).then(|| format!("{}\n{:?}", FAR_DIGEST, self.hosts))
     }
@@ -185,7 +185,7 @@ impl WallBuilder for SshWalls {
         }
     }
 
-    /// The other side takes down what it has begun when its connection is dropped; the `destroy` that follows
+    /// The peer takes down what it has begun when its connection is dropped; the `destroy` that follows
     /// asks it. Where that is stays known until then: no other host has to answer.
     async fn clear_unfinished(&self, id: &SandboxId, _: &Error) -> Result<()> {
         let live = lock(&self.live).get(id).cloned();

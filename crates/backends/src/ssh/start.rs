@@ -1,4 +1,4 @@
-//! Starts the program on the other side and waits for its first word. What it needs and what it said is
+//! Starts the program on the peer and waits for its first word. What it needs and what it said is
 //! told apart from what a login shell prints.
 
 use std::process::Stdio;

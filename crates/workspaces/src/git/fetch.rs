@@ -46,7 +46,7 @@ fn fetch_refs(bare: &Path, source: &GitSource, what: &[&str]) -> FaultResult<()>
     Ok(())
 }
 
-/// The branch that the other side's `HEAD` names.
+/// The branch that the remote's `HEAD` names.
 fn default_branch(bare: &Path, source: &GitSource) -> FaultResult<Option<String>> {
     let listed = GitRun::with_configuration("look at", source)
         .at(bare)

@@ -271,7 +271,7 @@ impl FarSession {
             Some(tree) => self.reset_tree(tree)?,
             None => self.writable = false,
         }
-        // Nothing that was under way reaches the other side, and nothing waits for it.
+        // Nothing that was under way reaches the peer, and nothing waits for it.
         let _ = self.ways.send(ResumeMode::Anew).await;
         let renamed = self.papers.as_ref().map_or(Ok(()), |papers| papers.apply_identity(identity));
         let renewed = carried.reconnect_agent(self.out.clone()).await;

@@ -1,5 +1,5 @@
 //! The executions that are held to their limits here, by the counters of this host. They are ended by way
-//! of the other side, which alone speaks to the agent, or with everything else if it does not.
+//! of the peer, which alone speaks to the agent, or with everything else if it does not.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,7 +36,7 @@ struct Killer {
     execution: u32,
 }
 
-/// Says something to the other side.
+/// Says something to the peer.
 pub async fn send_tell(out: &Outbox, tell: &PeerEvent) -> Result<(), FrameError> {
     let text = serde_json::to_vec(tell).map_err(std::io::Error::from)?;
     out.send_frame(Frame::Word(text.into())).await

@@ -1,7 +1,7 @@
-//! One connection to the other side, for one sandbox: the agent's pipe, requests one at a time, and a
-//! heart that beats. When it is lost, everything that goes over it is, and the other side ends by itself.
+//! One connection to the peer, for one sandbox: the agent's pipe, requests one at a time, and a
+//! heartbeat. When it is lost, everything that goes over it is, and the peer ends by itself.
 //!
-//! The other side is hostile and slow: each request has one deadline from its first byte to its answer, a
+//! The peer is hostile and slow: each request has one deadline from its first byte to its answer, a
 //! frame that is not taken in time ends the connection, and nothing that arrives starts more than one task
 //! per execution.
 
@@ -26,12 +26,12 @@ use crate::peer::frame::Frame;
 use crate::peer::protocol::{PeerEvent, RemoteRequest};
 use crate::peer::tree::{Conflict, Tree, TreeError};
 
-/// Interval of the heartbeat that the other side hears.
+/// Interval of the heartbeat that the peer hears.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 /// How long a request may take until its answer, and how long with all that is transferred for it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(300);
-/// How long the other side may take to read one frame, with those that wait before it.
+/// How long the peer may take to read one frame, with those that wait before it.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Frame queue length in either direction.
 const FRAME_QUEUE_LENGTH: usize = 8;
@@ -44,7 +44,7 @@ const PIPE_CHUNK_BYTES: usize = 64 * 1024;
 pub(crate) type WorkspaceTree = Arc<Mutex<Tree>>;
 type Controls = Arc<Mutex<HashMap<u32, Slot>>>;
 
-/// An execution that the other side may want ended.
+/// An execution that the peer may want ended.
 #[derive(Clone)]
 enum Slot {
     /// The agent has not heard of it yet.
@@ -54,7 +54,7 @@ enum Slot {
     Running(Arc<dyn ProcessControl>),
     /// It is being ended, which happens once however often it is asked for.
     Ending(Arc<dyn ProcessControl>),
-    /// The other side was taken back to before it began: what has its number there is another one.
+    /// The peer was taken back to before it began: what has its number there is another one.
     Gone,
 }
 
@@ -126,7 +126,7 @@ impl PeerLink {
         (Arc::new(Self { peer, out, heard, controls, carrier, tasks }), ours)
     }
 
-    /// Who is on the other side.
+    /// The peer.
     pub fn peer(&self) -> &Peer {
         &self.peer
     }
@@ -162,12 +162,12 @@ impl PeerLink {
         self.send_frame(request_frame(ask)?).await
     }
 
-    /// The other side may want an execution ended before it is known here whom to tell.
+    /// The peer may want an execution ended before it is known here whom to tell.
     pub fn expect_execution(&self, execution: u32) {
         lock(&self.controls).insert(execution, Slot::Expected);
     }
 
-    /// Who is to be told when the other side wants an execution ended.
+    /// Who is to be told when the peer wants an execution ended.
     pub fn attach_control(&self, execution: u32, control: &Arc<dyn ProcessControl>) {
         let mut controls = lock(&self.controls);
         if let Some(Slot::Doomed) = controls.insert(execution, Slot::Running(Arc::clone(control))) {
@@ -191,7 +191,7 @@ impl PeerLink {
         lock(&self.controls).extend(inherited);
     }
 
-    /// Whether an execution was gone when the other side was taken back: it knows nothing of that one.
+    /// Whether an execution was gone when the peer was taken back: it knows nothing of that one.
     pub fn is_gone(&self, execution: u32) -> bool {
         matches!(lock(&self.controls).get(&execution), Some(Slot::Gone))
     }
@@ -382,7 +382,7 @@ fn thread_error(error: tokio::task::JoinError) -> Error {
     Error::new(ErrorCode::System, "copy the workspace", "a thread ended").source(error)
 }
 
-/// Ends an execution, once; whether it worked is seen on the other side.
+/// Ends an execution, once; whether it worked shows at the peer.
 fn end_execution(controls: &mut HashMap<u32, Slot>, execution: u32) {
     let Some(slot) = controls.get_mut(&execution) else { return };
     match slot {

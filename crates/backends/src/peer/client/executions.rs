@@ -1,4 +1,4 @@
-//! Executions that the other side of the connection watches: it counts for them, and what they have changed is
+//! Executions that the peer watches: it counts for them, and what they have changed is
 //! brought back before anybody learns of their end.
 
 use std::collections::BTreeMap;
@@ -186,7 +186,7 @@ impl Monitor for FarExecutions {
         self.sync.push_changes().await?;
         let execution = self.last.fetch_add(1, Ordering::Relaxed);
         let watch = RemoteRequest::Watch { execution, cpu_time: limits.cpu_time };
-        // Dropped before the program has started, it tells the other side that there is none.
+        // Dropped before the program has started, it tells the peer that there is none.
         let watched = self.watch_execution(execution);
         self.sync.link().expect_execution(execution);
         // Before the agent hears of it: what is sent first arrives first.
@@ -216,7 +216,7 @@ impl BegunExecution for WatchedExecution {
     }
 }
 
-/// An execution that the other side watches, until it is told of the end.
+/// An execution that the peer watches, until it is told of the end.
 struct WatchedExecution {
     sync: Arc<WorkspaceSync>,
     running: RunningPrograms,
@@ -225,7 +225,7 @@ struct WatchedExecution {
 }
 
 impl WatchedExecution {
-    /// Tells the other side which process it is, once it is one, so that it is told apart from others.
+    /// Tells the peer which process it is, once it is one, so that it is told apart from others.
     fn report_start(&self, program: ProgramPid) {
         let (link, execution) = (self.sync.link(), self.execution);
         tokio::spawn(async move {
@@ -236,7 +236,7 @@ impl WatchedExecution {
         });
     }
 
-    /// A program whose end the other side is told of.
+    /// A program whose end the peer is told of.
     fn wrap_process(self, program: RunningProgram, process: Process) -> Process {
         let Process { events, control } = process;
         self.sync.link().attach_control(program.execution, &control);

@@ -35,7 +35,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Growth limit of a workspace that comes back from a guest without a disk limit.
 const MAX_GROWTH_BYTES: u64 = 1 << 40;
 
-/// Who is on the other side, as messages call it.
+/// The peer, as messages call it.
 #[derive(Clone)]
 pub(crate) struct Peer {
     /// Whose sandbox it is.
@@ -57,13 +57,13 @@ impl Peer {
         Error::new(code, operation, message).backend(self.backend.clone())
     }
 
-    /// What the other side says went wrong.
+    /// What the peer says went wrong.
     fn failure_error(&self, operation: &'static str, failure: RemoteFailure) -> Error {
         failure.error(operation, &self.called).backend(self.backend.clone())
     }
 }
 
-/// A connection on which the other side has said its first word.
+/// A connection on which the peer has said its first word.
 pub(crate) struct PeerConnection {
     pub input: Box<dyn AsyncWrite + Send + Unpin>,
     pub output: Box<dyn AsyncBufRead + Send + Unpin>,
@@ -93,7 +93,7 @@ impl FarSandbox {
         let client = Arc::new(client);
         let executions = FarExecutions::new(id, &sync, &client, used);
         let backend = sync.link().peer().backend.clone();
-        // Archives come by the agent's pipe, as on every other backend: the other side is asked for nothing, names
+        // Archives come by the agent's pipe, as on every other backend: the peer is asked for nothing, names
         // no part, and sends no more than the disk limit allows.
         let user = Native::sandbox_user(admitted.spec());
         let sandbox = AgentSandbox::new(id, Arc::clone(&client), user)
@@ -104,7 +104,7 @@ impl FarSandbox {
     }
 }
 
-/// Whether the workspace can be carried there, before anything is asked of the other side.
+/// Whether the workspace can be carried there, before anything is asked of the peer.
 pub(crate) fn check_workspace(backend: &BackendName, admitted: &Admitted) -> Result<()> {
     open_workspace(backend, admitted).map(drop)
 }
@@ -132,7 +132,7 @@ fn open_workspace(backend: &BackendName, admitted: &Admitted) -> Result<Option<W
     }
 }
 
-/// Has the other side build a sandbox, with a copy of the workspace.
+/// Has the peer build a sandbox, with a copy of the workspace.
 pub(crate) async fn build_sandbox(
     peer: Peer,
     connection: PeerConnection,
@@ -185,7 +185,7 @@ async fn request_creation(
     if let Some(tree) = tree {
         turn.send_tree(tree).await?;
     }
-    // Its image is what the other side has, and what stands between is not its to judge.
+    // Its image is what the peer has, and what stands between is not its to judge.
     let (boundaries, image) = (Default::default(), Image::Host);
     let spec = Box::new(SandboxSpec {
         host: None,

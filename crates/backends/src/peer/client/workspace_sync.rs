@@ -61,7 +61,7 @@ impl WorkspaceSync {
         self.meet_again(first).await
     }
 
-    /// Whether the other side has a copy of something that is here too.
+    /// Whether the peer has a copy of something that is here too.
     pub fn is_shared(&self) -> bool {
         self.tree.is_some()
     }
@@ -129,7 +129,7 @@ impl WorkspaceSync {
             Ok(conflicts) => {
                 self.note_conflicts(conflicts.into_iter().map(|conflict| conflict.path))
             }
-            // The other side takes it for done, and would not send it again.
+            // The peer takes it for done, and would not send it again.
             Err(error) => self.mark_parted(error),
         }
         Ok(tell)
@@ -166,7 +166,7 @@ impl WorkspaceSync {
         self.check_together()
     }
 
-    /// The other side is a copy that nothing is known of: what can be written becomes as it is there, and
+    /// The peer is a copy that nothing is known of: what can be written becomes as it is there, and
     /// what cannot stays as it is here.
     pub async fn meet_again(&self, turn: Turn) -> Result<()> {
         let Some(tree) = self.tree.clone() else { return Ok(()) };

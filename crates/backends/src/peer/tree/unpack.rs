@@ -1,4 +1,4 @@
-//! Takes what has changed in the other copy. Everything here is the other side's word: each path is
+//! Takes what has changed in the other copy. Everything here is the peer's word: each path is
 //! checked by its parts and resolved by the kernel, each size is bounded, and a kind that does not travel
 //! is refused by name.
 

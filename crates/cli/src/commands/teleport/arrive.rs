@@ -1,4 +1,4 @@
-//! `stockade arrive`: the other side of a teleport. Makes a sandbox of the snapshot that comes in, and takes
+//! `stockade arrive`: the peer of a teleport. Makes a sandbox of the snapshot that comes in, and takes
 //! it down again unless the sender says that it stays. Not for people.
 
 use std::io::{self, BufRead, Read, Write};

@@ -30,15 +30,15 @@ use crate::terminal::printer::Printer;
 use protocol::{ArrivalAnswer, HELLO_LINE, KEEP_LINE, Passage, Pieces, TELEPORT_VERSION};
 
 const TELEPORT_OPERATION: &str = "teleport";
-/// Command that the other side is started with.
+/// Command that the peer is started with.
 pub const ARRIVE_COMMAND: &str = "arrive";
 /// Label that names the sandbox which a teleported one replaces.
 pub const ORIGIN_LABEL: &str = "teleported-from";
 /// Largest snapshot that is accepted on arrival.
 const MAX_SNAPSHOT_BYTES: Bytes = Bytes(64 << 30);
-/// Timeout for the snapshot to become a sandbox on the other side.
+/// Timeout for the snapshot to become a sandbox on the peer.
 const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(600);
-/// Timeout for the last reply, including what the other side clears away before it.
+/// Timeout for the last reply, including what the peer clears away before it.
 const KEPT_REPLY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What to move, and where to.
@@ -227,7 +227,7 @@ fn build_passage(args: &TeleportArgs, described: Described) -> Passage {
     Passage { spec, idle: described.idle, lifetime: described.lifetime, of }
 }
 
-/// Sends everything and hears what it has become there; nothing if the other side went away.
+/// Sends everything and hears what it has become there; nothing if the peer went away.
 async fn send_passage(
     errand: &mut Errand,
     passage: &Passage,
