@@ -41,7 +41,7 @@ const COLD_ROUNDS: usize = 30;
 const SEQUENCE_LENGTH: usize = 10_000;
 const AT_ONCE: usize = 1000;
 
-/// The machine by itself, as who wants the same of it would set it up: everything linked beforehand, a
+/// The WebAssembly engine by itself, set up for the same: everything linked beforehand, a
 /// pool that keeps as much, no traces of calls, a bound on memory, three directories, output that is
 /// kept, and interruption. Nobody can end it, and nothing counts its time, files and bytes on disk.
 struct Bare {

@@ -1,4 +1,4 @@
-//! The backends as the command line has them: who is told of what takes long, which program is a worker, and
+//! The backends as the command line has them: where progress is shown, which program is a worker, and
 //! what its errors call a flag. Which backends there are is in the library's registry.
 
 use std::io::{IsTerminal, Write};

@@ -159,7 +159,7 @@ impl From<NotBuilt> for Error {
     }
 }
 
-/// The one who waits for a sandbox. If it goes away first, so does the sandbox (C-32).
+/// The caller that waits for a sandbox. If it goes away first, so does the sandbox (C-32).
 pub(crate) struct SandboxCaller {
     inner: Arc<EngineInner>,
     id: SandboxId,

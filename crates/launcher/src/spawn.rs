@@ -46,7 +46,7 @@ pub(crate) struct LaunchWorkshop {
 /// A sandbox in the making.
 pub(crate) struct BegunLaunch {
     pub pid: Pid,
-    /// Where the listener of its filter will come from, and whom its guest is, if the filter asks.
+    /// Where the listener of its filter will come from, and its guest's user, if the filter asks.
     pub asking: Option<(OwnedFd, SocketGuest)>,
 }
 

@@ -45,7 +45,7 @@ pub enum Mechanism {
 pub struct Request {
     /// Which tree.
     pub hint: Hint,
-    /// Whom it is for.
+    /// The tenant it is for.
     pub tenant: TenantName,
     /// Whether the guest may change it.
     pub writable: bool,
@@ -109,7 +109,7 @@ pub struct ManagedWorkspace {
     pub writable: bool,
     /// `git.remote`, `git.branch`, `git.commit`, and the caller's own notes.
     pub metadata: BTreeMap<String, String>,
-    /// Whom it is for.
+    /// The tenant it is for.
     pub tenant: TenantName,
     /// When it was acquired first.
     pub created: Timestamp,

@@ -1,7 +1,7 @@
 //! The reach of signals where no pid namespace bounds it: a Landlock domain out of which none goes.
 //!
-//! Each keeper stands in one of its own, and its program in one below that. So the kernel knows who
-//! belongs to an execution without anybody looking at `/proc`; a keeper can end all of them at once,
+//! Each keeper stands in one of its own, and its program in one below that. So the kernel knows which
+//! processes belong to an execution, and `/proc` is not read; a keeper can end all of them at once,
 //! and none of them can end their keeper.
 
 use rustix::io::Errno;

@@ -49,7 +49,7 @@ struct Agent {
     /// The highest channel number so far; every other number up to it has ended.
     highest: u32,
     greeted: bool,
-    /// Another side has come that has not said yet what it knows.
+    /// A new peer has come that has not said yet which channels it knows.
     renewed: bool,
     /// When to look again for processes that are to be killed.
     next_hunt: Option<Instant>,

@@ -13,7 +13,7 @@ use rustix::thread::{
 
 use super::sys::{self, Fork};
 
-/// Says that keepers are kept apart, and whom they run as.
+/// Says that each keeper gets a pid namespace, and which user it runs as.
 #[derive(Debug, Clone, Copy)]
 pub struct KeeperNamespace {
     uid: u32,

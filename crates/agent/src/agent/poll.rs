@@ -144,7 +144,7 @@ impl Agent {
     }
 
     fn child_ended(&mut self, pid: i32, status: i32) -> Result<(), LinkStop> {
-        // Anybody else is an orphan that fell to the agent; reaping it was all there is to do.
+        // Any other process is an orphan that fell to the agent; reaping it was all there is to do.
         let found = self.channels.iter_mut().find(|(_, channel)| channel.child() == Some(pid));
         let Some((number, channel)) = found else { return Ok(()) };
         let number = *number;

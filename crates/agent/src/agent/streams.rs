@@ -31,7 +31,7 @@ pub struct OutputPump {
     /// No reader is left: output is counted, and not sent.
     discarding: bool,
     unsent: u64,
-    /// Nothing is read until it is known who wants it.
+    /// Nothing is read until a new peer has said whether it wants it.
     held: bool,
     /// Nothing is sent any more; what still comes is thrown away, so that a background process that
     /// logs is neither blocked nor killed.
@@ -70,17 +70,17 @@ impl OutputPump {
             && (is_silent || self.credit >= MIN_CHARGE && link.has_room())
     }
 
-    /// Another side has come: nothing is read until it is known whether that wants it.
+    /// A new peer has come: nothing is read until it says whether it wants this.
     pub fn hold_output(&mut self) {
         self.held = true;
     }
 
-    /// It does, and says how much.
+    /// The peer wants the output, and grants credit anew.
     pub fn start_over(&mut self) {
         (self.held, self.credit) = (false, 0);
     }
 
-    /// It does not.
+    /// The peer does not want the output.
     pub fn mute_output(&mut self) {
         (self.held, self.muted) = (false, true);
     }
@@ -220,7 +220,7 @@ impl InputPump {
         owed
     }
 
-    /// Another side has come, which has no credit yet: what it is given first.
+    /// A new peer has come: the credit that it is given first.
     pub fn start_over(&mut self) -> u32 {
         self.owed = 0;
         self.credit = WINDOW_BYTES.saturating_sub(self.queue.len() as u32);

@@ -201,7 +201,7 @@ impl AgentClient {
         DirectoryWatch::open(&self.mux, path).await
     }
 
-    /// Whether the pipe is there, as far as anybody has noticed.
+    /// Whether the pipe is open, as far as is known.
     pub fn is_open(&self) -> bool {
         self.mux.is_open()
     }

@@ -28,7 +28,7 @@ pub(crate) use host::HostMonitor;
 /// a workspace that is copied there the same.
 #[async_trait]
 pub(crate) trait Monitor: Send + Sync {
-    /// Whether what it watches has not ended. Asks nobody who may take time.
+    /// Whether what it watches has not ended. Answers at once, without a request.
     fn is_alive(&self) -> bool {
         true
     }

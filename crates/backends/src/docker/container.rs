@@ -85,7 +85,7 @@ impl Container {
         Ok(volume.map(|volume| volume.destination.unwrap_or_default()))
     }
 
-    /// Attaches before it starts, so that the agent never runs without anybody at its pipe.
+    /// Attaches before it starts, so that the agent never runs without a reader of its pipe.
     pub(super) async fn start(&self) -> Result<(ContainerPipe, StartedContainer)> {
         let told = |error| engine_failed("create", &error);
         let options = AttachContainerOptions {

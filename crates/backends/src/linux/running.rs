@@ -27,7 +27,7 @@ const END_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 pub(crate) struct LiveWalls {
     pub id: SandboxId,
-    /// The process with whose end everything in it has ended, as the host numbers it.
+    /// Its init process by the host's number: when that has exited, nothing in the sandbox is left.
     pub pid: i32,
     pub pidfd: OwnedFd,
     ending: KillMethod,
@@ -71,7 +71,7 @@ pub(crate) enum KillMethod {
 /// What a backend says about a sandbox that it has just built.
 pub(crate) struct Built {
     pub backend: BackendName,
-    /// The process with whose end everything in it has ended.
+    /// Its init process: when that has exited, nothing in the sandbox is left.
     pub last: (i32, OwnedFd),
     /// How it is ended.
     pub ending: KillMethod,

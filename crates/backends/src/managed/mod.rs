@@ -263,7 +263,7 @@ impl<W: WallBuilder> UnderWay<W> {
             weak
         };
         if reply.send(Ok(built)).is_ok() {
-            // Not held meanwhile: nobody knows when the caller looks.
+            // Not held meanwhile: the caller may poll it at any time, or never.
             lock.release();
             if is_taken.await.is_ok() {
                 untaken.take(lock.id(), &mark);

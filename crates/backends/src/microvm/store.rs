@@ -24,7 +24,7 @@ const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 const MAX_CACHED_ENTRIES: usize = 6;
 /// Name prefix of unfinished entries.
 const DRAFT_PREFIX: &str = "new-";
-/// File whose lock is held by who makes an entry.
+/// File whose lock is held while an entry is made.
 const LOCK_FILE: &str = "lock";
 
 /// The store.

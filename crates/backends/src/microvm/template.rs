@@ -302,7 +302,7 @@ fn command_line(kilohertz: u64) -> String {
     format!("console=ttyS0 quiet loglevel=3 panic=-1 reboot=t {time}")
 }
 
-/// A file system on a file of which most is nothing. No journal: it never outlives its machine.
+/// A file system on a sparse file. No journal: it never outlives its machine.
 fn format_disk(path: &Path, size: Bytes) -> io::Result<()> {
     File::create_new(path)?.set_len(size.0)?;
     let made = Command::new("/sbin/mke2fs")

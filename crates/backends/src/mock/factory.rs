@@ -1,4 +1,4 @@
-//! The mock for whoever names it: three programs, no walls.
+//! The mock, chosen by its name alone: three programs, no walls.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -90,12 +90,12 @@ pub(super) fn call_machine(plan: &mut launcher::LaunchPlan, own: &Own) {
     }
 }
 
-/// Whom everything in the sandbox runs as.
+/// The user that everything in the sandbox runs as.
 pub(super) fn sandbox_user(spec: &SandboxSpec) -> User {
     spec.user.unwrap_or(DEFAULT_USER)
 }
 
-/// Whom the guest stands for on the host, where root may choose: whose files it works on. Root without
+/// The guest's user on the host, where root may choose: the owner of the files it works on. Root without
 /// its capabilities could not write to them, and what it made would be root's.
 fn workspace_owner(workspace: &launcher::PlanWorkspace) -> Option<User> {
     if !rustix::process::geteuid().is_root() {

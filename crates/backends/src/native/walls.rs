@@ -31,14 +31,14 @@ impl Native {
         .await
     }
 
-    /// Whom everything in a sandbox of this spec runs as.
+    /// The user that everything in a sandbox of this spec runs as.
     pub(crate) fn sandbox_user(spec: &SandboxSpec) -> User {
         super::plan::sandbox_user(spec)
     }
 }
 
 impl Walls {
-    /// The process with whose end everything in them ends.
+    /// Their init process: when that exits, everything in them ends.
     pub fn first_process(&self) -> i32 {
         self.running.pid
     }

@@ -32,7 +32,7 @@ const EXIT_NOT_FOUND: i32 = 127;
 /// How `ssh` says that it failed itself.
 const NO_CONNECTION: i32 = 255;
 
-/// Who is to speak there.
+/// The program that answers there.
 #[derive(Debug, Clone, Copy)]
 pub struct Party<'a> {
     /// The program to ask first. Absent: the `stockade` that a shell finds there.

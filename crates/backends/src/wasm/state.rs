@@ -35,7 +35,7 @@ pub(super) struct StoreState {
     pub descriptors: Descriptors,
     /// Whether nothing of the host's time may be seen.
     pub fixed: bool,
-    /// How it ended, for who asks afterwards.
+    /// How it ended, for callers that ask afterwards.
     pub ended: Arc<OnceLock<ExitStatus>>,
 }
 

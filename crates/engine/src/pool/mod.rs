@@ -32,7 +32,7 @@ const OPEN_OPERATION: &str = "open a pool";
 /// for one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolSpec {
-    /// What they are prepared for. Who asks for the same thing, labels aside, gets one of them.
+    /// What they are prepared for. A request for the same thing, labels aside, gets one of them.
     pub spec: SandboxSpec,
     /// How many are ready.
     pub minimum: u32,

@@ -48,7 +48,7 @@ fn build_proof(wall: Wall, evidence: String) -> Proof {
     Proof { wall, evidence }
 }
 
-/// The bounding set is root's to empty; for anybody else `no_new_privs` makes it mean nothing.
+/// The bounding set is root's to empty; for other users `no_new_privs` makes it mean nothing.
 fn prove_capabilities(status: &ProcessStatus, privileged: bool) -> Result<String, Failure> {
     let bounding = privileged.then_some("CapBnd");
     for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"].into_iter().chain(bounding) {

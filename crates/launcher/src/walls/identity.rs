@@ -28,7 +28,7 @@ pub(crate) fn write_id_maps(ground: &Ground, plan: &LaunchPlan, child: Pid) -> R
     write("uid_map", format!("{} {uid} 1", plan.uid))
 }
 
-/// In the child: waits until it is mapped, and becomes whom the plan names.
+/// In the child: waits until it is mapped, and becomes the user that the plan names.
 pub(crate) fn become_mapped(go: BorrowedFd<'_>, plan: &LaunchPlan) -> Result<(), Failure> {
     wait_for_go(go).at(Wall::Identity, "waiting for the map")?;
     // Giving up one id for another would otherwise cost the capabilities that build the walls.

@@ -33,7 +33,7 @@ struct Arriving {
     unpacked: JoinHandle<Result<Vec<Conflict>, TreeError>>,
 }
 
-/// One sandbox and who asks for it.
+/// One sandbox and the peer that it is built for.
 pub struct FarSession {
     native: Native,
     base: Result<FarBase>,

@@ -70,7 +70,7 @@ pub struct FirecrackerSettings {
     pub jailer: Option<Jailer>,
 }
 
-/// Whom Firecracker runs as in its own jail.
+/// The user that Firecracker runs as in its own jail.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Jailer {

@@ -66,7 +66,7 @@ fn build_spec(machine: &MachineSpec, program: &Path) -> Result<SandboxSpec> {
     })
 }
 
-/// Returns whom they were handed to, who becomes QEMU.
+/// Returns the process that they were handed to, which becomes QEMU.
 async fn send_arguments(cage: &Cage, order: &QemuArguments) -> io::Result<i32> {
     let socket = connect_helper(cage).await?;
     let text = serde_json::to_vec(&order.words)?;

@@ -162,12 +162,12 @@ impl PeerLink {
         self.send_frame(request_frame(ask)?).await
     }
 
-    /// The peer may want an execution ended before it is known here whom to tell.
+    /// The peer may want an execution ended before its control is registered here.
     pub fn expect_execution(&self, execution: u32) {
         lock(&self.controls).insert(execution, Slot::Expected);
     }
 
-    /// Who is to be told when the peer wants an execution ended.
+    /// Registers the control of an execution, used when the peer wants it ended.
     pub fn attach_control(&self, execution: u32, control: &Arc<dyn ProcessControl>) {
         let mut controls = lock(&self.controls);
         if let Some(Slot::Doomed) = controls.insert(execution, Slot::Running(Arc::clone(control))) {

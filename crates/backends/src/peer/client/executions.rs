@@ -1,5 +1,5 @@
 //! Executions that the peer watches: it counts for them, and what they have changed is
-//! brought back before anybody learns of their end.
+//! brought back before their end is reported.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -248,7 +248,7 @@ impl WatchedExecution {
         Process { events: Box::new(events), control: Arc::new(control) }
     }
 
-    /// Names the limit that ended it, and brings back what it has changed, before anybody learns that it
+    /// Names the limit that ended it, and brings back what it has changed, before it is reported that it
     /// is over.
     fn report_end(&mut self, exit: Exit) -> JoinHandle<Exit> {
         self.over = true;
@@ -308,7 +308,7 @@ struct FarEvents {
     ending: Option<JoinHandle<Exit>>,
     /// Says that only the changes are waited for.
     over: watch::Sender<bool>,
-    /// Whether it was ended from here: then its exit says nothing to anybody.
+    /// Whether it was ended from here: then its exit status means nothing.
     killed: Arc<AtomicBool>,
 }
 

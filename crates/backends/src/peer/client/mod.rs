@@ -63,7 +63,7 @@ impl Peer {
     }
 }
 
-/// A connection on which the peer has said its first word.
+/// A connection on which the peer has sent its hello.
 pub(crate) struct PeerConnection {
     pub input: Box<dyn AsyncWrite + Send + Unpin>,
     pub output: Box<dyn AsyncBufRead + Send + Unpin>,

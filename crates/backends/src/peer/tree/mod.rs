@@ -108,7 +108,7 @@ pub struct Tree {
     /// How it looked when the copies were last the same.
     base: TreeManifest,
     sent: Option<SentManifest>,
-    /// Whom new files belong to, where that is not who makes them.
+    /// Owner of new files, where that is not this process's user.
     owner: Option<(u32, u32)>,
     /// How much larger it may get by what arrives at once.
     growth: u64,

@@ -124,7 +124,7 @@ impl<W: Write> ArchiveWriter<'_, W> {
         self.append_member(&mut header, path.as_os_str().as_bytes(), io::empty())
     }
 
-    /// Byte for byte: a name is not for anybody to tidy up.
+    /// Byte for byte: names are not normalised.
     fn append_member(
         &mut self,
         header: &mut Header,
