@@ -22,8 +22,8 @@ use super::sandbox::MicrovmSandbox;
 use super::store::HeldEntry;
 use super::template::{BOOT_TIMEOUT, WantedMachine};
 use super::{MicrovmWalls, NAME, identity, system_error};
-use crate::linux::brake::{Brake, Stopper};
-use crate::linux::{lock, paths, private};
+use crate::linux::freezer::{Freezer, Stopper};
+use crate::linux::{lock, paths, private_dirs};
 use crate::peer::client::{self, FarSandbox, Peer, PeerConnection, WorkspaceSync};
 use crate::peer::protocol::HELLO_LINE;
 
@@ -36,7 +36,7 @@ const MIN_CPU_RATE: Millicores = Millicores(1000);
 /// A sandbox of this value, or one that it is about to build.
 pub(super) struct LiveSandbox {
     pub now: Arc<Now>,
-    pub brake: Arc<Brake>,
+    pub freezer: Arc<Freezer>,
     /// Taken by who destroys it.
     pub sync: tokio::sync::Mutex<Option<Arc<WorkspaceSync>>>,
     /// Held while its machine is ended, or replaced by another one.
@@ -150,9 +150,9 @@ impl MicrovmWalls {
         let private = PrivateDir::make(id)?;
         let now = self.resume_machine(&private, admitted, source).await?;
         let now = Arc::new(Now(Mutex::new(Arc::new(now))));
-        let brake = Brake::new(NAME, Arc::clone(&now));
+        let freezer = Freezer::new(NAME, Arc::clone(&now));
         let (sync, changing) = (tokio::sync::Mutex::default(), tokio::sync::Mutex::default());
-        let live = Arc::new(LiveSandbox { now, brake, sync, changing });
+        let live = Arc::new(LiveSandbox { now, freezer, sync, changing });
         lock(&self.live).insert(id.clone(), Arc::clone(&live));
         Ok(live)
     }
@@ -202,7 +202,8 @@ pub(super) fn connection_from_stream(pipe: UnixStream) -> PeerConnection {
 }
 
 pub(super) async fn copy_disk(from: PathBuf, to: PathBuf) -> Result<()> {
-    let copy = move || stockade_fs::copy_sparse(&File::open(from)?, private::create_file(&to)?);
+    let copy =
+        move || stockade_fs::copy_sparse(&File::open(from)?, private_dirs::create_file(&to)?);
     let copied = tokio::task::spawn_blocking(copy).await;
     let copied = copied.unwrap_or_else(|error| Err(io::Error::other(error)));
     copied

@@ -271,7 +271,7 @@ impl LiveSandbox {
     /// Brings the last changes, and ends the machine. What could not be brought is told when nothing is left.
     async fn shut_down(&self) -> Result<()> {
         // One that stands still does not answer.
-        let goes_on = self.brake.set(false).await;
+        let goes_on = self.freezer.set(false).await;
         let sync = self.sync.lock().await.take();
         if let Some(sync) = &sync {
             let asked = match goes_on {

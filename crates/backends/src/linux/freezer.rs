@@ -1,5 +1,5 @@
-//! Stopping a whole sandbox where it is, agent and all, and what that asks of everybody else: nothing in
-//! it answers until it goes on, and what is to end has to run for that.
+//! Pause and resume of a whole sandbox, agent and all. While it is paused nothing in it answers: requests are refused,
+//! and what is to be killed is resumed first.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::running::LiveWalls;
 /// A way to stop and continue everything inside.
 #[async_trait]
 pub(crate) trait Stopper: Send + Sync {
-    /// Returns when it is so. Asked only for what is not so yet, one at a time.
+    /// Returns when it has stopped, or goes on. Called only for a change, one call at a time.
     async fn set(&self, stop: bool) -> Result<()>;
 }
 
@@ -25,19 +25,19 @@ impl Stopper for Arc<LiveWalls> {
     }
 }
 
-/// Whether a sandbox is stopped, and the way to change that.
-pub(crate) struct Brake {
+/// Whether a sandbox is paused, and the way to change that.
+pub(crate) struct Freezer {
     backend: BackendName,
     stopper: Box<dyn Stopper>,
     stopped: Mutex<bool>,
 }
 
-impl Brake {
+impl Freezer {
     pub(crate) fn new(backend: BackendName, stopper: impl Stopper + 'static) -> Arc<Self> {
         Arc::new(Self { backend, stopper: Box::new(stopper), stopped: Mutex::new(false) })
     }
 
-    /// Idempotent. Returns when it is so.
+    /// Idempotent. Returns when it has stopped, or goes on.
     pub(crate) async fn set(&self, stop: bool) -> Result<()> {
         let mut stopped = self.stopped.lock().await;
         if *stopped != stop {
@@ -60,16 +60,16 @@ impl Brake {
     }
 }
 
-/// The control of a process whose sandbox may be stopped.
-pub(crate) struct Braked {
+/// The control of a process whose sandbox may be paused.
+pub(crate) struct FreezableControl {
     pub control: Arc<dyn ProcessControl>,
-    pub brake: Arc<Brake>,
+    pub freezer: Arc<Freezer>,
 }
 
 #[async_trait]
-impl ProcessControl for Braked {
+impl ProcessControl for FreezableControl {
     async fn kill(&self) -> Result<()> {
-        self.brake.set(false).await?;
+        self.freezer.set(false).await?;
         self.control.kill().await
     }
 
@@ -127,8 +127,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_end_of_a_program_is_passed_on() {
-        let brake = Brake::new(BackendName::literal("test"), NoStopper);
-        let braked = Braked { control: Arc::new(FinishedControl), brake };
+        let freezer = Freezer::new(BackendName::literal("test"), NoStopper);
+        let braked = FreezableControl { control: Arc::new(FinishedControl), freezer };
         let ended = tokio::time::timeout(Duration::from_secs(1), braked.ended()).await;
         assert!(ended.is_ok(), "it never ends");
     }

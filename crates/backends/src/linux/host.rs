@@ -12,8 +12,8 @@ use stockade_agent::client::AgentClient;
 use stockade_core::{Admitted, BackendName, EffectiveLimits, Result, SandboxId};
 use stockade_launcher::{Launcher, Program};
 
-use super::cgroup::{Group, Hierarchy, House};
-use super::running::{self, Built, LiveWalls};
+use super::cgroup::{CgroupLayout, Group, Hierarchy};
+use super::running::{self, BuiltWalls, LiveWalls};
 use super::{embed, lock, no_group, no_launcher, no_pipe};
 
 /// How long a sandbox that another process made may take to end.
@@ -26,11 +26,11 @@ pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// One of the launcher's ways to start.
 type LauncherStart = fn(&Program<'_>, BorrowedFd<'_>) -> io::Result<Launcher>;
 
-/// A site. Its launcher is started with the first sandbox and ends with this value, and with it every
+/// This host, for one backend. Its launcher is started with the first sandbox and ends with this value, and with it every
 /// sandbox that it has launched.
-pub(crate) struct Site {
+pub(crate) struct LinuxHost {
     backend: BackendName,
-    house: House,
+    cgroup_layout: CgroupLayout,
     start: LauncherStart,
     launcher: OnceLock<Launcher>,
     starting: Mutex<()>,
@@ -38,12 +38,16 @@ pub(crate) struct Site {
     running: Mutex<HashMap<SandboxId, Arc<LiveWalls>>>,
 }
 
-impl Site {
-    /// A site on which nothing has been touched yet.
-    pub(crate) fn new(backend: BackendName, house: House, start: LauncherStart) -> Self {
+impl LinuxHost {
+    /// Nothing on the host is touched yet.
+    pub(crate) fn new(
+        backend: BackendName,
+        cgroup_layout: CgroupLayout,
+        start: LauncherStart,
+    ) -> Self {
         Self {
             backend,
-            house,
+            cgroup_layout,
             start,
             launcher: OnceLock::new(),
             starting: Mutex::default(),
@@ -68,7 +72,7 @@ impl Site {
     }
 
     pub(crate) fn hierarchy(&self) -> &Hierarchy {
-        self.hierarchy.get_or_init(|| Hierarchy::detect(self.house))
+        self.hierarchy.get_or_init(|| Hierarchy::detect(self.cgroup_layout))
     }
 
     /// The control group of a new sandbox, where there are any.
@@ -104,7 +108,7 @@ impl Site {
     pub(crate) async fn open(
         &self,
         id: &SandboxId,
-        built: Built,
+        built: BuiltWalls,
         admitted: &Admitted,
         pipe: UnixStream,
     ) -> Result<(Arc<LiveWalls>, AgentClient)> {
@@ -120,12 +124,12 @@ impl Site {
     pub(crate) fn register_running(
         &self,
         id: &SandboxId,
-        built: Built,
+        built: BuiltWalls,
         admitted: &Admitted,
     ) -> Arc<LiveWalls> {
         let mut running = LiveWalls::new(id.clone(), built, admitted);
         running.paced = self.hierarchy().controllers().cpu;
-        running.own_processes = self.house.own_processes;
+        running.own_processes = self.cgroup_layout.own_processes;
         let running = Arc::new(running);
         lock(&self.running).insert(id.clone(), Arc::clone(&running));
         running
@@ -159,7 +163,7 @@ impl Site {
     }
 }
 
-impl Drop for Site {
+impl Drop for LinuxHost {
     fn drop(&mut self) {
         // The launcher first: it ends what it launched and removes its groups.
         drop(self.launcher.take());

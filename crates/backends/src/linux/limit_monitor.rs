@@ -199,7 +199,7 @@ impl Watching {
         let lost = matches!(exit.status, ExitStatus::Lost(_));
         let earlier = lost && running.has_unjudged_oom_kill();
         let out_of_memory = earlier || running.judge_oom_kills() > held.before.oom_kills;
-        let gone = Gone {
+        let gone = EndedExecution {
             kernel: held.kernel,
             out_of_memory,
             out_of_time: held.cpu.is_some_and(|most| charged.is_some_and(|used| used > most)),
@@ -232,13 +232,13 @@ impl Watching {
 }
 
 /// What is known of an execution that has ended by itself or by the kernel.
-struct Gone {
+struct EndedExecution {
     kernel: Kernel,
     out_of_memory: bool,
     out_of_time: bool,
 }
 
-impl Gone {
+impl EndedExecution {
     /// The limit that its end tells of. The kernel kills for processor time too, where this side was not
     /// there in time.
     fn limit_of(&self, status: &ExitStatus) -> Option<LimitKind> {
@@ -350,7 +350,7 @@ mod tests {
     fn a_kill_is_told_by_what_was_used_up() {
         let killed = ExitStatus::Signalled(Signal::KILL);
         let limit = |out_of_memory, out_of_time| {
-            let gone = Gone { kernel: Kernel::Shared, out_of_memory, out_of_time };
+            let gone = EndedExecution { kernel: Kernel::Shared, out_of_memory, out_of_time };
             assert_eq!(gone.limit_of(&ExitStatus::Exited(0)), None);
             assert_eq!(gone.limit_of(&ExitStatus::Exited(1)), None);
             gone.limit_of(&killed)
@@ -363,7 +363,7 @@ mod tests {
     #[test]
     fn a_program_that_another_kernel_ended_for_want_of_memory_has_exceeded_its_limit() {
         let limit = |code, out_of_memory| {
-            let gone = Gone { kernel: Kernel::Apart, out_of_memory, out_of_time: false };
+            let gone = EndedExecution { kernel: Kernel::Apart, out_of_memory, out_of_time: false };
             gone.limit_of(&ExitStatus::Exited(code))
         };
         assert_eq!(limit(1, true), Some(LimitKind::Memory));
@@ -375,7 +375,7 @@ mod tests {
     fn running(group: &std::path::Path) -> Arc<LiveWalls> {
         let own = rustix::process::getpid();
         let pidfd = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::NONBLOCK);
-        let built = crate::linux::running::Built {
+        let built = crate::linux::running::BuiltWalls {
             backend: stockade_core::BackendName::literal("test"),
             last: (own.as_raw_pid(), pidfd.unwrap()),
             ending: crate::linux::running::KillMethod::Signal(rustix::process::Signal::CONT),
