@@ -14,10 +14,10 @@ mod private;
 mod probe;
 mod root;
 mod runsc;
+mod runtime_stderr;
 mod spawner;
 mod stopper;
 mod views;
-mod words;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -37,9 +37,9 @@ use tokio::net::unix::pipe;
 
 use private::{GvisorPrivate, PRIVATE_DIRS};
 use runsc::{Runsc, RunscPlatform};
+use runtime_stderr::RuntimeStderr;
 use spawner::Spawner;
 use stopper::Runtime;
-use words::RuntimeStderr;
 
 use crate::agent_sandbox::{AgentSandbox, HostMonitor};
 use crate::linux::archives::Archives;

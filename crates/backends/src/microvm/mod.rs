@@ -4,10 +4,10 @@
 //!
 //! What runs the machine is itself inside native walls, and is shown little of this host; or in a jail of its own.
 
-mod cage;
 mod capture;
 mod create;
 mod decompress;
+mod dirty_pages;
 mod driver;
 #[cfg(feature = "factory")]
 pub mod factory;
@@ -25,9 +25,9 @@ mod qemu;
 mod sandbox;
 mod store;
 mod template;
-mod touched;
 mod tsc;
-mod words;
+mod vmm_output;
+mod vmm_sandbox;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -4,15 +4,15 @@
 //! A host on which the walls cannot be built is refused, never used bare, and one whose key is not known
 //! is not connected to. `docs/backends/ssh.md` says what this does not protect from.
 
-mod carry;
 mod create;
-mod errand;
 #[cfg(feature = "factory")]
 pub mod factory;
 mod host;
 mod probe;
+mod remote_command;
+mod ssh_error;
 mod start;
-mod trouble;
+mod upload;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -30,8 +30,8 @@ use crate::managed::{Cancellation, Managed, WallBuilder};
 use crate::peer::client::WorkspaceSync;
 use crate::peer::far_program::FAR_DIGEST;
 use crate::peer::protocol::{ProbeReply, RemoteRequest};
-pub use errand::{Errand, Party};
 pub use host::Host;
+pub use remote_command::{RemoteCommand, RemoteProgram};
 
 /// The ssh backend's name.
 pub const NAME: BackendName = BackendName::literal("ssh");
@@ -70,7 +70,7 @@ impl SshWalls {
         for (at, host) in self.hosts.iter().cloned().enumerate() {
             let input = input.to_owned();
             asking.spawn(async move {
-                let said = carry::ask_far(&host, verb, input.as_bytes()).await;
+                let said = upload::ask_far(&host, verb, input.as_bytes()).await;
                 (at, host, said)
             });
         }
@@ -98,7 +98,7 @@ impl SshWalls {
 
     async fn destroy_on(&self, at: usize, id: &SandboxId) -> Result<()> {
         let host = &self.hosts[at];
-        match carry::ask_far(host, "destroy", id.as_str().as_bytes()).await? {
+        match upload::ask_far(host, "destroy", id.as_str().as_bytes()).await? {
             ProbeReply::Gone { .. } => Ok(()),
             ProbeReply::Measured(_) | ProbeReply::Listed(_) | ProbeReply::Failed(_) => {
                 Err(unexpected_answer(host, "destroy"))

@@ -11,9 +11,9 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use super::NAME;
-use super::carry::{is_missing, read_stderr, start_script, upload_far};
 use super::host::{CONNECT_PERMITS, Host};
-use super::trouble::{no_connection, no_ssh};
+use super::ssh_error::{no_connection, no_ssh};
+use super::upload::{is_missing, read_stderr, start_script, upload_far};
 use crate::peer::client::PeerConnection;
 use crate::peer::protocol::HELLO_LINE;
 

@@ -4,25 +4,25 @@
 //! This module decides nothing about what a program may do: the machine and its host functions do.
 
 mod account;
-mod body;
 mod cache;
 pub mod call;
 mod check;
 mod code;
+mod compiler_sandbox;
+mod deterministic;
+mod disk_quota;
 mod engine;
+mod executor;
 #[cfg(feature = "factory")]
 pub mod factory;
 mod files;
 mod find;
-mod fixed;
 mod isolated;
-mod lane;
-mod ledger;
-mod names1;
-mod names2;
-mod openings;
+mod preopens;
 mod preview1;
+mod preview1_paths;
 mod preview2;
+mod preview2_paths;
 mod probe;
 mod process;
 mod program;
@@ -30,13 +30,13 @@ mod relay;
 mod report;
 mod run;
 mod sandbox;
+mod sandbox_parts;
 mod snapshot;
 mod state;
 mod streams;
 mod threads;
 mod tree;
 mod worker;
-mod workshop;
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -48,16 +48,16 @@ use stockade_core::{
     Admitted, Backend, BackendName, Capabilities, Error, ErrorCode, Result, Sandbox, SandboxId,
 };
 
+pub use compiler_sandbox::Worker;
 pub use worker::worker;
-pub use workshop::Worker;
 
-use body::WasmBody;
+use compiler_sandbox::WorkerWalls;
 use engine::{Machines, Supply};
 use isolated::IsolatedSandbox;
 use program::{Library, ProgramBytes};
 use sandbox::WasmSandbox;
+use sandbox_parts::WasmSandboxParts;
 use threads::Threads;
-use workshop::WorkerWalls;
 
 /// The wasm backend's name.
 pub const NAME: BackendName = BackendName::literal("wasm");
@@ -173,7 +173,7 @@ impl Wasm {
     }
 
     async fn build_sandbox(&self, id: &SandboxId, admitted: &Admitted) -> Result<LiveWasmSandbox> {
-        let body = || WasmBody::new(id, admitted, Arc::clone(&self.shared));
+        let body = || WasmSandboxParts::new(id, admitted, Arc::clone(&self.shared));
         let Some(walls) = &self.walls else {
             return Ok(LiveWasmSandbox::Here(Arc::new(WasmSandbox::new(body()?))));
         };

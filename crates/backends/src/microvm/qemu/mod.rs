@@ -2,8 +2,8 @@
 //! anywhere and claims nothing.
 
 mod arguments;
-mod cage;
 mod memory;
+mod qemu_sandbox;
 mod qmp;
 
 use std::fs::File;
@@ -30,8 +30,8 @@ use crate::linux::lock;
 use crate::native::Native;
 pub(super) use arguments::Power;
 use arguments::{Ends, QemuArguments};
-use cage::Caged;
 use memory::{Memories, SealedMemory};
+use qemu_sandbox::SandboxedQemu;
 use qmp::Qmp;
 
 /// QEMU's program, which the walls show where the host has it.
@@ -52,7 +52,7 @@ pub(super) struct Qemu {
 
 /// One machine.
 struct QemuVm {
-    caged: Caged,
+    caged: SandboxedQemu,
     pipe: Mutex<Option<UnixStream>>,
     control: tokio::sync::Mutex<Qmp>,
     memory: Ram,
@@ -119,7 +119,8 @@ impl Qemu {
             order.add_disk(number, opened.map_err(unusable)?, disk.read_only);
         }
         further(&mut order).map_err(unusable)?;
-        let caged = cage::start_qemu(&self.native, id, machine, &self.helper, order).await?;
+        let caged =
+            qemu_sandbox::start_qemu(&self.native, id, machine, &self.helper, order).await?;
         let control = match into_async_stream(control) {
             Ok(stream) => Qmp::begin(stream).await,
             Err(error) => Err(error),

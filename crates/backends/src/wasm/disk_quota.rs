@@ -9,13 +9,13 @@ use std::path::Path;
 
 use rustix::fs::{FlockOperation, OFlags, flock};
 
-/// The ledger's file name in the directory of answers.
-pub(super) const LEDGER_FILE_NAME: &str = "disk";
+/// The quota's file name in the directory of answers.
+pub(super) const QUOTA_FILE_NAME: &str = "disk";
 
-/// The shared number.
-pub(super) struct DiskLedger(File);
+/// The bytes that are left, in a shared file.
+pub(super) struct DiskQuota(File);
 
-impl DiskLedger {
+impl DiskQuota {
     /// Makes one of this many bytes.
     pub(super) fn create_file(path: &Path, bytes: u64) -> io::Result<()> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;

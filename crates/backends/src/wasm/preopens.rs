@@ -10,7 +10,7 @@ use wasmtime_wasi::filesystem::{WasiFilesystemCtx, WasiFilesystemView};
 use wasmtime_wasi::{FsPerms, WasiCtxBuilder};
 
 /// A directory of the host, as a program sees it. Open already: a path could lead elsewhere by now.
-pub(super) struct Opening {
+pub(super) struct Preopen {
     pub dir: Arc<OwnedFd>,
     pub at: String,
     pub read_only: bool,
@@ -18,21 +18,21 @@ pub(super) struct Opening {
 
 /// Directories that can be given to any number of programs.
 #[derive(Clone, Default)]
-pub(super) struct Openings {
+pub(super) struct Preopens {
     given: WasiFilesystemCtx,
     count: usize,
 }
 
-impl Openings {
+impl Preopens {
     /// Makes them ready to be given, in this order.
-    pub(super) fn of(all: &[Opening]) -> Result<Self> {
+    pub(super) fn of(all: &[Preopen]) -> Result<Self> {
         let mut builder = WasiCtxBuilder::new();
         // Programs that wait for files have a thread of their own.
         builder.allow_blocking_current_thread(true);
-        for opening in all {
-            let perms = if opening.read_only { FsPerms::ReadOnly } else { FsPerms::ReadWrite };
-            let same = format!("/proc/self/fd/{}", opening.dir.as_raw_fd());
-            builder.preopened_dir(same, &opening.at, perms)?;
+        for preopen in all {
+            let perms = if preopen.read_only { FsPerms::ReadOnly } else { FsPerms::ReadWrite };
+            let same = format!("/proc/self/fd/{}", preopen.dir.as_raw_fd());
+            builder.preopened_dir(same, &preopen.at, perms)?;
         }
         let given = builder.build_p1().filesystem().ctx.clone();
         Ok(Self { given, count: all.len() })

@@ -14,8 +14,8 @@ use tokio::time::timeout;
 
 use super::arguments::QemuArguments;
 use crate::microvm::NAME;
-use crate::microvm::cage::{Cage, build_limits, build_mount, largest_disk_bytes};
 use crate::microvm::driver::MachineSpec;
+use crate::microvm::vmm_sandbox::{VmmSandbox, build_limits, build_mount, largest_disk_bytes};
 use crate::native::Native;
 use crate::peer::vmm::send;
 
@@ -30,8 +30,8 @@ const HELPER_PROGRAM: &str = "/stockade/vmm";
 const HELPER_SOCKET: &str = "/run/vmm.sock";
 
 /// A QEMU that runs in its walls.
-pub(super) struct Caged {
-    cage: Cage,
+pub(super) struct SandboxedQemu {
+    cage: VmmSandbox,
     /// Its process, as this side numbers it.
     pub process: i32,
 }
@@ -43,10 +43,11 @@ pub(super) async fn start_qemu(
     machine: &MachineSpec,
     program: &Path,
     order: QemuArguments,
-) -> Result<Caged> {
+) -> Result<SandboxedQemu> {
     let spec = build_spec(machine, program)?;
     let helper = Command::program([HELPER_PROGRAM, "vmm", HELPER_SOCKET]);
-    let mut caged = Caged { cage: Cage::start(native, id, &spec, &helper).await?, process: 0 };
+    let mut caged =
+        SandboxedQemu { cage: VmmSandbox::start(native, id, &spec, &helper).await?, process: 0 };
     let handed = timeout(HANDOVER_TIMEOUT, send_arguments(&caged.cage, &order)).await;
     match handed.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
         Ok(process) => caged.process = process,
@@ -67,7 +68,7 @@ fn build_spec(machine: &MachineSpec, program: &Path) -> Result<SandboxSpec> {
 }
 
 /// Returns the process that they were handed to, which becomes QEMU.
-async fn send_arguments(cage: &Cage, order: &QemuArguments) -> io::Result<i32> {
+async fn send_arguments(cage: &VmmSandbox, order: &QemuArguments) -> io::Result<i32> {
     let socket = connect_helper(cage).await?;
     let text = serde_json::to_vec(&order.words)?;
     socket.writable().await?;
@@ -76,7 +77,7 @@ async fn send_arguments(cage: &Cage, order: &QemuArguments) -> io::Result<i32> {
 }
 
 /// Connects to the helper as soon as it listens.
-async fn connect_helper(cage: &Cage) -> io::Result<UnixStream> {
+async fn connect_helper(cage: &VmmSandbox) -> io::Result<UnixStream> {
     let path = cage.path_from_host(HELPER_SOCKET).ok_or(io::ErrorKind::NotConnected)?;
     loop {
         match UnixStream::connect(&path).await {
@@ -92,7 +93,7 @@ fn is_not_listening_yet(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
-impl Caged {
+impl SandboxedQemu {
     /// Why something failed, in its own words if it has any.
     pub(super) fn describe_failure(&self, operation: &'static str, error: io::Error) -> Error {
         let said = self.output_so_far();

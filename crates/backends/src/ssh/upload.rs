@@ -10,7 +10,7 @@ use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use super::host::{CONNECT_PERMITS, Host};
-use super::trouble::{no_connection, no_ssh};
+use super::ssh_error::{no_connection, no_ssh};
 use crate::peer::far_program::{FAR_DIGEST, FAR_PROGRAM};
 use crate::peer::protocol::ProbeReply;
 
@@ -27,7 +27,7 @@ const MAX_STDERR_BYTES: u64 = 16 * 1024;
 const NOT_FOUND_CODES: [i32; 2] = [127, 126];
 
 /// A program that is carried, and where it lies there.
-pub(super) struct Cargo<'a> {
+pub(super) struct Upload<'a> {
     /// The directory for all versions of it, below this project's own.
     pub place: &'a str,
     /// Its file's name.
@@ -43,9 +43,9 @@ pub(super) const OWN_PLACE: &str = "own";
 #[cfg(feature = "factory")]
 const MIN_CARRIED_AGE: Duration = Duration::from_secs(3600);
 
-const FAR_CARGO: Cargo<'_> = Cargo { place: "far", name: "stockade-far", sum: FAR_DIGEST };
+const FAR_UPLOAD: Upload<'_> = Upload { place: "far", name: "stockade-far", sum: FAR_DIGEST };
 
-impl Cargo<'_> {
+impl Upload<'_> {
     /// Sets `p` to where it lies. It must belong to who runs it: a place that others can write to could
     /// hold anything.
     pub(super) fn find_script(&self) -> String {
@@ -80,7 +80,7 @@ pub(super) fn cache_dirs() -> Vec<stockade_fs::CacheDir> {
         |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let home = || absolute("HOME").map(|home| home.join(".cache"));
     let Some(cache) = absolute("XDG_CACHE_HOME").or_else(home) else { return Vec::new() };
-    let places = [FAR_CARGO.place, OWN_PLACE].into_iter();
+    let places = [FAR_UPLOAD.place, OWN_PLACE].into_iter();
     let cache_dir = |place| stockade_fs::CacheDir {
         kind: "programs for ssh",
         path: cache.join("stockade").join(place),
@@ -94,7 +94,7 @@ pub(super) fn cache_dirs() -> Vec<stockade_fs::CacheDir> {
 
 /// Has the program do one thing there.
 pub(super) fn start_script(verb: &str) -> String {
-    format!("{}; exec \"$p\" {verb}", FAR_CARGO.find_script())
+    format!("{}; exec \"$p\" {verb}", FAR_UPLOAD.find_script())
 }
 
 /// Whether a call ended because the program is not there.
@@ -104,18 +104,18 @@ pub(super) fn is_missing(status: std::process::ExitStatus) -> bool {
 
 /// Brings the program for sandboxes there.
 pub(super) async fn upload_far(host: &Host) -> Result<()> {
-    upload_program(host, &FAR_CARGO, FAR_PROGRAM, UPLOAD_TIMEOUT).await
+    upload_program(host, &FAR_UPLOAD, FAR_PROGRAM, UPLOAD_TIMEOUT).await
 }
 
 /// Brings a program there.
 pub(super) async fn upload_program(
     host: &Host,
-    cargo: &Cargo<'_>,
+    upload: &Upload<'_>,
     program: &[u8],
     patience: Duration,
 ) -> Result<()> {
     let carried =
-        timeout(patience, run_ssh(host, host.ssh_command(&cargo.carry_script())?, program)).await;
+        timeout(patience, run_ssh(host, host.ssh_command(&upload.carry_script())?, program)).await;
     let (status, _, said) = carried.map_err(|_| too_slow(host, "sending the program there"))??;
     if status.success() {
         return Ok(());
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn scripts_survive_any_login_shell() {
-        for script in [FAR_CARGO.carry_script(), start_script("serve")] {
+        for script in [FAR_UPLOAD.carry_script(), start_script("serve")] {
             assert!(!script.contains(['\'', '\n', '!']), "{script}");
             let parsed = std::process::Command::new("sh").args(["-n", "-c", &script]).status();
             assert!(parsed.unwrap().success(), "{script}");

@@ -14,7 +14,7 @@ use stockade_core::{
 use super::account::ResourceAccount;
 use super::files::TreeFiles;
 use super::find::{self, StartDir};
-use super::openings::Openings;
+use super::preopens::Preopens;
 use super::program::ProgramBytes;
 use super::tree::{GuestTree, TEMP_DIR};
 use super::{NAME, WasmShared, snapshot};
@@ -23,7 +23,7 @@ use super::{NAME, WasmShared, snapshot};
 const DEFAULT_ENV: [(&str, &str); 3] = [("PATH", "/bin"), ("HOME", TEMP_DIR), ("TMPDIR", TEMP_DIR)];
 
 /// A sandbox but for its programs.
-pub(super) struct WasmBody {
+pub(super) struct WasmSandboxParts {
     pub id: SandboxId,
     pub deterministic: bool,
     pub tree: Arc<GuestTree>,
@@ -31,7 +31,7 @@ pub(super) struct WasmBody {
     pub account: Arc<ResourceAccount>,
     pub shared: Arc<WasmShared>,
     /// What programs are given that start where most do.
-    pub usual: OnceLock<Openings>,
+    pub usual: OnceLock<Preopens>,
     image: Image,
     /// How much a snapshot may hold.
     most: u64,
@@ -52,7 +52,7 @@ async fn run_blocking(
     })
 }
 
-impl WasmBody {
+impl WasmSandboxParts {
     pub(super) fn new(
         id: &SandboxId,
         admitted: &Admitted,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 
 /// Where one program runs, and the processor time it has used there.
-pub(super) struct ThreadLane {
+pub(super) struct ProgramThread {
     own: AtomicBool,
     /// What it used on the thread it has left, in nanoseconds.
     before: AtomicU64,
@@ -19,7 +19,7 @@ pub(super) struct ThreadLane {
     since: AtomicU64,
 }
 
-impl ThreadLane {
+impl ProgramThread {
     /// That of a program which begins on its caller's thread.
     pub(super) fn callers() -> Arc<Self> {
         Self::new(false)
@@ -37,8 +37,8 @@ impl ThreadLane {
     /// Waits for a thread of its own. No waker is registered: the thread that takes a program over polls it
     /// at once.
     pub(super) fn wait_for_own_thread(self: &Arc<Self>) -> impl Future<Output = ()> + Send + use<> {
-        let lane = Arc::clone(self);
-        poll_fn(move |_| if lane.is_own() { Poll::Ready(()) } else { Poll::Pending })
+        let thread = Arc::clone(self);
+        poll_fn(move |_| if thread.is_own() { Poll::Ready(()) } else { Poll::Pending })
     }
 
     /// Whether it has a thread to itself.
@@ -86,23 +86,23 @@ mod tests {
     use super::*;
 
     /// Uses processor time.
-    fn burn_cpu(lane: &ThreadLane, until: Duration) {
-        while lane.cpu_time() < until {
+    fn burn_cpu(thread: &ProgramThread, until: Duration) {
+        while thread.cpu_time() < until {
             std::hint::spin_loop();
         }
     }
 
     #[test]
     fn processor_time_counts_on_both_threads_and_for_nobody_else() {
-        let lane = ThreadLane::callers();
-        burn_cpu(&lane, Duration::from_millis(2));
-        lane.restart_clock();
-        burn_cpu(&lane, Duration::from_millis(3));
-        lane.leave_thread();
-        assert!(!lane.is_own());
-        let other = Arc::clone(&lane);
+        let thread = ProgramThread::callers();
+        burn_cpu(&thread, Duration::from_millis(2));
+        thread.restart_clock();
+        burn_cpu(&thread, Duration::from_millis(3));
+        thread.leave_thread();
+        assert!(!thread.is_own());
+        let other = Arc::clone(&thread);
         let there = std::thread::spawn(move || {
-            let others = ThreadLane::own();
+            let others = ProgramThread::own();
             others.restart_clock();
             burn_cpu(&others, Duration::from_millis(20));
             other.arrive_on_thread();
@@ -113,6 +113,6 @@ mod tests {
         let (at_first, at_last) = there.join().unwrap();
         assert!((3..20).contains(&at_first.as_millis()), "{at_first:?}");
         assert!(at_last >= Duration::from_millis(7), "{at_last:?}");
-        assert!(lane.is_own());
+        assert!(thread.is_own());
     }
 }

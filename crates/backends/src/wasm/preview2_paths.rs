@@ -57,7 +57,7 @@ fn add_open_call(files: &mut LinkerInstance<'_, StoreState>) -> Result<()> {
                     Ok(found) if !is_safe_to_open(found.type_) => {
                         return Ok((OpenResult::Err(ErrorCode::Access),));
                     }
-                    // What is wrong with it, opening it tells.
+                    // Opening it reports what is wrong with it.
                     Err(_) if how.contains(OpenFlags::CREATE) => DIR_ENTRY_BYTES,
                     Ok(_) | Err(_) => 0,
                 };

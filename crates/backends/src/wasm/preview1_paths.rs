@@ -54,7 +54,7 @@ async fn predict_open(
     match state.wasi.path_filestat_get(memory, types::Fd::from(dir), flags, path).await {
         Ok(found) if is_safe_to_open(found.filetype) => Fate::There,
         Ok(_) => Fate::Unsuitable,
-        // What is wrong with it, opening it tells.
+        // Opening it reports what is wrong with it.
         Err(_) => Fate::New,
     }
 }

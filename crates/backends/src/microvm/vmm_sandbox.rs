@@ -11,7 +11,7 @@ use stockade_core::{
 
 use super::NAME;
 use super::driver::MachineSpec;
-use super::words::VmmOutput;
+use super::vmm_output::VmmOutput;
 use crate::linux;
 use crate::native::Native;
 
@@ -19,7 +19,7 @@ use crate::native::Native;
 const MAX_VMM_PROCESSES: u32 = 128;
 
 /// A program that runs in its walls.
-pub(super) struct Cage {
+pub(super) struct VmmSandbox {
     native: Arc<Native>,
     id: SandboxId,
     /// Kept: without them it would be ended.
@@ -29,7 +29,7 @@ pub(super) struct Cage {
     pub words: VmmOutput,
 }
 
-impl Cage {
+impl VmmSandbox {
     /// Builds the walls and starts a program in them.
     pub(super) async fn start(
         native: &Arc<Native>,

@@ -14,17 +14,17 @@ use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout};
 use tokio::time::{Instant, timeout};
 
 use super::NAME;
-use super::carry::{Cargo, OWN_PLACE, read_stderr, too_slow, upload_program};
 use super::host::{CONNECT_PERMITS, Host};
+use super::ssh_error::{no_connection, no_ssh};
 use super::start::{FIRST_WORD, LAST_WORD, read_greeting};
-use super::trouble::{no_connection, no_ssh};
+use super::upload::{OWN_PLACE, Upload, read_stderr, too_slow, upload_program};
 use crate::peer::blocking_io::{self, Drain};
 
 /// Timeout of uploading the program over a slow line.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long the peer may take to begin to read, and to read all of it however fast it is.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
-const LONGEST_SEND: Duration = Duration::from_secs(6 * 60 * 60);
+const MAX_SEND_TIME: Duration = Duration::from_secs(6 * 60 * 60);
 /// Longest line of an answer.
 const MAX_ANSWER_LINE_BYTES: u64 = 1 << 20;
 /// Exit code of a shell that does not find the program.
@@ -34,7 +34,7 @@ const NO_CONNECTION: i32 = 255;
 
 /// The program that answers there.
 #[derive(Debug, Clone, Copy)]
-pub struct Party<'a> {
+pub struct RemoteProgram<'a> {
     /// The program to ask first. Absent: the `stockade` that a shell finds there.
     pub program: Option<&'a Path>,
     /// What it is told to do. With `--speaks VERSION` it only says whether it can.
@@ -46,7 +46,7 @@ pub struct Party<'a> {
 }
 
 /// This program at work on another host. It learns that its caller is gone when this is dropped.
-pub struct Errand {
+pub struct RemoteCommand {
     host: Host,
     child: Child,
     input: Option<ChildStdin>,
@@ -56,33 +56,33 @@ pub struct Errand {
 
 /// What came of an attempt.
 enum Began {
-    Errand(Box<Errand>),
+    Running(Box<RemoteCommand>),
     /// There is no such program.
     Missing,
     /// It did not say its first word, but this.
     Mute(String),
 }
 
-impl Errand {
+impl RemoteCommand {
     /// Connects, carrying this executable there first if it has to be.
-    pub async fn begin(host: &Host, party: Party<'_>) -> Result<Self> {
-        if let Began::Errand(errand) =
-            try_begin(host, &installed_script(party)?, party.hello).await?
+    pub async fn begin(host: &Host, remote: RemoteProgram<'_>) -> Result<Self> {
+        if let Began::Running(command) =
+            try_begin(host, &installed_script(remote)?, remote.hello).await?
         {
-            return Ok(*errand);
+            return Ok(*command);
         }
         // Read only now: it is large.
         let (program, sum) = read_this_program().await.map_err(|error| {
             host.unavailable_error("connect", "this program cannot be read").source(error)
         })?;
-        let cargo = Cargo { place: OWN_PLACE, name: "stockade", sum: &sum };
-        let script = carried_script(&cargo, party);
-        if let Began::Errand(errand) = try_begin(host, &script, party.hello).await? {
-            return Ok(*errand);
+        let upload = Upload { place: OWN_PLACE, name: "stockade", sum: &sum };
+        let script = carried_script(&upload, remote);
+        if let Began::Running(command) = try_begin(host, &script, remote.hello).await? {
+            return Ok(*command);
         }
-        upload_program(host, &cargo, &program, UPLOAD_TIMEOUT).await?;
-        match try_begin(host, &script, party.hello).await? {
-            Began::Errand(errand) => Ok(*errand),
+        upload_program(host, &upload, &program, UPLOAD_TIMEOUT).await?;
+        match try_begin(host, &script, remote.hello).await? {
+            Began::Running(command) => Ok(*command),
             Began::Missing => {
                 Err(cannot_run(host, "programs may not be run from `~/.cache` there"))
             }
@@ -97,7 +97,7 @@ impl Errand {
         write: impl FnOnce(&mut Drain) -> Result<()> + Send + 'static,
     ) -> Result<bool> {
         let Some(input) = &mut self.input else { return Ok(false) };
-        let deadline = Deadline::after(SEND_TIMEOUT, LONGEST_SEND);
+        let deadline = Deadline::after(SEND_TIMEOUT, MAX_SEND_TIME);
         match send_pieces(input, write, deadline).await? {
             Ok(taken) => Ok(taken),
             Err(Expired) => Err(too_slow(&self.host, "sending")),
@@ -163,8 +163,8 @@ async fn read_this_program() -> std::io::Result<(Vec<u8>, String)> {
 }
 
 /// Runs the one that is installed there, if it speaks the same.
-fn installed_script(party: Party<'_>) -> Result<String> {
-    let Party { program, verb, version, .. } = party;
+fn installed_script(remote: RemoteProgram<'_>) -> Result<String> {
+    let RemoteProgram { program, verb, version, .. } = remote;
     let found = match program {
         None => "p=$(command -v stockade)".to_owned(),
         Some(path) => format!("p=\"{}\"", check_plain_path(path)?),
@@ -176,12 +176,12 @@ fn installed_script(party: Party<'_>) -> Result<String> {
 }
 
 /// Runs the one that was carried there. What has not been used for days goes.
-fn carried_script(cargo: &Cargo<'_>, party: Party<'_>) -> String {
+fn carried_script(upload: &Upload<'_>, remote: RemoteProgram<'_>) -> String {
     format!(
         "{}; touch -c \"${{p%/*}}\"; \
          find \"${{p%/*/*}}\" -mindepth 1 -maxdepth 1 -mtime +2 -exec rm -rf {{}} +; exec \"$p\" {}",
-        cargo.find_script(),
-        party.verb
+        upload.find_script(),
+        remote.verb
     )
 }
 
@@ -213,7 +213,7 @@ async fn try_begin(host: &Host, script: &str, hello: &[u8]) -> Result<Began> {
         Err(_) => Err(too_slow(host, "its first answer")),
         Ok(true) => {
             let host = host.clone();
-            Ok(Began::Errand(Box::new(Errand { host, child, input, output, stderr })))
+            Ok(Began::Running(Box::new(RemoteCommand { host, child, input, output, stderr })))
         }
         Ok(false) => {
             // The pipes are closed: a process that still reads or writes there is not waited for.
@@ -247,18 +247,19 @@ fn cannot_run(host: &Host, said: &str) -> Error {
 mod tests {
     use super::*;
 
-    const TEST_PARTY: Party<'_> =
-        Party { program: None, verb: "arrive", version: "1", hello: b"hello\n" };
+    const TEST_PROGRAM: RemoteProgram<'_> =
+        RemoteProgram { program: None, verb: "arrive", version: "1", hello: b"hello\n" };
 
     #[test]
     fn the_scripts_survive_any_login_shell() {
-        let cargo = Cargo { place: "own", name: "stockade", sum: "0" };
+        let upload = Upload { place: "own", name: "stockade", sum: "0" };
         let program = Some(Path::new("/opt/stockade-1.2/bin/stockade"));
-        let [found, named] = [None, program].map(|program| Party { program, ..TEST_PARTY });
+        let [found, named] =
+            [None, program].map(|program| RemoteProgram { program, ..TEST_PROGRAM });
         let scripts = [
             installed_script(found).unwrap(),
             installed_script(named).unwrap(),
-            carried_script(&cargo, found),
+            carried_script(&upload, found),
         ];
         for script in scripts {
             assert!(!script.contains(['\'', '\n', '!']), "{script}");
