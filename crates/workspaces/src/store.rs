@@ -15,10 +15,10 @@ use stockade_fs::{
 };
 
 use crate::apply::ApplyLedger;
+use crate::changes::{Index, Layer};
 use crate::clock::ClockStamp;
-use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
+use crate::error::{FaultResult, FaultStep, WorkspaceFault};
 use crate::json::write_json;
-use crate::layer::{Index, Layer};
 use crate::request::{Kind, ManagedWorkspace, Mechanism, View};
 use crate::tree::OpenTree;
 

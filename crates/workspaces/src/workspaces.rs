@@ -13,10 +13,10 @@ use tokio::sync::oneshot;
 
 use crate::acquire::{self, AcquiredWorkspace};
 use crate::apply::{self, Application, ApplyOptions, Trees};
+use crate::changes::Layer;
 use crate::diff::{Contents, Diff, format_patch, scan_layer};
-use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
-use crate::layer::Layer;
-use crate::owned::Owned;
+use crate::error::{FaultResult, FaultStep, WorkspaceFault};
+use crate::ownership::Owned;
 use crate::path::TreePath;
 use crate::request::{Hint, Kind, ManagedWorkspace, Request};
 use crate::store::{StoreEntry, WorkspaceManifest, WorkspaceStore, open_tree};

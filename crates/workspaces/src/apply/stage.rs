@@ -16,8 +16,8 @@ use crate::attributes;
 use crate::content;
 use crate::diff::{Change, ChangeKind};
 use crate::digest::ContentDigest;
-use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
-use crate::held::is_link_leaving;
+use crate::error::{FaultResult, FaultStep, WorkspaceFault};
+use crate::held_back::is_link_leaving;
 use crate::tree::NodeKind;
 
 /// Files up to which each is flushed: above, one flush of the whole file system is cheaper.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::run::GitRun;
 use super::{Commit, GitFault, GitSource};
-use crate::fault::FaultResult;
+use crate::error::FaultResult;
 
 const BRANCHES_REFSPEC: &str = "+refs/heads/*:refs/heads/*";
 const TAGS_REFSPEC: &str = "+refs/tags/*:refs/tags/*";

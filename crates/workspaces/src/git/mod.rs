@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use stockade_core::ErrorCode;
 use stockade_fs::{Directory, Locked, Sharing};
 
-use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
+use crate::error::{FaultResult, FaultStep, WorkspaceFault};
 pub(crate) use prune::prune_checkouts;
 pub(crate) use source::GitSource;
 

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use stockade_core::{Result, WorkspaceId};
 use stockade_fs::{Locked, Sharing};
 
-use crate::fault::FaultResult;
+use crate::error::FaultResult;
 use crate::request::Kind;
 use crate::store::WorkspaceManifest;
 use crate::workspaces::Workspaces;

@@ -12,7 +12,7 @@ use stockade_fs::Survives;
 
 use super::intent::{ApplyAct, ApplyAction, FileIdentity, Intent};
 use crate::clock::ClockStamp;
-use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
+use crate::error::{FaultResult, FaultStep, WorkspaceFault};
 use crate::json::write_json;
 use crate::path::TreePath;
 use crate::tree::{NodeKind, OpenTree};

@@ -12,11 +12,11 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::path::TreePath;
-use crate::table::{
+use crate::held_names::{
     GIT_REASON, HARMLESS_DOTFILES, HELD_NAME_RULES, HeldRule, NameMatch, SHORT_NAME_REASON,
     UNKNOWN_DOTFILE_REASON, within_git,
 };
+use crate::path::TreePath;
 use crate::tree::OpenTree;
 
 /// Why a change is held back.

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::diff::Change;
-use crate::held::{HeldReason, fold_name, in_git};
+use crate::held_back::{HeldReason, fold_name, in_git};
 use crate::path::TreePath;
 use crate::tree::OpenTree;
 

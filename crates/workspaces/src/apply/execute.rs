@@ -8,7 +8,7 @@ use stockade_fs::chmod_descriptor;
 
 use super::intent::{ApplyAct, ApplyAction, FileIdentity, Intent};
 use super::{Conflict, ConflictReason};
-use crate::fault::{FaultResult, FaultStep};
+use crate::error::{FaultResult, FaultStep};
 use crate::path::TreePath;
 use crate::tree::OpenTree;
 

@@ -405,7 +405,7 @@ mod tests {
     fn no_harmless_name_is_held_by_a_rule() {
         for name in HARMLESS_DOTFILES {
             assert!(name.starts_with('.') && !name.contains(char::is_uppercase), "{name}");
-            assert!(crate::held::by_name(&name.parse().unwrap()).is_none(), "{name}");
+            assert!(crate::held_back::by_name(&name.parse().unwrap()).is_none(), "{name}");
         }
     }
 }

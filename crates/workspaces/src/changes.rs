@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::ClockStamp;
-use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
+use crate::error::{FaultResult, FaultStep, WorkspaceFault};
 use crate::path::TreePath;
 use crate::tree::{NodeKind, OpenTree};
 
