@@ -10,8 +10,8 @@ use rustix::thread::{
     CapabilitiesSecureBits, set_capabilities_secure_bits, set_thread_res_gid, set_thread_res_uid,
 };
 
+use crate::base_namespaces::{Ground, write_file};
 use crate::error::{At, Failure, Wall};
-use crate::ground::{Ground, write_file};
 use crate::plan::LaunchPlan;
 
 /// In the launcher: writes the maps of a child that is waiting for them.

@@ -18,7 +18,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use stockade_core::{Boundary, Error, ErrorCode, Result, SandboxId};
-use stockade_launcher::seal;
+use stockade_launcher::copy_to_sealed_memfd;
 use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
 use tokio::task::spawn_blocking;
@@ -237,7 +237,8 @@ fn add_incoming_state(order: &mut QemuArguments, state: &File) -> io::Result<Vec
 /// A kernel to start, in memory, so that nothing of the host has to be shown.
 fn add_kernel_arguments(order: &mut QemuArguments, machine: &MachineSpec) -> io::Result<()> {
     for (name, path) in [("-kernel", &machine.kernel), ("-initrd", &machine.initramfs)] {
-        let number = order.add_file(seal("stockade-kernel", &mut File::open(path)?)?);
+        let number =
+            order.add_file(copy_to_sealed_memfd("stockade-kernel", &mut File::open(path)?)?);
         order.add_option(name, format!("/proc/self/fd/{number}"));
     }
     order.add_option("-append", machine.command_line.clone());

@@ -7,9 +7,9 @@ use std::path::Path;
 use rustix::fs::{CWD, Mode};
 use rustix::io::Errno;
 
+use crate::base_namespaces::{LAYER_DIR, STAGE_DIR};
 use crate::error::{At, Failure, Wall};
 use crate::fs;
-use crate::ground::{LAYER_DIR, STAGE_DIR};
 use crate::open::format_path;
 use crate::template::RootTemplate;
 

@@ -15,7 +15,7 @@ fn all_seals() -> SealFlags {
 }
 
 /// A sealed copy of a program, fit for [`crate::Launcher::start`].
-pub fn seal(name: &str, program: &mut impl Read) -> io::Result<OwnedFd> {
+pub fn copy_to_sealed_memfd(name: &str, program: &mut impl Read) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut copy = match memfd_create(name, flags | MemfdFlags::EXEC) {
         // Kernels before 6.3 know no such flag, and make every memory file executable.

@@ -12,7 +12,7 @@ use rustix::thread::{CapabilitySet, capabilities};
 use super::plan::BarePlan;
 use super::warden;
 use crate::error::{At, Failure, Wall};
-use crate::seal;
+use crate::sealed_memfd;
 use crate::seccomp::{self, FilterKind};
 use crate::sys::{self, Cloned};
 use crate::walls::cgroup::{self, Membership};
@@ -20,7 +20,7 @@ use crate::walls::landlock::SCOPES_SINCE;
 use crate::wire::{self, LaunchReply};
 
 /// What is made once and used for every sandbox.
-pub(crate) struct Shop {
+pub(crate) struct BareLauncher {
     pub filter: Vec<libc::sock_filter>,
     pub landlock: u32,
     pub privileged: bool,
@@ -31,7 +31,7 @@ pub(crate) struct Shop {
 
 /// What one warden is sent out with.
 pub(super) struct Commission<'a> {
-    pub shop: &'a Shop,
+    pub bare_launcher: &'a BareLauncher,
     pub plan: &'a BarePlan,
     pub membership: &'a Membership,
     pub pipe: BorrowedFd<'a>,
@@ -48,10 +48,10 @@ impl Commission<'_> {
     }
 }
 
-impl Shop {
+impl BareLauncher {
     /// Prepares everything that does not depend on a plan.
-    pub(crate) fn open(agent: OwnedFd) -> Result<Shop, Failure> {
-        seal::check_seals(&agent)?;
+    pub(crate) fn open(agent: OwnedFd) -> Result<BareLauncher, Failure> {
+        sealed_memfd::check_seals(&agent)?;
         let pid = getpid();
         let itself = pidfd_open(pid, PidfdFlags::empty()).at(Wall::Ground, "own pidfd")?;
         let capable = capabilities(None).at(Wall::Ground, "its capabilities")?.effective;
@@ -65,7 +65,7 @@ impl Shop {
         }
         let privileged = capable.contains(CapabilitySet::SETPCAP);
         let filter = seccomp::compile_filter(FilterKind::Bare);
-        Ok(Shop { filter, landlock: read_landlock_abi()?, privileged, pid, itself, agent })
+        Ok(BareLauncher { filter, landlock: read_landlock_abi()?, privileged, pid, itself, agent })
     }
 
     /// Starts building one sandbox around the agent that will hold `pipe`. The new processes tell the
@@ -79,7 +79,7 @@ impl Shop {
         let membership = cgroup::open_cgroups(plan.cgroup.as_ref())?;
         let go = eventfd(0, EventfdFlags::CLOEXEC).at(Wall::Request, "an eventfd")?;
         let commission = Commission {
-            shop: self,
+            bare_launcher: self,
             plan,
             membership: &membership,
             pipe: pipe.as_fd(),

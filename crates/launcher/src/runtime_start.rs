@@ -21,7 +21,7 @@ use rustix::process::{
 use rustix::thread::UnshareFlags;
 
 use crate::plan::Cgroup;
-use crate::{fs, ground, sys};
+use crate::{base_namespaces, fs, sys};
 
 const NO_LINK_FLAGS: ResolveFlags = ResolveFlags::NO_SYMLINKS.union(ResolveFlags::NO_MAGICLINKS);
 
@@ -109,10 +109,10 @@ impl ViewMounts {
         } else {
             sys::unshare_namespaces(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)?;
             for (file, text) in &self.identity {
-                ground::write_file(file, text)?;
+                base_namespaces::write_file(file, text)?;
             }
         }
-        ground::change_all(MountPropagationFlags::DOWNSTREAM)?;
+        base_namespaces::change_all(MountPropagationFlags::DOWNSTREAM)?;
         for (source, target) in &self.views {
             let flags = OFlags::PATH | OFlags::CLOEXEC;
             // It was checked by this path: a link that leads elsewhere was not. Without `stockade_fs`, which

@@ -7,16 +7,16 @@
 mod agent;
 mod attributes;
 pub(crate) mod calls;
+mod launch;
 mod plan;
 mod proof;
 mod rules;
 mod scope;
-mod shop;
 mod warden;
 
 pub use plan::BarePlan;
 
-pub(crate) use shop::Shop;
+pub(crate) use launch::BareLauncher;
 
 /// The name agents of such sandboxes run under.
 pub const BARE_AGENT: &str = "stockade-bare-agent";

@@ -16,9 +16,9 @@ use rustix::process::{
 use stockade_fs::remove_tree;
 
 use super::agent::{self, BareBlueprint};
+use super::launch::Commission;
 use super::plan::BarePlan;
 use super::scope::LandlockScope;
-use super::shop::Commission;
 use super::{attributes, calls};
 use crate::error::{At, Failure, Wall};
 use crate::sys::{self, Cloned};
@@ -55,16 +55,16 @@ fn take_up(c: &Commission<'_>) -> Result<Post, Failure> {
     // The limits on what building itself may use.
     cgroup::join_lists(c.membership)?;
     // Given up here and so in all that follows; the scope needs no_new_privs.
-    if c.shop.privileged {
+    if c.bare_launcher.privileged {
         caps::drop_all()?
     } else {
         caps::drop_own()?
     }
-    let scope = LandlockScope::enter(c.shop.pid)?;
+    let scope = LandlockScope::enter(c.bare_launcher.pid)?;
     // Orphans inside are reparented to the agent, and after its end to this process (subreaper).
     set_child_subreaper(Some(getpid())).at(Wall::ParentDeath, "becoming the warden")?;
     let signals = calls::warden_signals().at(Wall::ParentDeath, "signals")?;
-    let launcher = c.shop.itself.try_clone();
+    let launcher = c.bare_launcher.itself.try_clone();
     let launcher = launcher.map_err(|_| Failure::without_errno(Wall::ParentDeath, "a copy"))?;
     let (hand, theirs) = wire::packet_pair().at(Wall::Seccomp, "a way for the listener")?;
     let agent = start_agent(c, theirs.as_fd())?;
@@ -78,10 +78,10 @@ fn take_up(c: &Commission<'_>) -> Result<Post, Failure> {
 fn start_agent(c: &Commission<'_>, hand: BorrowedFd<'_>) -> Result<Pid, Failure> {
     let blueprint = BareBlueprint {
         plan: c.plan,
-        filter: &c.shop.filter,
-        landlock: c.shop.landlock,
-        privileged: c.shop.privileged,
-        agent: c.shop.agent.as_fd(),
+        filter: &c.bare_launcher.filter,
+        landlock: c.bare_launcher.landlock,
+        privileged: c.bare_launcher.privileged,
+        agent: c.bare_launcher.agent.as_fd(),
         pipe: c.pipe,
         report: c.reply,
         hand,
