@@ -12,7 +12,7 @@ use super::streams::OutputPump;
 use crate::protocol::{End, FromAgent, Hello, MAX_FRAME, PROTOCOL_VERSION};
 
 impl Agent {
-    /// Goes on by this socket. Nothing is sent of any program before it is known which are wanted.
+    /// Continues over this socket. No output is sent before the new peer has said which channels it wants.
     pub fn renew_link(&mut self, socket: OwnedFd) -> Result<(), LinkStop> {
         self.link = Link::renewed(socket).map_err(|_| LinkStop::Closed)?;
         (self.greeted, self.renewed) = (false, true);

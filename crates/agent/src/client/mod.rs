@@ -61,8 +61,8 @@ impl AgentClient {
             .map(|(client, ())| client)
     }
 
-    /// The same with a copy of an agent that had another client, whose last channel this was. The programs on
-    /// the channels that are named go on and are handed out, in that order; all others go on unheard.
+    /// Connects to a copy of an agent that had another client; `last` was that client's last channel. Programs on the
+    /// `carried` channels are returned in that order; output of all others is discarded.
     pub async fn take_over<R, W>(
         reader: R,
         writer: W,
@@ -97,8 +97,9 @@ impl AgentClient {
         client.wait_for_hello(deadline).await.map(|()| (client, greeted))
     }
 
-    /// Goes on over other streams, with an agent as it was when `last` was the last channel. If it was this
-    /// one's own, programs that ran then go on; all others are gone, as if killed, and requests are lost.
+    /// Reconnects, over new streams, to the agent of a restored machine, whose state is that of when `last` was the last
+    /// channel. With `own`, a state of this very client's machine, programs that ran then continue; all others end as if
+    /// killed, and requests are lost.
     pub async fn go_back<R, W>(
         &self,
         reader: R,

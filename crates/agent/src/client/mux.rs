@@ -177,8 +177,8 @@ impl Mux {
         self.send(&hello_message());
     }
 
-    /// The same with an agent that has had another side before, whose last number this was. The programs on
-    /// these channels go on here.
+    /// Greets an agent that had another client before; `last` was that client's last channel. Programs on the `carried`
+    /// channels continue here.
     pub fn greet_copy(&self, last: u32, carried: &[u32]) -> Vec<(u32, Arc<ClientChannel>)> {
         let channels: Vec<_> = carried
             .iter()

@@ -30,8 +30,8 @@ pub enum ToAgent<'a> {
     Resize(ChannelNumber, Size),
     /// The program's output has no reader any more: it is counted, and not sent.
     DiscardOutput(ChannelNumber),
-    /// To an agent that goes on with another side in the place of the one it had: numbers up to the first
-    /// were used, and these channels are known. Right after the first message.
+    /// To an agent that has a new peer: channel numbers up to the first were used, and the channels in the list are
+    /// known to the new peer. Sent right after the hello.
     Keep(ChannelNumber, Vec<ChannelNumber>),
     /// Opens a channel with a file operation.
     File(ChannelNumber, FileRequest<'a>),

@@ -69,7 +69,7 @@ impl Parted {
         captured
     }
 
-    /// Goes on with a machine that was captured, in the place of the one there is.
+    /// Replaces the machine by one that is restored from a snapshot.
     async fn restore_machine(&self, from: &Parts) -> Result<()> {
         let backend = self.upgrade_backend("restore")?;
         let _alone = self.live.changing.lock().await;

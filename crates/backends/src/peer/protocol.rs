@@ -58,13 +58,13 @@ pub enum RemoteRequest {
     Push,
     /// What has changed?
     Pull,
-    /// Says nothing more, once this is answered, until it goes on.
+    /// Sends nothing after its answer, until `GoOn` or `Become`.
     StandStill,
     /// Goes on. Not answered.
     GoOn,
-    /// Goes on as a copy of the machine that stood still, with another side that knows of nothing under way.
+    /// Continues as a copy of the machine that stood still, with a new peer that knows of no requests under way.
     Become {
-        /// Who it is.
+        /// Its new identity: host name, machine id, seed.
         identity: Box<Identity>,
         /// Whether there is another copy of the workspace on that side.
         shared: bool,

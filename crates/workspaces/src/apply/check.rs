@@ -42,7 +42,7 @@ pub(super) enum CheckLook {
 
 enum ChangeVerdict {
     Free,
-    /// It is so already.
+    /// The tree has this change already.
     Done,
     Against(ConflictReason),
 }

@@ -175,8 +175,8 @@ impl PeerLink {
         }
     }
 
-    /// Takes over who is to be told from a connection in whose place this one is to be, to a side that knows
-    /// of those alone that are `kept`.
+    /// Takes over the controls of executions from the connection that this one replaces. The peer of this one knows
+    /// only those that are `kept`.
     pub fn inherit_controls(&self, from: &Self, kept: impl Fn(u32) -> bool) {
         let slot = |execution, slot: &Slot| match slot {
             _ if !kept(execution) => Slot::Gone,
@@ -191,7 +191,7 @@ impl PeerLink {
         lock(&self.controls).extend(inherited);
     }
 
-    /// Whether an execution was gone when the peer was taken back: it knows nothing of that one.
+    /// Whether the restored peer does not know this execution, because it began after the snapshot.
     pub fn is_gone(&self, execution: u32) -> bool {
         matches!(lock(&self.controls).get(&execution), Some(Slot::Gone))
     }

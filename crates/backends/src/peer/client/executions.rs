@@ -156,8 +156,8 @@ impl FarExecutions {
         }
     }
 
-    /// Goes on with a machine that is as the one was of which this had used so much. What ran then goes on;
-    /// what began later is gone.
+    /// Reconnects to a restored machine, whose state is that of when `used` numbers had been used. Executions of that
+    /// time continue; later ones are gone.
     pub async fn go_back(
         &self,
         connection: PeerConnection,

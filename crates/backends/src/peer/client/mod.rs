@@ -75,8 +75,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A sandbox that another host or machine builds: the agent's client over the connection, and the counts of the
-/// other side behind it.
+/// A sandbox that another host or machine builds: the agent's client over the connection, and the counters of
+/// the peer.
 pub(crate) struct FarSandbox {
     pub sandbox: AgentSandbox,
     pub executions: Arc<FarExecutions>,

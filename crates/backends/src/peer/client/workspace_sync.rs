@@ -52,7 +52,7 @@ impl WorkspaceSync {
         }
     }
 
-    /// Goes on over another connection. Callers that wait for their turn get it there, and not before the
+    /// Continues over another connection. Callers that wait for their turn get it there, and not before the
     /// copies have been synchronized again.
     pub async fn replace_link(&self, before: Turn, link: Arc<PeerLink>) -> Result<()> {
         let first = link.take_turn().await;
