@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use stockade_core::{Layers, Workspace};
+use stockade_core::{OverlayDirs, Workspace};
 use stockade_engine::{Journal, JournalOptions};
 use stockade_workspaces::{Hint, Request, Workspaces};
 
@@ -48,7 +48,7 @@ async fn compare(report: &mut BenchReport, state: &Path, tree: &Path) -> Measure
 
 /// Writes to the layer what a guest's changes would leave there.
 fn change(workspace: &Workspace, files: usize) -> Measured {
-    let Workspace::Overlay(Layers { upper, .. }) = workspace else {
+    let Workspace::Overlay(OverlayDirs { upper, .. }) = workspace else {
         return Err("the view has no layers".into());
     };
     for number in 0..files {

@@ -142,7 +142,7 @@ pub async fn engine_with(
 }
 
 /// An engine of a sandbox that outlives the command: what runs in it is read later.
-pub async fn lasting_engine(settings: &Settings, choice: &BackendChoice) -> Result<Engine> {
+pub async fn persistent_engine(settings: &Settings, choice: &BackendChoice) -> Result<Engine> {
     let config = EngineConfig { keep_output: true, ..settings.engine()? };
     open_engine(config, None, Isolation::Usual, settings, choice).await
 }

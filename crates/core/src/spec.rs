@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::path::WORKSPACE_ROOT;
 use crate::{
-    BackendName, Boundary, EnvName, Feature, HostPath, ImageName, Layers, Limits, Network,
+    BackendName, Boundary, EnvName, Feature, HostPath, ImageName, Limits, Network, OverlayDirs,
     SandboxPath, SecretBinding, TenantName,
 };
 
@@ -169,7 +169,7 @@ pub enum Workspace {
     /// A host directory, changed in place.
     Local(HostPath),
     /// A copy-on-write view of a host directory.
-    Overlay(Layers),
+    Overlay(OverlayDirs),
 }
 
 /// A path at which the workspace appears, such as its own on the host, so that what notes its own path works

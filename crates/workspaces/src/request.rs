@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use stockade_core::{Bytes, HostPath, Layers, TenantName, WorkspaceId};
+use stockade_core::{Bytes, HostPath, OverlayDirs, TenantName, WorkspaceId};
 use stockade_fs::Timestamp;
 
 /// Which tree is meant.
@@ -124,7 +124,7 @@ pub struct ManagedWorkspace {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum View {
     Directory(HostPath),
-    Layers(Layers),
+    Layers(OverlayDirs),
     Nothing,
 }
 

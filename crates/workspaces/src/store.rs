@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use stockade_core::{Bytes, HostPath, Layers, TenantName, WorkspaceId};
+use stockade_core::{Bytes, HostPath, OverlayDirs, TenantName, WorkspaceId};
 use stockade_fs::{
     ClosedDirs, Directory, LOCK_TIMEOUT, Locked, Sharing, Survives, Timestamp, draft_name,
     remove_entry,
@@ -272,7 +272,7 @@ impl StoreEntry {
             (Kind::Overlay | Kind::Git, Mechanism::Copy) => {
                 Ok(View::Directory(host_path(self.copy())?))
             }
-            (Kind::Overlay | Kind::Git, Mechanism::Kernel) => Ok(View::Layers(Layers {
+            (Kind::Overlay | Kind::Git, Mechanism::Kernel) => Ok(View::Layers(OverlayDirs {
                 lower: manifest.source.clone(),
                 upper: host_path(self.upper())?,
                 work: host_path(self.work())?,

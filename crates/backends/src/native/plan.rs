@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use stockade_core::{
-    Admitted, Image, Layers, Network, Result, RootMode, SandboxId, SandboxSpec, User,
+    Admitted, Image, Network, OverlayDirs, Result, RootMode, SandboxId, SandboxSpec, User,
     WORKSPACE_ROOT, Workspace,
 };
 use stockade_launcher as launcher;
@@ -124,11 +124,13 @@ fn build_workspace(workspace: &Workspace, bytes: u64) -> Result<launcher::PlanWo
         Workspace::Local(path) => Ok(launcher::PlanWorkspace::Local {
             path: resolve_directory(&NAME, "workspace", path)?,
         }),
-        Workspace::Overlay(Layers { lower, upper, work }) => Ok(launcher::PlanWorkspace::Overlay {
-            lower: resolve_directory(&NAME, "workspace.overlay.lower", lower)?,
-            upper: resolve_directory(&NAME, "workspace.overlay.upper", upper)?,
-            work: resolve_directory(&NAME, "workspace.overlay.work", work)?,
-        }),
+        Workspace::Overlay(OverlayDirs { lower, upper, work }) => {
+            Ok(launcher::PlanWorkspace::Overlay {
+                lower: resolve_directory(&NAME, "workspace.overlay.lower", lower)?,
+                upper: resolve_directory(&NAME, "workspace.overlay.upper", upper)?,
+                work: resolve_directory(&NAME, "workspace.overlay.work", work)?,
+            })
+        }
     }
 }
 

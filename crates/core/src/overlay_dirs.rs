@@ -10,7 +10,7 @@ use crate::HostPath;
 /// may write to them; the next one finds what the one before has left.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Layers {
+pub struct OverlayDirs {
     /// The directory that is shown. It must not change while a sandbox looks at it.
     pub lower: HostPath,
     /// What differs from it: an empty directory at first.
@@ -19,7 +19,7 @@ pub struct Layers {
     pub work: HostPath,
 }
 
-impl Layers {
+impl OverlayDirs {
     /// Why these layers are unusable regardless of their contents: the field and the reason.
     pub(crate) fn problem(&self) -> Option<(&'static str, &'static str)> {
         let (lower, upper, work) =
@@ -38,7 +38,7 @@ mod tests {
 
     fn find_layer_problem(lower: &str, upper: &str, work: &str) -> Option<&'static str> {
         let path = |text: &str| text.parse().unwrap();
-        let layers = Layers { lower: path(lower), upper: path(upper), work: path(work) };
+        let layers = OverlayDirs { lower: path(lower), upper: path(upper), work: path(work) };
         layers.problem().map(|(field, _)| field)
     }
 
