@@ -54,7 +54,7 @@ pub trait Backend: Send + Sync {
         &self,
         id: &SandboxId,
         admitted: &Admitted,
-        from: &Parts,
+        from: &SnapshotFiles,
     ) -> Result<Arc<dyn Sandbox>> {
         create_and_restore(self, id, admitted, from).await
     }
@@ -123,7 +123,7 @@ pub trait Sandbox: Send + Sync {
     /// Brings a captured state back, in place. Requires what `snapshot` requires.
     ///
     /// - What cannot be brought back whole changes nothing.
-    async fn restore(&self, from: &Parts) -> Result<()> {
+    async fn restore(&self, from: &SnapshotFiles) -> Result<()> {
         Err(Error::unsupported("restore", from.kind.feature()))
     }
 
@@ -149,7 +149,7 @@ pub async fn create_and_restore<B: Backend + ?Sized>(
     backend: &B,
     id: &SandboxId,
     admitted: &Admitted,
-    from: &Parts,
+    from: &SnapshotFiles,
 ) -> Result<Arc<dyn Sandbox>> {
     let sandbox = backend.create(id, admitted).await?;
     match sandbox.restore(from).await {
@@ -185,14 +185,14 @@ impl SnapshotKind {
 /// A captured state: its files by name. Its provider has verified every byte, and keeps the files unchanged
 /// while they are used.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Parts {
+pub struct SnapshotFiles {
     /// What was captured.
     pub kind: SnapshotKind,
     /// Where each part is.
     pub files: BTreeMap<String, PathBuf>,
 }
 
-impl Parts {
+impl SnapshotFiles {
     /// The part of that name.
     pub fn get(&self, name: &str) -> Result<&Path> {
         self.files.get(name).map(PathBuf::as_path).ok_or_else(|| {

@@ -36,9 +36,9 @@ mod workspace_source;
 
 pub use admission::{Admitted, Refusal, Refusals, admit, admit_command};
 pub use backend::{
-    Backend, CarriedProgram, Entry, EntryKind, Exit, ExitStatus, Files, FilesExt, Parts, Process,
-    ProcessControl, ProcessEvent, ProcessEvents, Sandbox, SnapshotKind, StreamId, Unsent,
-    create_and_restore,
+    Backend, CarriedProgram, Entry, EntryKind, Exit, ExitStatus, Files, FilesExt, Process,
+    ProcessControl, ProcessEvent, ProcessEvents, Sandbox, SnapshotFiles, SnapshotKind, StreamId,
+    Unsent, create_and_restore,
 };
 pub use boundary::Boundary;
 pub use capabilities::{Capabilities, Gap, Support};

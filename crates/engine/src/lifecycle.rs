@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use stockade_core::{
-    Admitted, Backend, EgressRule, Error, ErrorCode, Network, Parts, ResolvedImage, Result,
-    Sandbox, SandboxId, SnapshotId,
+    Admitted, Backend, EgressRule, Error, ErrorCode, Network, ResolvedImage, Result, Sandbox,
+    SandboxId, SnapshotFiles, SnapshotId,
 };
 use stockade_fs::fresh_id;
 use stockade_network::SecretSet;
@@ -41,7 +41,7 @@ pub(crate) struct SandboxOrder {
 #[derive(Clone)]
 pub(crate) struct Origin {
     pub snapshot: SnapshotId,
-    pub parts: Arc<Parts>,
+    pub parts: Arc<SnapshotFiles>,
 }
 
 impl SandboxOrder {

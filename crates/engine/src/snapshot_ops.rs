@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use stockade_core::{
-    BackendChoice, Command, Error, ErrorCode, Feature, Parts, Result, SandboxId, SandboxPath,
-    SandboxSpec, SnapshotId, SnapshotKind, Workspace,
+    BackendChoice, Command, Error, ErrorCode, Feature, Result, SandboxId, SandboxPath, SandboxSpec,
+    SnapshotFiles, SnapshotId, SnapshotKind, Workspace,
 };
 
 use crate::engine::{Engine, EngineInner};
@@ -206,7 +206,7 @@ impl EngineInner {
     }
 
     /// The parts of a snapshot, each byte of which was found right.
-    async fn read_checked_parts(&self, snapshot: &Snapshot) -> Result<Parts> {
+    async fn read_checked_parts(&self, snapshot: &Snapshot) -> Result<SnapshotFiles> {
         let (store, snapshot) = (Arc::clone(&self.snapshots), snapshot.clone());
         run_blocking(move || store.parts(&snapshot)).await
     }

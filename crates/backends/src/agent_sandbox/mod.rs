@@ -13,8 +13,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use stockade_agent::client::{AgentClient, Limit, ProgramPid};
 use stockade_core::{
-    CarriedProgram, Command, EffectiveLimits, Error, ExitStatus, Feature, Files, Parts, Process,
-    ProcessControl, Result, Sandbox, SandboxId, SandboxPath, SnapshotKind, User,
+    CarriedProgram, Command, EffectiveLimits, Error, ExitStatus, Feature, Files, Process,
+    ProcessControl, Result, Sandbox, SandboxId, SandboxPath, SnapshotFiles, SnapshotKind, User,
 };
 
 use crate::linux::archives::Archives;
@@ -204,7 +204,7 @@ impl Sandbox for AgentSandbox {
         archives.write_tree(&self.client, path, into, most).await
     }
 
-    async fn restore(&self, from: &Parts) -> Result<()> {
+    async fn restore(&self, from: &SnapshotFiles) -> Result<()> {
         self.archives("restore", from.kind).await?.bring_back(&self.client, from).await?;
         match &self.monitor {
             Some(monitor) => monitor.pull_changes().await,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, CWD, linkat};
 use serde::{Deserialize, Serialize};
 use stockade_core::{
-    Admitted, Bytes, Error, ErrorCode, Limits, Parts, Result, SandboxSpec, Workspace,
+    Admitted, Bytes, Error, ErrorCode, Limits, Result, SandboxSpec, SnapshotFiles, Workspace,
 };
 use stockade_fs::copy_sparse;
 
@@ -151,7 +151,7 @@ fn unsupported_error(message: impl Into<String>, remedy: &str) -> Error {
 
 /// What a captured machine is continued from, if it can be as it is asked for.
 pub(super) async fn resolve_source(
-    parts: &Parts,
+    parts: &SnapshotFiles,
     driver: &dyn Driver,
     admitted: &Admitted,
 ) -> Result<(MachineSource, UsedNumbers)> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use stockade_core::{
-    Admitted, Bytes, Error, ErrorCode, Image, Millicores, Parts, Result, Sandbox, SandboxId,
+    Admitted, Bytes, Error, ErrorCode, Image, Millicores, Result, Sandbox, SandboxId, SnapshotFiles,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
@@ -117,7 +117,7 @@ impl MicrovmWalls {
         self: &Arc<Self>,
         id: &SandboxId,
         admitted: &Admitted,
-        parts: &Parts,
+        parts: &SnapshotFiles,
     ) -> Result<Arc<dyn Sandbox>> {
         client::check_workspace(&NAME, admitted)?;
         let driver = &self.workshop().await?.driver;

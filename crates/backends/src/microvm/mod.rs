@@ -36,8 +36,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use stockade_core::{
-    Admitted, Backend, BackendName, Boundary, Capabilities, Error, ErrorCode, Parts, Result,
-    Sandbox, SandboxId, SandboxSpec,
+    Admitted, Backend, BackendName, Boundary, Capabilities, Error, ErrorCode, Result, Sandbox,
+    SandboxId, SandboxSpec, SnapshotFiles,
 };
 use tokio::time::timeout;
 
@@ -328,7 +328,7 @@ impl WallBuilder for MicrovmWalls {
         self: Arc<Self>,
         id: &SandboxId,
         admitted: &Admitted,
-        from: &Parts,
+        from: &SnapshotFiles,
         cancellation: &Cancellation,
     ) -> Result<Arc<dyn Sandbox>> {
         cancellation.forbid();

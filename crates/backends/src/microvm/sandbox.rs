@@ -6,8 +6,8 @@ use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use stockade_core::{
-    Admitted, CarriedProgram, Command, EffectiveLimits, Files, Parts, Process, ProcessControl,
-    Result, Sandbox, SandboxId, SandboxPath, SnapshotKind,
+    Admitted, CarriedProgram, Command, EffectiveLimits, Files, Process, ProcessControl, Result,
+    Sandbox, SandboxId, SandboxPath, SnapshotFiles, SnapshotKind,
 };
 
 use super::create::{Incarnation, LiveSandbox, connection_from_stream};
@@ -70,7 +70,7 @@ impl Parted {
     }
 
     /// Replaces the machine by one that is restored from a snapshot.
-    async fn restore_machine(&self, from: &Parts) -> Result<()> {
+    async fn restore_machine(&self, from: &SnapshotFiles) -> Result<()> {
         let backend = self.upgrade_backend("restore")?;
         let _alone = self.live.changing.lock().await;
         let _goes_on = self.live.freezer.goes_on("restore").await?;
@@ -149,7 +149,7 @@ impl Sandbox for MicrovmSandbox {
         }
     }
 
-    async fn restore(&self, from: &Parts) -> Result<()> {
+    async fn restore(&self, from: &SnapshotFiles) -> Result<()> {
         match from.kind {
             SnapshotKind::Files => {
                 drop(self.0.live.freezer.goes_on("restore").await?);

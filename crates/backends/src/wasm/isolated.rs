@@ -12,8 +12,8 @@ use bytes::Bytes as Data;
 use sha2::{Digest as _, Sha256};
 use stockade_core::{
     Admitted, Backend, Bytes, Command, EffectiveLimits, Error, ErrorCode, ExitStatus, Files,
-    HostPath, Limits, Network, Parts, Process, ProcessControl, Result, Sandbox, SandboxId,
-    SandboxSpec, Signal, SnapshotKind, Span, StartFailure, Stdin, Workspace,
+    HostPath, Limits, Network, Process, ProcessControl, Result, Sandbox, SandboxId, SandboxSpec,
+    Signal, SnapshotFiles, SnapshotKind, Span, StartFailure, Stdin, Workspace,
 };
 use stockade_fs::{Survives, write_atomically};
 
@@ -337,7 +337,7 @@ impl Sandbox for IsolatedSandbox {
         self.floor.body.write_snapshot(kind, into).await
     }
 
-    async fn restore(&self, from: &Parts) -> Result<()> {
+    async fn restore(&self, from: &SnapshotFiles) -> Result<()> {
         self.floor.body.restore_snapshot(from).await
     }
 

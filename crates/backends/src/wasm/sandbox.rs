@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use stockade_core::{
-    Command, EffectiveLimits, Error, ErrorCode, ExitStatus, Files, Parts, Process, Result, Sandbox,
-    SandboxId, Signal, SnapshotKind, StartFailure, Stdin, StreamId,
+    Command, EffectiveLimits, Error, ErrorCode, ExitStatus, Files, Process, Result, Sandbox,
+    SandboxId, Signal, SnapshotFiles, SnapshotKind, StartFailure, Stdin, StreamId,
 };
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
@@ -135,7 +135,7 @@ impl Sandbox for WasmSandbox {
         self.body.write_snapshot(kind, into).await
     }
 
-    async fn restore(&self, from: &Parts) -> Result<()> {
+    async fn restore(&self, from: &SnapshotFiles) -> Result<()> {
         self.body.restore_snapshot(from).await
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes as Data;
 use stockade_core::{
-    Admitted, EnvName, Error, ErrorCode, Image, Parts, Result, SandboxId, SnapshotKind,
+    Admitted, EnvName, Error, ErrorCode, Image, Result, SandboxId, SnapshotFiles, SnapshotKind,
     StartFailure,
 };
 
@@ -103,7 +103,7 @@ impl WasmSandboxParts {
         run_blocking("snapshot", move || snapshot::take_snapshot(&tree, kind, &into, most)).await
     }
 
-    pub(super) async fn restore_snapshot(&self, from: &Parts) -> Result<()> {
+    pub(super) async fn restore_snapshot(&self, from: &SnapshotFiles) -> Result<()> {
         let (tree, from, most) = (Arc::clone(&self.tree), from.clone(), self.most);
         run_blocking("restore", move || snapshot::restore_snapshot(&tree, &from, most)).await
     }
