@@ -57,7 +57,7 @@ use crate::managed::{Cancellation, Managed, WallBuilder};
 pub const NAME: BackendName = BackendName::literal("gvisor");
 
 /// The backend's control groups.
-const CGROUP_HOUSE: CgroupLayout = CgroupLayout { parent: "stockade-gvisor", own_processes: 0 };
+const CGROUP_LAYOUT: CgroupLayout = CgroupLayout { parent: "stockade-gvisor", own_processes: 0 };
 
 /// The gvisor backend. Its sandboxes end with this value, and with what it still has under way.
 pub type Gvisor = Managed<GvisorWalls>;
@@ -93,7 +93,7 @@ impl Gvisor {
 impl GvisorWalls {
     fn new(program: Option<PathBuf>) -> Self {
         Self {
-            linux_host: LinuxHost::new(NAME, CGROUP_HOUSE, Launcher::start),
+            linux_host: LinuxHost::new(NAME, CGROUP_LAYOUT, Launcher::start),
             program,
             spawner: OnceLock::new(),
             platform: tokio::sync::Mutex::default(),

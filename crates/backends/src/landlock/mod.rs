@@ -31,7 +31,7 @@ pub const NAME: BackendName = BackendName::literal("landlock");
 
 /// The backend's control groups: the warden, the agent and the keeper of an execution are not the
 /// guest's.
-const CGROUP_HOUSE: CgroupLayout = CgroupLayout { parent: "stockade-landlock", own_processes: 3 };
+const CGROUP_LAYOUT: CgroupLayout = CgroupLayout { parent: "stockade-landlock", own_processes: 3 };
 
 /// The landlock backend. Its launcher is started with the first sandbox and ends with this value, and
 /// with it every sandbox it has launched.
@@ -45,7 +45,7 @@ pub struct LandlockWalls {
 impl Default for Landlock {
     fn default() -> Self {
         Self::of(LandlockWalls {
-            linux_host: LinuxHost::new(NAME, CGROUP_HOUSE, Launcher::start_bare),
+            linux_host: LinuxHost::new(NAME, CGROUP_LAYOUT, Launcher::start_bare),
         })
     }
 }

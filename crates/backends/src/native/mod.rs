@@ -40,7 +40,7 @@ pub const NAME: BackendName = BackendName::literal("native");
 const AGENT_NAME: &str = "stockade-agent";
 
 /// Its control groups: the agent and the keeper of an execution are not the guest's.
-const CGROUP_HOUSE: CgroupLayout =
+const CGROUP_LAYOUT: CgroupLayout =
     CgroupLayout { parent: "stockade", own_processes: OWN_PROCESSES };
 
 /// The native backend. Its launcher is started with the first sandbox and ends with this value, and
@@ -112,7 +112,7 @@ impl Native {
 
 impl NativeWalls {
     fn trusted_with(devices: &'static [&'static str]) -> Self {
-        let linux_host = LinuxHost::new(NAME, CGROUP_HOUSE, Launcher::start);
+        let linux_host = LinuxHost::new(NAME, CGROUP_LAYOUT, Launcher::start);
         Self { linux_host, own: OnceLock::new(), devices }
     }
 
