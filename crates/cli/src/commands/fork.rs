@@ -10,13 +10,12 @@ use stockade_engine::{FORK_CONCURRENCY, MAX_FORK_COPIES, Snapshot, Snapshots, sp
 use tokio::task::{JoinError, JoinSet};
 
 use super::snapshot;
-use super::teleport::ORIGIN_LABEL;
 use crate::config::Settings;
 use crate::daemon::client::SupervisorConnection;
 use crate::daemon::end::end_sandbox;
 use crate::daemon::launch::launch_now;
 use crate::daemon::message::{
-    Described, SandboxReady, SandboxStateRequest, SupervisorOrder, SupervisorReply,
+    Described, ORIGIN_LABEL, SandboxReady, SandboxStateRequest, SupervisorOrder, SupervisorReply,
     SupervisorRequest,
 };
 use crate::daemon::sandbox_directory::SandboxDirectory;

@@ -14,12 +14,12 @@ use stockade_fs::{Locked, Sharing};
 use super::protocol::{
     ArrivalAnswer, HELLO_LINE, KEEP_LINE, MAX_PASSAGE, Passage, TELEPORT_VERSION, Whole,
 };
-use super::{ARRIVE_COMMAND, MAX_SNAPSHOT_BYTES, ORIGIN_LABEL};
+use super::{ARRIVE_COMMAND, MAX_SNAPSHOT_BYTES};
 use crate::commands::snapshot;
 use crate::config::Settings;
 use crate::daemon::end::end_sandbox;
 use crate::daemon::launch::launch_supervisor;
-use crate::daemon::message::SupervisorOrder;
+use crate::daemon::message::{ORIGIN_LABEL, SupervisorOrder};
 use crate::daemon::sandbox_directory::SandboxDirectory;
 use crate::daemon::wire_error::WireError;
 use crate::terminal::interrupts::Interrupts;

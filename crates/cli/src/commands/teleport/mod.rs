@@ -32,8 +32,6 @@ use protocol::{ArrivalAnswer, HELLO_LINE, KEEP_LINE, Passage, Pieces, TELEPORT_V
 const TELEPORT_OPERATION: &str = "teleport";
 /// Command that the peer is started with.
 pub const ARRIVE_COMMAND: &str = "arrive";
-/// Label that names the sandbox which a teleported one replaces.
-pub const ORIGIN_LABEL: &str = "teleported-from";
 /// Largest snapshot that is accepted on arrival.
 const MAX_SNAPSHOT_BYTES: Bytes = Bytes(64 << 30);
 /// Timeout for the snapshot to become a sandbox on the peer.
