@@ -13,21 +13,21 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 use crate::Measured;
-use crate::native::{AT_ONCE, Place, Stockade, expect_success, timed_async};
+use crate::native::{AT_ONCE, BenchEngine, ProgramDir, expect_success, timed_async};
 use crate::plot::{LinePlot, PlotCurve};
 use crate::report::BenchReport;
 use crate::resources::{ResourceUsage, available_kib, raise_descriptor_limit};
 use crate::table::{Column, Figures, Row, Timing};
 
-const NUMBERS: [usize; 3] = [10, 100, 1000];
-const MANY: usize = 10_000;
+const SANDBOX_COUNTS: [usize; 3] = [10, 100, 1000];
+const MANY_SANDBOXES: usize = 10_000;
 const ROUNDS: usize = 30;
 
 /// What is assumed of a sandbox at least, and before one was measured.
 const LEAST_EACH: ResourceUsage =
     ResourceUsage { resident_kib: 1024, unavailable_kib: 1024, processes: 2, descriptors: 4 };
 /// Namespaces, processes and descriptors that others have, or that one more sandbox takes for a moment.
-const RESERVE: u64 = 1000;
+const RESERVED_COUNT: u64 = 1000;
 /// Of the memory that is available, in percent.
 const MAX_MEMORY_PERCENT: u64 = 80;
 
@@ -54,16 +54,16 @@ struct DensityStep {
 /// Prints a row for each number, and has it plotted.
 pub fn measure(report: &mut BenchReport) -> Measured {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let place = Place::new()?;
+    let place = ProgramDir::new()?;
     let descriptors = raise_descriptor_limit();
-    let stockade = runtime.block_on(Stockade::new(&place, Arc::new(Native::new())))?;
+    let stockade = runtime.block_on(BenchEngine::new(&place, Arc::new(Native::new())))?;
     report.title(format!(
         "density: native sandboxes alive, created {AT_ONCE} at a time; one more is create, exec and \
          destroy, {ROUNDS} rounds"
     ));
     let (mut steps, mut left_out) = (Vec::new(), Vec::new());
     let mut each = LEAST_EACH;
-    for alive in NUMBERS.into_iter().chain(report.many.then_some(MANY)) {
+    for alive in SANDBOX_COUNTS.into_iter().chain(report.many.then_some(MANY_SANDBOXES)) {
         let step = match find_shortage(alive as u64, &each, descriptors) {
             Some(shortage) => Err(shortage.into()),
             None => measure_step(&runtime, &stockade, alive),
@@ -127,14 +127,18 @@ fn find_shortage(alive: u64, each: &ResourceUsage, descriptors: u64) -> Option<S
     let processes = each.processes.max(LEAST_EACH.processes);
     let mut needs = vec![
         ("available memory in MiB".to_owned(), Some(available_kib() >> 10), needed_mib),
-        ("RLIMIT_NOFILE".into(), Some(descriptors), alive * each.descriptors.max(1) + RESERVE),
+        (
+            "RLIMIT_NOFILE".into(),
+            Some(descriptors),
+            alive * each.descriptors.max(1) + RESERVED_COUNT,
+        ),
     ];
     let of_namespaces = NAMESPACES.map(|kind| (format!("user/max_{kind}_namespaces"), 1));
     let of_processes =
         ["kernel/pid_max", "kernel/threads-max"].map(|name| (name.into(), processes));
     for (name, per_sandbox) in of_namespaces.into_iter().chain(of_processes) {
         let limit = read_kernel_limit(&name);
-        needs.push((format!("/proc/sys/{name}"), limit, alive * per_sandbox + RESERVE));
+        needs.push((format!("/proc/sys/{name}"), limit, alive * per_sandbox + RESERVED_COUNT));
     }
     needs.into_iter().find_map(|(name, limit, needed)| describe_shortage(&name, limit?, needed))
 }
@@ -149,7 +153,7 @@ fn read_kernel_limit(name: &str) -> Option<u64> {
 
 fn measure_step(
     runtime: &Runtime,
-    stockade: &Stockade,
+    stockade: &BenchEngine,
     alive: usize,
 ) -> Result<DensityStep, Box<dyn Error>> {
     let before = ResourceUsage::read();
@@ -167,7 +171,7 @@ fn measure_step(
 /// One more sandbox, and an execution in each of those that are alive in turn.
 fn time_beside(
     runtime: &Runtime,
-    stockade: &Stockade,
+    stockade: &BenchEngine,
     ids: &[SandboxId],
 ) -> Result<(Timing, Timing), Box<dyn Error>> {
     let mut rows = ["one more", "exec"].map(Row::new);
@@ -183,7 +187,10 @@ fn time_beside(
 }
 
 /// Those that were created, and the first failure, after which no further one is begun.
-async fn create_many(stockade: &Stockade, number: usize) -> (Vec<SandboxId>, Result<(), String>) {
+async fn create_many(
+    stockade: &BenchEngine,
+    number: usize,
+) -> (Vec<SandboxId>, Result<(), String>) {
     let creating = (0..number).map(|_| {
         let (engine, spec) = (stockade.engine.clone(), stockade.spec.clone());
         async move { engine.create(spec).await.map_err(|error| error.to_string()) }
@@ -191,7 +198,7 @@ async fn create_many(stockade: &Stockade, number: usize) -> (Vec<SandboxId>, Res
     run_bounded(creating).await
 }
 
-async fn destroy_many(stockade: &Stockade, ids: Vec<SandboxId>) -> Result<(), String> {
+async fn destroy_many(stockade: &BenchEngine, ids: Vec<SandboxId>) -> Result<(), String> {
     let destroying = ids.into_iter().map(|id| {
         let engine = stockade.engine.clone();
         async move { engine.destroy(&id).await.map_err(|error| error.to_string()) }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use stockade_backends::docker::Docker;
 
 use crate::Measured;
-use crate::native::{Place, Stockade, spawn, timed, timed_async};
+use crate::native::{BenchEngine, ProgramDir, spawn, timed, timed_async};
 use crate::peers::{self, Peer};
 use crate::report::BenchReport;
 use crate::table::Row;
@@ -15,7 +15,7 @@ const ROUNDS: usize = 20;
 
 /// Prints what a run and an execution in a live container cost, through Stockade and without it.
 pub fn measure(report: &mut BenchReport) -> Measured {
-    let place = Place::new()?;
+    let place = ProgramDir::new()?;
     let run = match peers::docker(&place) {
         Ok(run) => run,
         Err(reason) => {
@@ -24,7 +24,7 @@ pub fn measure(report: &mut BenchReport) -> Measured {
         }
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let stockade = runtime.block_on(Stockade::new(&place, Arc::new(Docker::default())))?;
+    let stockade = runtime.block_on(BenchEngine::new(&place, Arc::new(Docker::default())))?;
     let whole = whole_command(&place)?;
     let kept = Kept::start(&place)?;
     let mut rows =
@@ -44,7 +44,7 @@ pub fn measure(report: &mut BenchReport) -> Measured {
     Ok(())
 }
 
-fn whole_command(place: &Place) -> Result<Peer, Box<dyn std::error::Error>> {
+fn whole_command(place: &ProgramDir) -> Result<Peer, Box<dyn std::error::Error>> {
     let beside = std::env::current_exe()?.with_file_name("stockade");
     let path = beside.to_str().ok_or("its path is not text")?;
     let words = [path, "run", "--backend", "docker", "--", "./true"];
@@ -55,7 +55,7 @@ fn whole_command(place: &Place) -> Result<Peer, Box<dyn std::error::Error>> {
 struct Kept(String);
 
 impl Kept {
-    fn start(place: &Place) -> Result<Self, Box<dyn std::error::Error>> {
+    fn start(place: &ProgramDir) -> Result<Self, Box<dyn std::error::Error>> {
         let name = format!("stockade-bench-{}", std::process::id());
         let shown = format!("{}:/w", place.workspace().display());
         let busybox = "/usr/bin/busybox:/busybox:ro";

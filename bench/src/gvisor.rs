@@ -19,7 +19,7 @@ use crate::table::Row;
 
 const ROUNDS: usize = 20;
 /// Commands in one sandbox for each that is made.
-const EACH: usize = 10;
+const COMMANDS_EACH: usize = 10;
 
 pub fn measure(report: &mut BenchReport) -> Measured {
     if Program::new("runsc").arg("--version").stdout(Stdio::null()).status().is_err() {
@@ -63,7 +63,7 @@ async fn compare(report: &mut BenchReport, dir: &Path) -> Measured {
         let begun = Instant::now();
         let id = engine.create(spec.clone()).await?;
         rows[5].add(begun.elapsed());
-        for _ in 0..EACH {
+        for _ in 0..COMMANDS_EACH {
             let begun = Instant::now();
             engine.exec(&id, Command::program(["true"])).await?.outcome().await;
             rows[4].add(begun.elapsed());

@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command as Process, Stdio};
 
 use crate::Measured;
-use crate::native::{Place, spawn, timed};
+use crate::native::{ProgramDir, spawn, timed};
 use crate::report::BenchReport;
 use crate::table::Row;
 
 const REGISTRY_PROGRAM: &str = "docker-registry";
 /// How the registry says where it listens.
-const LISTENING: &str = "msg=\"listening on ";
+const LISTENING_MESSAGE: &str = "msg=\"listening on ";
 const BUILT_NAME: &str = "localhost/stockade-bench:1";
 const DATA_LAYERS: usize = 29;
 const DATA_LAYER_BYTES: u64 = 7 << 20;
@@ -23,7 +23,7 @@ const WARM_ROUNDS: usize = 50;
 
 /// Prints what the first and what further runs take.
 pub fn measure(report: &mut BenchReport) -> Measured {
-    let bench = ImageBench { place: Place::new()?, files: tempfile::tempdir()? };
+    let bench = ImageBench { place: ProgramDir::new()?, files: tempfile::tempdir()? };
     let Ok(registry) = BenchRegistry::start(bench.files.path()) else {
         report.title(format!("images: not measured: {REGISTRY_PROGRAM} cannot be started"));
         return Ok(());
@@ -41,7 +41,7 @@ pub fn measure(report: &mut BenchReport) -> Measured {
 
 /// Where commands stand, and what the guest must not see of it: state, registry and the image's files.
 struct ImageBench {
-    place: Place,
+    place: ProgramDir,
     files: tempfile::TempDir,
 }
 
@@ -67,7 +67,7 @@ impl BenchRegistry {
         let said = registry.child.stderr.take().ok_or("it says nothing")?;
         let mut lines = BufReader::new(said).lines().map_while(Result::ok);
         let address = lines.by_ref().find_map(|line| {
-            let (_, rest) = line.split_once(LISTENING)?;
+            let (_, rest) = line.split_once(LISTENING_MESSAGE)?;
             Some(rest.split('"').next()?.to_owned())
         });
         registry.address = address.ok_or("it listens nowhere")?;

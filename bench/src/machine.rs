@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// Programs whose versions are told if they are installed.
-const PROGRAMS: [&str; 10] = [
+const VERSIONED_PROGRAMS: [&str; 10] = [
     "bwrap",
     "docker",
     "firejail",
@@ -76,7 +76,8 @@ pub struct ProgramVersion {
 pub fn read_versions() -> Vec<ProgramVersion> {
     let beside = std::env::current_exe().map(|exe| exe.with_file_name("stockade"));
     let own = beside.ok().and_then(|path| ask_version("stockade", path));
-    let peers = PROGRAMS.into_iter().filter_map(|program| ask_version(program, program.into()));
+    let peers =
+        VERSIONED_PROGRAMS.into_iter().filter_map(|program| ask_version(program, program.into()));
     own.into_iter().chain(peers).collect()
 }
 

@@ -10,7 +10,7 @@ use crate::table::{Figures, Timing};
 const INTRODUCTION: &str = include_str!("../introduction.md");
 
 /// Where no ratio is known.
-const UNKNOWN: &str = "–";
+const UNKNOWN_RATIO: &str = "–";
 
 /// The whole page. `plot` is the link to the picture, as it is written in the page.
 pub fn write_markdown(
@@ -110,7 +110,7 @@ fn figures_table(figures: &Figures) -> String {
 
 fn finite(value: Option<f64>, decimals: usize) -> String {
     let finite = value.filter(|value| value.is_finite());
-    finite.map_or_else(|| UNKNOWN.to_owned(), |value| format!("{value:.decimals$}"))
+    finite.map_or_else(|| UNKNOWN_RATIO.to_owned(), |value| format!("{value:.decimals$}"))
 }
 
 /// Text that ends no cell and is no markup of a page.

@@ -23,19 +23,19 @@ use crate::table::Row;
 
 const ROUNDS: usize = 20;
 /// How often a machine is started from nothing.
-const BOOTS: usize = 3;
+const BOOT_ROUNDS: usize = 3;
 /// Commands in one sandbox for each that is made.
-const EACH: usize = 5;
+const COMMANDS_EACH: usize = 5;
 /// Copies that live at once.
 const COPIES: usize = 20;
 /// How often that many are made.
-const FORKS: usize = 3;
+const FORK_ROUNDS: usize = 3;
 /// What is written to memory before a machine is captured.
-const MIB: [u64; 3] = [16, 128, 512];
-const PATIENCE: Duration = Duration::from_secs(60);
-const MACHINE: &str =
+const WRITTEN_MIB: [u64; 3] = [16, 128, 512];
+const MACHINE_TIMEOUT: Duration = Duration::from_secs(60);
+const MACHINE_TYPE: &str =
     "microvm,acpi=on,rtc=off,pit=off,pic=off,isa-serial=on,suppress-vmdesc=on,memory-backend=ram";
-const RAM: &str = "memory-backend-file,id=ram,share=off";
+const RAM_OBJECT: &str = "memory-backend-file,id=ram,share=off";
 
 pub fn measure(report: &mut BenchReport) -> Measured {
     let dir = tempfile::tempdir_in("/var/tmp")?;
@@ -73,7 +73,7 @@ async fn compare(report: &mut BenchReport, dir: &Path) -> Measured {
         let begun = Instant::now();
         let id = engine.create(spec.clone()).await?;
         rows[0].add(begun.elapsed());
-        for _ in 0..EACH {
+        for _ in 0..COMMANDS_EACH {
             let begun = Instant::now();
             engine.exec(&id, Command::program(["true"])).await?.outcome().await;
             rows[1].add(begun.elapsed());
@@ -86,7 +86,7 @@ async fn compare(report: &mut BenchReport, dir: &Path) -> Measured {
     booted(report, dir).await?;
     many(report, &engine, &spec).await?;
     captured(report, &engine, &spec, &dir.join("store")).await?;
-    for mib in MIB {
+    for mib in WRITTEN_MIB {
         touched(report, &engine, &spec, mib).await?;
     }
     Ok(())
@@ -103,7 +103,7 @@ async fn booted(report: &mut BenchReport, dir: &Path) -> Measured {
     let pack = "find . | busybox cpio -o -H newc > ../initramfs 2> /dev/null";
     spawn(Process::new("sh").args(["-c", pack]).current_dir(&first))?;
     let mut rows = ["QEMU, booted", "prepared"].map(Row::new);
-    for round in 0..BOOTS {
+    for round in 0..BOOT_ROUNDS {
         let begun = Instant::now();
         boot_by_hand(&dir.join("initramfs"))?;
         rows[0].add(begun.elapsed());
@@ -174,7 +174,7 @@ async fn captured(
         rows[2].add(begun.elapsed());
         engine.destroy(&copy).await?;
         engine.snapshots().remove(&snapshot)?;
-        if round < FORKS {
+        if round < FORK_ROUNDS {
             let begun = Instant::now();
             let copies = engine.fork(&id, COPIES).await?;
             rows[4].add(begun.elapsed());
@@ -242,8 +242,8 @@ impl ByHand {
                 "max",
             ])
             .args(["-accel", "tcg,thread=single,tb-size=64", "-smp", "1", "-serial", "null"])
-            .args(["-machine", MACHINE, "-m", &format!("{size}B")])
-            .args(["-object", &format!("{RAM},size={size},mem-path={}", memory.display())])
+            .args(["-machine", MACHINE_TYPE, "-m", &format!("{size}B")])
+            .args(["-object", &format!("{RAM_OBJECT},size={size},mem-path={}", memory.display())])
             .args(["-global", "virtio-mmio.force-legacy=false"])
             .args(["-global", "migration.send-configuration=off"])
             .args(["-chardev", &format!("socket,id=pipe,server=on,path={}", pipe.display())])
@@ -257,7 +257,7 @@ impl ByHand {
             .stderr(Stdio::inherit())
             .spawn()?;
         let (_pipe, stream) = (connected(&pipe), connected(&socket));
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(MACHINE_TIMEOUT))?;
         let mut hand = Self { qemu, talk: BufReader::new(stream), _pipe, dir };
         hand.ask("qmp_capabilities", "")?;
         while !hand.ask("query-status", "")?.contains("\"running\": true") {}

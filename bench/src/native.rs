@@ -27,12 +27,12 @@ pub const AT_ONCE: usize = 100;
 const BASELINE_PEERS: [&str; 2] = ["stockade run", "bwrap"];
 
 /// Where everything is: a static program that does nothing, in a directory that is the workspace.
-pub struct Place {
+pub struct ProgramDir {
     pub dir: tempfile::TempDir,
     pub program: PathBuf,
 }
 
-impl Place {
+impl ProgramDir {
     pub fn new() -> Result<Self, Box<dyn Error>> {
         let dir = tempfile::tempdir()?;
         let source = dir.path().join("true.c");
@@ -57,15 +57,18 @@ impl Place {
 }
 
 /// An engine with one backend, and a sandbox that stays.
-pub struct Stockade {
+pub struct BenchEngine {
     pub engine: Engine,
     pub spec: SandboxSpec,
     live: SandboxId,
     _state: tempfile::TempDir,
 }
 
-impl Stockade {
-    pub async fn new(place: &Place, backend: Arc<dyn Backend>) -> Result<Self, Box<dyn Error>> {
+impl BenchEngine {
+    pub async fn new(
+        place: &ProgramDir,
+        backend: Arc<dyn Backend>,
+    ) -> Result<Self, Box<dyn Error>> {
         let state = tempfile::tempdir()?;
         let config = EngineConfig::at(state.path().join("state"));
         let engine = Engine::open(config, vec![backend]).await?;
@@ -93,9 +96,9 @@ pub fn expect_success(ending: Ending) -> Result<(), Box<dyn Error>> {
 /// Prints medians, 99th percentiles and ratios, and what a hundred sandboxes at once take.
 pub fn measure(report: &mut BenchReport) -> Measured {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let place = Place::new()?;
+    let place = ProgramDir::new()?;
     let program = fs::File::open(&place.program)?;
-    let stockade = runtime.block_on(Stockade::new(&place, Arc::new(Native::new())))?;
+    let stockade = runtime.block_on(BenchEngine::new(&place, Arc::new(Native::new())))?;
     let (present, absent): (Vec<Peer>, Vec<String>) = peers(&place);
     let mut rows = vec![
         Row::new("floor").into_baseline(),
@@ -148,7 +151,10 @@ pub fn spawn(command: &mut Process) -> Result<(), Box<dyn Error>> {
     if status.success() { Ok(()) } else { Err(format!("{command:?}: {status}").into()) }
 }
 
-async fn many_at_once(report: &mut BenchReport, stockade: &Stockade) -> Result<(), Box<dyn Error>> {
+async fn many_at_once(
+    report: &mut BenchReport,
+    stockade: &BenchEngine,
+) -> Result<(), Box<dyn Error>> {
     let before = ResourceUsage::read();
     let start = Instant::now();
     let creating: Vec<_> = (0..AT_ONCE)

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::machine::first_line;
-use crate::native::Place;
+use crate::native::ProgramDir;
 
 /// Another tool, as a command line.
 pub struct Peer {
@@ -25,7 +25,7 @@ impl Peer {
 }
 
 /// The tools that are there, and why the others are not.
-pub fn peers(place: &Place) -> (Vec<Peer>, Vec<String>) {
+pub fn peers(place: &ProgramDir) -> (Vec<Peer>, Vec<String>) {
     let all = [
         stockade(place),
         unshare(place),
@@ -64,7 +64,7 @@ pub fn peer(name: &'static str, rounds: usize, dir: &Path, words: &[&str]) -> Re
 }
 
 /// The command itself, built beside this program.
-fn stockade(place: &Place) -> Result<Peer, String> {
+fn stockade(place: &ProgramDir) -> Result<Peer, String> {
     let beside =
         std::env::current_exe().map_err(|error| error.to_string())?.with_file_name("stockade");
     let path = beside.to_str().ok_or("stockade run: its path is not text")?;
@@ -76,7 +76,7 @@ fn stockade(place: &Place) -> Result<Peer, String> {
     )
 }
 
-fn bwrap(place: &Place) -> Result<Peer, String> {
+fn bwrap(place: &ProgramDir) -> Result<Peer, String> {
     let dir = place.workspace().to_str().ok_or("bwrap: the directory's name is not text")?;
     let words = [
         "bwrap",
@@ -111,7 +111,7 @@ fn bwrap(place: &Place) -> Result<Peer, String> {
 }
 
 /// The namespaces alone, with a `/proc` of their own: no root, no filter, no limit.
-fn unshare(place: &Place) -> Result<Peer, String> {
+fn unshare(place: &ProgramDir) -> Result<Peer, String> {
     let words = [
         "unshare",
         "--user",
@@ -132,7 +132,7 @@ fn unshare(place: &Place) -> Result<Peer, String> {
 }
 
 /// All of its namespaces are its default.
-fn nsjail(place: &Place) -> Result<Peer, String> {
+fn nsjail(place: &ProgramDir) -> Result<Peer, String> {
     let dir = place.workspace().to_str().ok_or("nsjail: the directory's name is not text")?;
     let workspace = format!("{dir}:/workspace");
     let words = [
@@ -163,7 +163,7 @@ fn nsjail(place: &Place) -> Result<Peer, String> {
 }
 
 /// No profile, and what is nearest to the others' walls. It has no user namespace where its caller is root.
-fn firejail(place: &Place) -> Result<Peer, String> {
+fn firejail(place: &ProgramDir) -> Result<Peer, String> {
     let words = [
         "firejail",
         "--quiet",
@@ -194,14 +194,14 @@ fn tried(peer: Peer) -> Result<Peer, String> {
     }
 }
 
-fn runc(place: &Place) -> Result<Peer, String> {
+fn runc(place: &ProgramDir) -> Result<Peer, String> {
     let bundle = lay_bundle(place, "runc")?;
     let name = format!("stockade-bench-{}", std::process::id());
     peer("runc run", 30, &bundle, &["runc", "run", &name])
 }
 
 /// On the platform that is its default, as root: without, it has neither this network nor these walls.
-fn runsc(place: &Place) -> Result<Peer, String> {
+fn runsc(place: &ProgramDir) -> Result<Peer, String> {
     if !rustix::process::geteuid().is_root() {
         return Err("runsc run: it is measured as root only".into());
     }
@@ -213,7 +213,7 @@ fn runsc(place: &Place) -> Result<Peer, String> {
 }
 
 /// The bundle that a runtime describes by itself, with the program as all of its root.
-fn lay_bundle(place: &Place, runtime: &str) -> Result<PathBuf, String> {
+fn lay_bundle(place: &ProgramDir, runtime: &str) -> Result<PathBuf, String> {
     let bundle = place.workspace().join(format!("{runtime}-bundle"));
     let rootfs = bundle.join("rootfs");
     let prepared = fs::create_dir_all(rootfs.join("proc"))
@@ -230,7 +230,7 @@ fn lay_bundle(place: &Place, runtime: &str) -> Result<PathBuf, String> {
 }
 
 /// Podman has no engine that must run first.
-fn podman(place: &Place) -> Result<Peer, String> {
+fn podman(place: &ProgramDir) -> Result<Peer, String> {
     import_image("podman", place)
         .map_err(|reason| format!("podman run: {reason} (remedy: install podman)"))?;
     // Its own defaults are more than hosts allow that have lowered theirs.
@@ -242,14 +242,14 @@ fn podman(place: &Place) -> Result<Peer, String> {
 }
 
 /// A running Docker engine, with an image made from the program alone.
-pub fn docker(place: &Place) -> Result<Peer, String> {
+pub fn docker(place: &ProgramDir) -> Result<Peer, String> {
     import_image("docker", place)
         .map_err(|_| "docker run: no engine answers (remedy: start dockerd)")?;
     let words = ["docker", "run", "--rm", "--network", "none", "stockade-bench:latest", "/true"];
     peer("docker run", 10, place.workspace(), &words)
 }
 
-fn import_image(engine: &str, place: &Place) -> Result<(), String> {
+fn import_image(engine: &str, place: &ProgramDir) -> Result<(), String> {
     let script = format!(
         "tar -C '{}' -c true | {engine} import - stockade-bench:latest",
         place.workspace().display()

@@ -10,12 +10,12 @@ use stockade_core::{Command, HostPath, SandboxSpec, Workspace};
 use stockade_engine::{Engine, EngineConfig, Pool, PoolSpec};
 
 use crate::Measured;
-use crate::native::{Place, expect_success};
+use crate::native::{ProgramDir, expect_success};
 use crate::report::BenchReport;
 use crate::table::Row;
 
 const ROUNDS: usize = 200;
-const CROWD: u32 = 16;
+const WAITING_CALLERS: u32 = 16;
 
 /// Prints what a claim takes, alone and one right after the other.
 pub fn measure(report: &mut BenchReport) -> Measured {
@@ -24,7 +24,7 @@ pub fn measure(report: &mut BenchReport) -> Measured {
 }
 
 async fn compare(report: &mut BenchReport) -> Measured {
-    let place = Place::new()?;
+    let place = ProgramDir::new()?;
     let workspace = Workspace::Local(HostPath::try_from(place.workspace().to_owned())?);
     let spec = SandboxSpec { workspace, ..SandboxSpec::default() };
     let state = tempfile::tempdir()?;
@@ -33,7 +33,11 @@ async fn compare(report: &mut BenchReport) -> Measured {
         Engine::open(config, vec![Arc::new(Native::new())])
     };
     let (cold, warm) = (open("cold").await?, open("warm").await?);
-    let pool = PoolSpec { minimum: CROWD, maximum: 2 * CROWD, ..PoolSpec::of(spec.clone()) };
+    let pool = PoolSpec {
+        minimum: WAITING_CALLERS,
+        maximum: 2 * WAITING_CALLERS,
+        ..PoolSpec::of(spec.clone())
+    };
     let pool = warm.open_pool(pool).await?;
     let mut rows = [
         Row::new("cold create"),
@@ -79,7 +83,7 @@ async fn once(engine: &Engine, spec: &SandboxSpec) -> Result<(Duration, Duration
 async fn crowd(engine: &Engine, spec: &SandboxSpec) -> Result<Vec<Duration>, Box<dyn Error>> {
     let mut taken = Vec::new();
     let mut ids = Vec::new();
-    for _ in 0..CROWD {
+    for _ in 0..WAITING_CALLERS {
         let start = Instant::now();
         ids.push(engine.create(spec.clone()).await?);
         taken.push(start.elapsed());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use stockade_backends::mock::{Mock, Script, Step};
+use stockade_backends::mock::{Mock, Script, ScriptStep};
 use stockade_core::{Bytes, Command, SandboxSpec, StreamId};
 use stockade_engine::{Engine, EngineConfig, OutputEvent};
 
@@ -11,7 +11,7 @@ use crate::Measured;
 use crate::report::BenchReport;
 use crate::table::{Column, Figures};
 
-const TOTAL: u64 = 1 << 30;
+const TOTAL_BYTES: u64 = 1 << 30;
 const ROUNDS: usize = 7;
 
 const COLUMNS: [Column; 3] = [
@@ -47,12 +47,12 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 async fn through_the_engine(piece: usize) -> Result<f64, Box<dyn std::error::Error>> {
     let state = tempfile::tempdir()?;
-    let flood = Script(vec![Step::Flood(StreamId::Stdout, TOTAL, piece)]);
+    let flood = Script(vec![ScriptStep::Flood(StreamId::Stdout, TOTAL_BYTES, piece)]);
     let mock = Mock::new().with_program("flood", flood);
     let engine =
         Engine::open(EngineConfig::at(state.path().join("state")), vec![Arc::new(mock)]).await?;
     let mut spec = SandboxSpec { backend: "mock".parse()?, ..SandboxSpec::default() };
-    spec.limits.output = Some(Bytes(TOTAL));
+    spec.limits.output = Some(Bytes(TOTAL_BYTES));
     let flood = Command::program(["flood"]);
     let start = Instant::now();
     let (execution, mut follower) = engine.run_followed(spec, flood).await?;
@@ -63,8 +63,8 @@ async fn through_the_engine(piece: usize) -> Result<f64, Box<dyn std::error::Err
             seen += data.len() as u64;
         }
     }
-    if seen != TOTAL {
-        return Err(format!("saw {seen} of {TOTAL} bytes").into());
+    if seen != TOTAL_BYTES {
+        return Err(format!("saw {seen} of {TOTAL_BYTES} bytes").into());
     }
     Ok(1.0 / start.elapsed().as_secs_f64())
 }
@@ -73,7 +73,7 @@ async fn through_the_engine(piece: usize) -> Result<f64, Box<dyn std::error::Err
 fn by_hand(piece: usize) -> f64 {
     let block = vec![b'.'; piece];
     let start = Instant::now();
-    for _ in 0..TOTAL / piece as u64 {
+    for _ in 0..TOTAL_BYTES / piece as u64 {
         std::hint::black_box(bytes::Bytes::copy_from_slice(std::hint::black_box(&block)));
     }
     1.0 / start.elapsed().as_secs_f64()

@@ -27,7 +27,7 @@ pub struct ResourceUsage {
     /// Resident memory. Files that are shared between processes count once for everybody, so only what is
     /// private counts.
     pub resident_kib: u64,
-    /// Memory that is no longer available, whoever took it: the kernel's own too.
+    /// Memory that is no longer available, including the kernel's own.
     pub unavailable_kib: u64,
     pub processes: u64,
     /// Open descriptors of the process that has most of them.

@@ -17,10 +17,10 @@ use crate::Measured;
 use crate::report::BenchReport;
 use crate::table::Row;
 
-const DIRECTORIES: usize = 1000;
+const DIRECTORY_COUNT: usize = 1000;
 const FILES_EACH: usize = 100;
 /// How many files the tree has.
-pub const FILES: usize = DIRECTORIES * FILES_EACH;
+pub const FILE_COUNT: usize = DIRECTORY_COUNT * FILES_EACH;
 const ROUNDS: usize = 15;
 
 /// Prints medians of both searches and their peers, taken in turns.
@@ -30,7 +30,7 @@ pub fn measure(report: &mut BenchReport) -> Measured {
     let tree = dir.path().join("tree");
     plant(&tree)?;
     report.title(format!(
-        "search: {FILES} files, the tools in a live native sandbox, rg on the host"
+        "search: {FILE_COUNT} files, the tools in a live native sandbox, rg on the host"
     ));
     let toolbox = runtime.block_on(toolbox(dir.path(), &tree))?;
     let measured = runtime.block_on(compare(report, &toolbox, &tree));
@@ -41,7 +41,7 @@ pub fn measure(report: &mut BenchReport) -> Measured {
 /// A tree of source-like text in which one file in a thousand holds what is looked for.
 pub fn plant(tree: &Path) -> std::io::Result<()> {
     let line = "let alpha = beta(gamma, delta); // return what was given\n";
-    for number in 0..DIRECTORIES {
+    for number in 0..DIRECTORY_COUNT {
         let dir = tree.join(format!("d{}/e{}", number % 50, number / 50));
         fs::create_dir_all(&dir)?;
         for file in 0..FILES_EACH {

@@ -1,11 +1,14 @@
 //! Snapshots of files on the native backend beside the same by hand: `tar` of the directory, its unpacking, and
-//! copies by `cp`. What is captured lies in memory or on disk as the workspace does; copies are in memory.
+//! copies by `cp`. What is captured lies in memory or on disk as the workspace does; copies are in memory. Copies are
+//! made by the library and by the command `stockade fork`, which starts a supervisor for each.
 
+use std::error::Error;
 use std::fs;
 use std::io::Read;
-use std::path::Path;
-use std::process::Command as Process;
+use std::path::{Path, PathBuf};
+use std::process::{Command as Process, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use stockade_backends::native::Native;
 use stockade_core::{Bytes, Feature, HostPath, SandboxSpec, SnapshotKind, Workspace};
@@ -18,14 +21,14 @@ use crate::resources::available_kib;
 use crate::table::Row;
 
 const ROUNDS: usize = 3;
-const MIB: [u64; 3] = [16, 128, 512];
+const SIZES_MIB: [u64; 3] = [16, 128, 512];
 /// Copies of one sandbox at once.
 const COPIES: usize = 20;
 
 /// Prints medians, 99th percentiles and ratios for each size.
 pub fn measure(report: &mut BenchReport) -> Measured {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    MIB.into_iter().try_for_each(|mib| of_size(report, &runtime, mib))
+    SIZES_MIB.into_iter().try_for_each(|mib| of_size(report, &runtime, mib))
 }
 
 fn of_size(report: &mut BenchReport, runtime: &tokio::runtime::Runtime, mib: u64) -> Measured {
@@ -43,7 +46,8 @@ fn of_size(report: &mut BenchReport, runtime: &tokio::runtime::Runtime, mib: u64
     let live = runtime.block_on(engine.create(spec))?;
     // All copies hold all of it in memory, as many again may be on their way there.
     let forks = available_kib() >> 10 > mib * (COPIES as u64 + 4);
-    let names = ["tar", "untar", "cp x20", "snapshot", "restore", "fork x20"];
+    let command = ForkCommand::create(dir.path())?;
+    let names = ["tar", "untar", "cp x20", "snapshot", "restore", "fork x20", "command fork x20"];
     let mut rows = names.map(Row::new);
     for _ in 0..ROUNDS {
         by_hand(dir.path(), &mut rows)?;
@@ -64,6 +68,7 @@ fn of_size(report: &mut BenchReport, runtime: &tokio::runtime::Runtime, mib: u64
             for copy in copies {
                 runtime.block_on(engine.destroy(&copy))?;
             }
+            rows[6].add(command.time_fork()?);
         }
     }
     report.title(format!("snapshots: {mib} MiB in files of 1 MiB, {ROUNDS} rounds, taking turns"));
@@ -76,6 +81,69 @@ fn of_size(report: &mut BenchReport, runtime: &tokio::runtime::Runtime, mib: u64
     }
     runtime.block_on(engine.close())?;
     Ok(())
+}
+
+/// A persistent sandbox of the same directory, copied by the command that is built beside this program.
+struct ForkCommand {
+    state: PathBuf,
+    id: String,
+}
+
+impl ForkCommand {
+    fn create(dir: &Path) -> Result<Self, Box<dyn Error>> {
+        let state = dir.join("command-state");
+        let mut create = stockade(&state)?;
+        create.args(["create", "--backend", "native", "--disk", "4g", "--mem", "4g"]);
+        create.args(["--without", "disk-limit", "--workspace"]).arg(dir.join("work"));
+        let id = read_stdout(&mut create)?.trim_end().to_owned();
+        Ok(Self { state, id })
+    }
+
+    /// Makes the copies; answers their ids.
+    fn fork(&self) -> Result<Vec<String>, Box<dyn Error>> {
+        let count = COPIES.to_string();
+        let mut fork = stockade(&self.state)?;
+        fork.args(["fork", self.id.as_str(), "-n", count.as_str()]);
+        let ids = read_stdout(&mut fork)?;
+        Ok(ids.lines().map(str::to_owned).collect())
+    }
+
+    /// Time for all copies, which are ended after it.
+    fn time_fork(&self) -> Result<Duration, Box<dyn Error>> {
+        let mut copies = Vec::new();
+        let time = timed(|| {
+            copies = self.fork()?;
+            Ok(())
+        })?;
+        self.kill(&copies)?;
+        Ok(time)
+    }
+
+    fn kill(&self, ids: &[String]) -> Measured {
+        spawn(stockade(&self.state)?.arg("kill").args(ids))
+    }
+}
+
+impl Drop for ForkCommand {
+    fn drop(&mut self) {
+        // It also ends by its idle timeout.
+        let _ = self.kill(std::slice::from_ref(&self.id));
+    }
+}
+
+/// The command itself, built beside this program.
+fn stockade(state: &Path) -> Result<Process, Box<dyn Error>> {
+    let mut command = Process::new(std::env::current_exe()?.with_file_name("stockade"));
+    command.env("STOCKADE_STATE_DIR", state);
+    Ok(command)
+}
+
+fn read_stdout(command: &mut Process) -> Result<String, Box<dyn Error>> {
+    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
+    if !output.status.success() {
+        return Err(format!("{command:?}: {}", output.status).into());
+    }
+    Ok(String::from_utf8(output.stdout)?)
 }
 
 /// What an operator would type.

@@ -11,7 +11,7 @@ use stockade_core::{Command, HostPath, SandboxSpec, Workspace};
 use stockade_engine::{Engine, EngineConfig};
 
 use crate::Measured;
-use crate::native::{Place, expect_success, spawn, timed, timed_async};
+use crate::native::{ProgramDir, expect_success, spawn, timed, timed_async};
 use crate::report::BenchReport;
 use crate::sshd::Sshd;
 use crate::table::Row;
@@ -19,7 +19,7 @@ use crate::table::Row;
 const ROUNDS: usize = 50;
 
 /// `ssh` with a connection that is shared, as the user would have it.
-fn plain(sshd: &Sshd, place: &Place) -> Process {
+fn plain(sshd: &Sshd, place: &ProgramDir) -> Process {
     let mut command = Process::new("ssh");
     command.arg("-F").arg(sshd.config()).args(["-T", "-o", "ControlMaster=auto"]);
     let socket = place.workspace().with_extension("plain");
@@ -29,7 +29,7 @@ fn plain(sshd: &Sshd, place: &Place) -> Process {
 }
 
 /// The command itself, built beside this program.
-fn stockade(place: &Place, home: &std::path::Path) -> Result<Process, Box<dyn Error>> {
+fn stockade(place: &ProgramDir, home: &std::path::Path) -> Result<Process, Box<dyn Error>> {
     let mut command = Process::new(std::env::current_exe()?.with_file_name("stockade"));
     command.args(["run", "--backend", "ssh", "--", "./true"]).current_dir(place.workspace());
     command.env("XDG_CONFIG_HOME", home).env("STOCKADE_STATE_DIR", home.join("state"));
@@ -39,7 +39,7 @@ fn stockade(place: &Place, home: &std::path::Path) -> Result<Process, Box<dyn Er
 /// Prints medians, 99th percentiles and ratios.
 pub fn measure(report: &mut BenchReport) -> Measured {
     let (sshd, home) = (Sshd::start(), tempfile::tempdir()?);
-    let (outer, place) = (tempfile::tempdir()?, Place::new()?);
+    let (outer, place) = (tempfile::tempdir()?, ProgramDir::new()?);
     let work = outer.path().join("workspace");
     fs::create_dir(&work)?;
     fs::copy(&place.program, work.join("true"))?;

@@ -4,13 +4,13 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use stockade_core::{Layers, Workspace};
+use stockade_core::{OverlayDirs, Workspace};
 use stockade_engine::{Journal, JournalOptions};
 use stockade_workspaces::{Hint, Request, Workspaces};
 
 use crate::Measured;
 use crate::report::BenchReport;
-use crate::search::{FILES, plant};
+use crate::search::{FILE_COUNT, plant};
 use crate::table::Row;
 
 const ROUNDS: usize = 15;
@@ -19,7 +19,7 @@ pub fn measure(report: &mut BenchReport) -> Measured {
     let dir = tempfile::tempdir()?;
     let tree = dir.path().join("tree");
     plant(&tree)?;
-    report.title(format!("views: of {FILES} files, by the kernel's layers"));
+    report.title(format!("views: of {FILE_COUNT} files, by the kernel's layers"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(compare(report, &dir.path().join("state"), &tree))
 }
@@ -48,7 +48,7 @@ async fn compare(report: &mut BenchReport, state: &Path, tree: &Path) -> Measure
 
 /// Writes to the layer what a guest's changes would leave there.
 fn change(workspace: &Workspace, files: usize) -> Measured {
-    let Workspace::Overlay(Layers { upper, .. }) = workspace else {
+    let Workspace::Overlay(OverlayDirs { upper, .. }) = workspace else {
         return Err("the view has no layers".into());
     };
     for number in 0..files {

@@ -6,7 +6,7 @@ use std::process::{Command as Process, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use stockade_backends::wasm::{Settings, Wasm};
+use stockade_backends::wasm::{Wasm, WasmSettings};
 use stockade_core::{
     Admitted, Backend, Command, ExitStatus, Feature, Limits, ProcessEvent, Sandbox, SandboxSpec,
     admit,
@@ -33,15 +33,15 @@ const PROGRAM: &str = r#"(module
         (call $exit (i32.const 0))))"#;
 
 /// What the machine by itself is held to.
-const MEMORY: usize = 512 << 20;
-const KEPT: usize = 1 << 20;
+const MAX_MEMORY_BYTES: usize = 512 << 20;
+const MAX_OUTPUT_BYTES: usize = 1 << 20;
 
 const ROUNDS: usize = 2000;
-const COLD: usize = 30;
-const SEQUENCE: usize = 10_000;
+const COLD_ROUNDS: usize = 30;
+const SEQUENCE_LENGTH: usize = 10_000;
 const AT_ONCE: usize = 1000;
 
-/// The machine by itself, as who wants the same of it would set it up: everything linked beforehand, a
+/// The WebAssembly engine by itself, set up for the same: everything linked beforehand, a
 /// pool that keeps as much, no traces of calls, a bound on memory, three directories, output that is
 /// kept, and interruption. Nobody can end it, and nothing counts its time, files and bytes on disk.
 struct Bare {
@@ -80,10 +80,11 @@ impl Bare {
         for at in ["/workspace", "/tmp", "."] {
             wasi.preopened_dir(dir, at, wasmtime_wasi::FsPerms::ReadWrite)?;
         }
-        let (out, err) = (MemoryOutputPipe::new(KEPT), MemoryOutputPipe::new(KEPT));
+        let (out, err) =
+            (MemoryOutputPipe::new(MAX_OUTPUT_BYTES), MemoryOutputPipe::new(MAX_OUTPUT_BYTES));
         wasi.arg("p").env("PATH", "/bin").env("HOME", "/tmp").env("TMPDIR", "/tmp");
         wasi.stdout(out).stderr(err).allow_blocking_current_thread(true);
-        let limits = StoreLimitsBuilder::new().memory_size(MEMORY).build();
+        let limits = StoreLimitsBuilder::new().memory_size(MAX_MEMORY_BYTES).build();
         let mut store = Store::new(&self.engine, Given { wasi: wasi.build_p1(), limits });
         store.limiter(|given| &mut given.limits);
         store.epoch_deadline_async_yield_and_update(1 << 40);
@@ -130,13 +131,13 @@ pub fn measure(report: &mut BenchReport) -> Measured {
 async fn compare(report: &mut BenchReport) -> Measured {
     let place = tempfile::tempdir()?;
     let (mut cold, mut cached) = (Row::new("cold compile"), Row::new("cached start"));
-    for _ in 0..COLD {
+    for _ in 0..COLD_ROUNDS {
         let cache = tempfile::tempdir()?;
         // The first compiles and keeps, the second finds what was kept.
-        cold.add(first(Settings::default().cached(cache.path())).await?);
-        cached.add(first(Settings::default().cached(cache.path())).await?);
+        cold.add(first(WasmSettings::default().cached(cache.path())).await?);
+        cached.add(first(WasmSettings::default().cached(cache.path())).await?);
     }
-    let wasm = Wasm::new(Settings::default().with_module("p", PROGRAM));
+    let wasm = Wasm::new(WasmSettings::default().with_module("p", PROGRAM));
     let sandbox = wasm.create(&"warm".parse()?, &admitted(&wasm).await?).await?;
     let bare = Bare::new()?;
     let (mut warm, mut alone) = (Row::new("warm"), Row::new("bare wasmtime"));
@@ -155,7 +156,7 @@ async fn compare(report: &mut BenchReport) -> Measured {
 }
 
 /// A backend's first program, from nothing.
-async fn first(settings: Settings) -> Result<Duration, Box<dyn Error>> {
+async fn first(settings: WasmSettings) -> Result<Duration, Box<dyn Error>> {
     let begun = Instant::now();
     let wasm = Wasm::new(settings.with_module("p", PROGRAM));
     let sandbox = wasm.create(&"first".parse()?, &admitted(&wasm).await?).await?;
@@ -178,11 +179,13 @@ async fn plain() -> Measured {
 
 async fn in_numbers(report: &mut BenchReport, sandbox: &Arc<dyn Sandbox>) -> Measured {
     let begun = Instant::now();
-    for _ in 0..SEQUENCE {
+    for _ in 0..SEQUENCE_LENGTH {
         run(sandbox.as_ref()).await?;
     }
-    report
-        .note(format!("{SEQUENCE} instances in sequence: {:.2} s", begun.elapsed().as_secs_f64()));
+    report.note(format!(
+        "{SEQUENCE_LENGTH} instances in sequence: {:.2} s",
+        begun.elapsed().as_secs_f64()
+    ));
     let begun = Instant::now();
     let mut all = tokio::task::JoinSet::new();
     for _ in 0..AT_ONCE {

@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let launcher = build_embedded(GIVEN_LAUNCHER, "stockade-launcher", "stockade_launcher")?;
     println!("cargo::rustc-env=STOCKADE_AGENT={}", agent.display());
     println!("cargo::rustc-env=STOCKADE_LAUNCHER={}", launcher.display());
-    if has_feature("CARGO_FEATURE_NEAR") {
+    if has_feature("CARGO_FEATURE_PEER_CLIENT") {
         let far = build_far(&agent, &launcher)?;
         println!("cargo::rustc-env=STOCKADE_FAR={}", far.display());
         println!("cargo::rustc-env=STOCKADE_FAR_SUM={}", sha256_hex(&std::fs::read(far)?));
@@ -38,7 +38,7 @@ fn build_embedded(given: &str, program: &str, links: &str) -> Result<PathBuf, St
 }
 
 /// The program for other hosts is one of this package. Its feature embeds the agent and the launcher, and never leads
-/// to `near`: otherwise it would embed itself, and this script would run without end.
+/// to `peer-client`: otherwise it would embed itself, and this script would run without end.
 fn build_far(agent: &Path, launcher: &Path) -> Result<PathBuf, StaticBinError> {
     StaticBin {
         manifest_dir: Path::new(env!("CARGO_MANIFEST_DIR")),

@@ -52,7 +52,7 @@ pub struct BuildContext {
     pub named: bool,
     /// The engine's state directory, below which a backend may keep a cache.
     pub state_dir: Option<PathBuf>,
-    /// Who is told of what takes long.
+    /// Where the progress of what takes long is shown.
     pub progress: Progress,
     /// Whether a backend without a kernel boundary runs its programs in workers inside native walls.
     pub isolation: Isolation,

@@ -6,8 +6,6 @@
     allow(dead_code, reason = "each backend uses a part of what is shared")
 )]
 
-#[cfg(feature = "across")]
-pub mod across;
 #[cfg(feature = "linux")]
 pub mod agent_sandbox;
 #[cfg(feature = "docker")]
@@ -32,6 +30,8 @@ pub mod microvm;
 pub mod mock;
 #[cfg(feature = "native")]
 pub mod native;
+#[cfg(feature = "peer")]
+pub mod peer;
 #[cfg(feature = "remote")]
 pub mod remote;
 #[cfg(feature = "ssh")]

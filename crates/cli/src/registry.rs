@@ -1,4 +1,4 @@
-//! The backends as the command line has them: who is told of what takes long, which program is a worker, and
+//! The backends as the command line has them: where progress is shown, which program is a worker, and
 //! what its errors call a flag. Which backends there are is in the library's registry.
 
 use std::io::{IsTerminal, Write};
@@ -81,7 +81,7 @@ fn progress_reporter() -> Progress {
 /// The wasm backend, running programs in this process and keeping no compiled code.
 #[cfg(feature = "wasm")]
 pub fn build_wasm_backend() -> Wasm {
-    Wasm::new(wasm::Settings::default())
+    Wasm::new(wasm::WasmSettings::default())
 }
 
 /// Backend that runs WebAssembly.
@@ -142,7 +142,7 @@ pub async fn engine_with(
 }
 
 /// An engine of a sandbox that outlives the command: what runs in it is read later.
-pub async fn lasting_engine(settings: &Settings, choice: &BackendChoice) -> Result<Engine> {
+pub async fn persistent_engine(settings: &Settings, choice: &BackendChoice) -> Result<Engine> {
     let config = EngineConfig { keep_output: true, ..settings.engine()? };
     open_engine(config, None, Isolation::Usual, settings, choice).await
 }

@@ -54,7 +54,7 @@ pub trait Backend: Send + Sync {
         &self,
         id: &SandboxId,
         admitted: &Admitted,
-        from: &Parts,
+        from: &SnapshotFiles,
     ) -> Result<Arc<dyn Sandbox>> {
         create_and_restore(self, id, admitted, from).await
     }
@@ -123,7 +123,7 @@ pub trait Sandbox: Send + Sync {
     /// Brings a captured state back, in place. Requires what `snapshot` requires.
     ///
     /// - What cannot be brought back whole changes nothing.
-    async fn restore(&self, from: &Parts) -> Result<()> {
+    async fn restore(&self, from: &SnapshotFiles) -> Result<()> {
         Err(Error::unsupported("restore", from.kind.feature()))
     }
 
@@ -149,7 +149,7 @@ pub async fn create_and_restore<B: Backend + ?Sized>(
     backend: &B,
     id: &SandboxId,
     admitted: &Admitted,
-    from: &Parts,
+    from: &SnapshotFiles,
 ) -> Result<Arc<dyn Sandbox>> {
     let sandbox = backend.create(id, admitted).await?;
     match sandbox.restore(from).await {
@@ -185,14 +185,14 @@ impl SnapshotKind {
 /// A captured state: its files by name. Its provider has verified every byte, and keeps the files unchanged
 /// while they are used.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Parts {
+pub struct SnapshotFiles {
     /// What was captured.
     pub kind: SnapshotKind,
     /// Where each part is.
     pub files: BTreeMap<String, PathBuf>,
 }
 
-impl Parts {
+impl SnapshotFiles {
     /// The part of that name.
     pub fn get(&self, name: &str) -> Result<&Path> {
         self.files.get(name).map(PathBuf::as_path).ok_or_else(|| {
@@ -257,7 +257,7 @@ pub trait ProcessControl: Send + Sync {
 
     /// Its output is not wanted from now on. Where it can be discarded and counted at its source,
     /// [`Exit::unsent`] tells how much that was; elsewhere it comes as before.
-    async fn hush(&self) {}
+    async fn discard_output(&self) {}
 
     /// Changes its terminal's size. Requires `terminal`.
     async fn resize(&self, _size: TerminalSize) -> Result<()> {
@@ -301,7 +301,7 @@ pub struct Exit {
     pub peak_memory: Option<Bytes>,
     /// Instructions by the count of [`LimitKind::Fuel`], if it was kept.
     pub fuel: Option<u64>,
-    /// Bytes it wrote after [`ProcessControl::hush`] that were not sent.
+    /// Bytes it wrote after [`ProcessControl::discard_output`] that were not sent.
     pub unsent: Unsent,
     /// The limits that it ran into and was not ended for: a process that could not be started, a file that
     /// could not grow.

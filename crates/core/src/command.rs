@@ -18,7 +18,7 @@ pub struct Command {
     /// Where to start. Absent: the sandbox's own working directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dir: Option<SandboxPath>,
-    /// Whom to run as. Absent: the sandbox's user.
+    /// The user to run as. Absent: the sandbox's user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<User>,
     /// What the program reads.

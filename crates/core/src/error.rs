@@ -58,7 +58,7 @@ pub enum ErrorCode {
     JournalUnavailable,
     /// The state directory cannot be used.
     StateUnavailable,
-    /// The other side broke the protocol.
+    /// The peer broke the protocol.
     Protocol,
     /// An operation took longer than it may.
     TooSlow,

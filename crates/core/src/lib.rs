@@ -13,13 +13,13 @@ mod denied;
 mod error;
 mod feature;
 mod image;
-mod layers;
 mod limits;
 mod lookalike;
 mod name;
 mod network;
 mod observed;
 mod outcome;
+mod overlay_dirs;
 mod path;
 mod portable;
 mod presets;
@@ -37,9 +37,9 @@ mod workspace_source;
 
 pub use admission::{Admitted, Refusal, Refusals, admit, admit_command};
 pub use backend::{
-    Backend, CarriedProgram, Entry, EntryKind, Exit, ExitStatus, Files, FilesExt, Parts, Process,
-    ProcessControl, ProcessEvent, ProcessEvents, Sandbox, SnapshotKind, StreamId, Unsent,
-    create_and_restore,
+    Backend, CarriedProgram, Entry, EntryKind, Exit, ExitStatus, Files, FilesExt, Process,
+    ProcessControl, ProcessEvent, ProcessEvents, Sandbox, SnapshotFiles, SnapshotKind, StreamId,
+    Unsent, create_and_restore,
 };
 pub use boundary::Boundary;
 pub use capabilities::{Capabilities, Gap, Support};
@@ -48,7 +48,6 @@ pub use denied::{DeniedHost, MAX_DENIED_HOSTS, NO_NETWORK_HINT, describe_denied_
 pub use error::{Error, ErrorCode, Result};
 pub use feature::Feature;
 pub use image::{ImageDefaults, ImageForm, ImageProvider, ResolvedImage};
-pub use layers::Layers;
 pub use limits::{EffectiveLimits, Enforcement, LimitKind, Limits};
 pub use name::{
     BackendName, EngineId, EnvName, ImageName, JobId, NameError, SandboxId, SnapshotId, TenantName,
@@ -60,6 +59,7 @@ pub use network::{
 };
 pub use observed::{MAX_OBSERVED_RULES, OBSERVE_WARNING, describe_observed_rules};
 pub use outcome::{Ending, Outcome, StartFailure, StreamReport, Usage};
+pub use overlay_dirs::OverlayDirs;
 pub use path::{HostPath, PathError, SandboxPath, WORKSPACE_ROOT};
 pub use presets::{EGRESS_PRESETS, EgressPreset, parse_egress_list};
 pub use recorder::WorkspaceRecorder;

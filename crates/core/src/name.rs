@@ -126,7 +126,7 @@ name!(
     |given| is_bounded_text(given, 32, lower_alphanumeric)
 );
 name!(
-    /// Whom a sandbox is run for.
+    /// The tenant a sandbox is run for.
     TenantName,
     "a tenant name (1 to 64 lower-case letters, digits, `-`, `_`, `.`, a letter or digit first)",
     |given| plain_name(given, 64)

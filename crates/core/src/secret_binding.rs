@@ -1,4 +1,4 @@
-//! Secrets bound to hosts (C-53): which, towards whom, and where in a request. A spec names them; their values
+//! Secrets bound to hosts (C-53): which, for which hosts, and where in a request. A spec names them; their values
 //! are handed to the engine beside it, and are in no spec, record or snapshot (C-41).
 
 use std::fmt;

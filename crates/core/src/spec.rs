@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::path::WORKSPACE_ROOT;
 use crate::{
-    BackendName, Boundary, EnvName, Feature, HostPath, ImageName, Layers, Limits, Network,
+    BackendName, Boundary, EnvName, Feature, HostPath, ImageName, Limits, Network, OverlayDirs,
     SandboxPath, SecretBinding, TenantName,
 };
 
@@ -44,7 +44,7 @@ pub struct SandboxSpec {
     pub trees: Vec<HostTree>,
     /// The environment of every command. Nothing is inherited.
     pub env: BTreeMap<EnvName, String>,
-    /// Whom commands run as. Absent: an unprivileged user of the backend's choice.
+    /// The user that commands run as. Absent: an unprivileged user of the backend's choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<User>,
     /// Where commands start. Absent: the workspace root.
@@ -63,7 +63,7 @@ pub struct SandboxSpec {
     /// Whether a limit that is asked for and can only be watched is refused (C-02).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub strict: bool,
-    /// Whom it is run for.
+    /// The tenant it is run for.
     pub tenant: TenantName,
     /// Free-form labels, kept in records and listings. Never a place for secrets.
     pub labels: BTreeMap<String, String>,
@@ -169,7 +169,7 @@ pub enum Workspace {
     /// A host directory, changed in place.
     Local(HostPath),
     /// A copy-on-write view of a host directory.
-    Overlay(Layers),
+    Overlay(OverlayDirs),
 }
 
 /// A path at which the workspace appears, such as its own on the host, so that what notes its own path works

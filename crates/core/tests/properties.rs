@@ -102,7 +102,7 @@ fn image() -> impl Strategy<Value = Image> {
 
 fn workspace() -> impl Strategy<Value = Workspace> {
     let layers = (host_path(), host_path(), host_path())
-        .prop_map(|(lower, upper, work)| Workspace::Overlay(Layers { lower, upper, work }));
+        .prop_map(|(lower, upper, work)| Workspace::Overlay(OverlayDirs { lower, upper, work }));
     prop_oneof![Just(Workspace::Ephemeral), host_path().prop_map(Workspace::Local), layers]
 }
 

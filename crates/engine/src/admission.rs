@@ -128,7 +128,7 @@ fn every_refusal(spec: &SandboxSpec, selection: &Selection) -> Refusals {
             }
         }
     }
-    // Who asks for a boundary is told of those that have it and are not chosen by themselves.
+    // A refusal for lack of a boundary names the backends that have it and are not chosen automatically.
     if spec.backend == BackendChoice::Auto && !spec.boundaries.is_empty() {
         let passed_over = selection.choices.iter().filter(|choice| choice.refusals.is_empty());
         refusals.extend(passed_over.map(|choice| Refusal {

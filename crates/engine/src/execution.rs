@@ -86,7 +86,7 @@ impl SharedExecution {
 
     pub(crate) fn finish(&self, finished: FinishedExecution) {
         let outcome = finished.outcome.clone();
-        // Before the end is told: who waits for it may start the next one.
+        // Before the end is reported: a caller that waits for it may start the next one.
         self.hold_slot(None);
         self.finished.send_replace(Some(finished));
         self.history.finish(outcome);

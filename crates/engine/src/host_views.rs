@@ -12,7 +12,7 @@ mod mounts;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
 
-use stockade_core::{HostPath, Image, Layers, Refusal, Refusals, SandboxSpec, Workspace};
+use stockade_core::{HostPath, Image, OverlayDirs, Refusal, Refusals, SandboxSpec, Workspace};
 
 use crate::config::EngineConfig;
 use mounts::{Located, MountTable};
@@ -113,7 +113,7 @@ fn list_host_views(spec: &SandboxSpec) -> Vec<HostView<'_>> {
     let mut views = match &spec.workspace {
         Workspace::Ephemeral => Vec::new(),
         Workspace::Local(path) => vec![view("workspace", path, true)],
-        Workspace::Overlay(Layers { lower, upper, work }) => vec![
+        Workspace::Overlay(OverlayDirs { lower, upper, work }) => vec![
             view("workspace", lower, true),
             view("workspace.overlay.upper", upper, true),
             view("workspace.overlay.work", work, true),
@@ -150,7 +150,7 @@ fn host_paths(spec: &mut SandboxSpec) -> Vec<&mut HostPath> {
     let mut paths = match &mut spec.workspace {
         Workspace::Ephemeral => Vec::new(),
         Workspace::Local(path) => vec![path],
-        Workspace::Overlay(Layers { lower, upper, work }) => vec![lower, upper, work],
+        Workspace::Overlay(OverlayDirs { lower, upper, work }) => vec![lower, upper, work],
     };
     paths.extend(spec.mounts.iter_mut().map(|mount| &mut mount.source));
     paths.extend(spec.trees.iter_mut().map(|tree| &mut tree.mount.source));
@@ -356,7 +356,8 @@ mod tests {
             SandboxSpec { mounts, ..SandboxSpec::default() }
         };
         let layer = |name: &str| PathBuf::from("/srv").join(name).try_into().unwrap();
-        let layers = Layers { lower: host.clone(), upper: layer("upper"), work: layer("work") };
+        let layers =
+            OverlayDirs { lower: host.clone(), upper: layer("upper"), work: layer("work") };
         vec![
             build_local_spec(path),
             SandboxSpec { read_only: true, ..build_local_spec(path) },

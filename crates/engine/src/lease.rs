@@ -40,7 +40,7 @@ pub struct LeaseBody {
     pub id: SandboxId,
     /// The backend that can destroy it.
     pub backend: BackendName,
-    /// Whom it is run for.
+    /// The tenant it is run for.
     pub tenant: TenantName,
     /// When the lease was taken.
     pub created: Timestamp,

@@ -67,7 +67,7 @@ pub use secret_command::SecretCommand;
 pub use select::{Choice, Selection, select};
 pub use snapshot_ops::{FORK_CONCURRENCY, MAX_FORK_COPIES, spec_of_a_copy};
 pub use snapshots::{
-    HostThings, Part, Passing, Snapshot, SnapshotListing, Snapshots, VerifiedParts,
+    HostThings, Part, Snapshot, SnapshotListing, Snapshots, TransientSnapshot, VerifiedParts,
 };
 pub use stockade_fs::{CacheDir, CacheUsage, Cleaning, StateDir, Timestamp};
 pub use stockade_network::{

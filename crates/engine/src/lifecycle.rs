@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use stockade_core::{
-    Admitted, Backend, EgressRule, Error, ErrorCode, Network, Parts, ResolvedImage, Result,
-    Sandbox, SandboxId, SnapshotId,
+    Admitted, Backend, EgressRule, Error, ErrorCode, Network, ResolvedImage, Result, Sandbox,
+    SandboxId, SnapshotFiles, SnapshotId,
 };
 use stockade_fs::fresh_id;
 use stockade_network::SecretSet;
@@ -42,7 +42,7 @@ pub(crate) struct SandboxOrder {
 #[derive(Clone)]
 pub(crate) struct Origin {
     pub snapshot: SnapshotId,
-    pub parts: Arc<Parts>,
+    pub parts: Arc<SnapshotFiles>,
 }
 
 impl SandboxOrder {
@@ -122,7 +122,7 @@ impl RunningSandbox {
     }
 
     /// Takes it over for a caller, whose labels it has from now on.
-    pub(crate) fn dress(&mut self, order: &SandboxOrder) -> Result<()> {
+    pub(crate) fn assign_to(&mut self, order: &SandboxOrder) -> Result<()> {
         if let Some(lease) = self.lease.get_mut() {
             lease.hand_over(&order.admitted.spec().labels)?;
         }
@@ -160,7 +160,7 @@ impl From<NotBuilt> for Error {
     }
 }
 
-/// The one who waits for a sandbox. If it goes away first, so does the sandbox (C-32).
+/// The caller that waits for a sandbox. If it goes away first, so does the sandbox (C-32).
 pub(crate) struct SandboxCaller {
     inner: Arc<EngineInner>,
     id: SandboxId,

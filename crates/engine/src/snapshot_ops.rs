@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use stockade_core::{
-    BackendChoice, Command, Error, ErrorCode, Feature, Parts, RenewalCause, Result, SandboxId,
-    SandboxPath, SandboxSpec, SnapshotId, SnapshotKind, Workspace,
+    BackendChoice, Command, Error, ErrorCode, Feature, RenewalCause, Result, SandboxId,
+    SandboxPath, SandboxSpec, SnapshotFiles, SnapshotId, SnapshotKind, Workspace,
 };
 
 use crate::engine::{Engine, EngineInner};
@@ -113,9 +113,9 @@ impl Engine {
                 .inner
                 .capture_sandbox(&live, engine.inner.find_fullest_kind(&of).await)
                 .await?;
-            let passing = engine.inner.snapshots.passing(snapshot)?;
-            let copies = engine.make_copies(passing.snapshot(), &spec, count).await?;
-            passing.end().map(|()| copies)
+            let transient = engine.inner.snapshots.hold_transient(snapshot)?;
+            let copies = engine.make_copies(transient.snapshot(), &spec, count).await?;
+            transient.end().map(|()| copies)
         })
         .await
     }
@@ -207,7 +207,7 @@ impl EngineInner {
     }
 
     /// The parts of a snapshot, each byte of which was found right.
-    async fn read_checked_parts(&self, snapshot: &Snapshot) -> Result<Parts> {
+    async fn read_checked_parts(&self, snapshot: &Snapshot) -> Result<SnapshotFiles> {
         let (store, snapshot) = (Arc::clone(&self.snapshots), snapshot.clone());
         run_blocking(move || store.parts(&snapshot)).await
     }

@@ -54,7 +54,7 @@ struct Pump<'a> {
     room: u64,
     started: Instant,
     /// Whether it was said that nothing more is wanted.
-    hushed: bool,
+    discarding: bool,
     stdout: StreamReport,
     stderr: StreamReport,
 }
@@ -77,8 +77,8 @@ impl Pump<'_> {
             }
             self.output.history.push(stream, data).await;
         }
-        if dropped > 0 && !std::mem::replace(&mut self.hushed, true) {
-            self.control.hush().await;
+        if dropped > 0 && !std::mem::replace(&mut self.discarding, true) {
+            self.control.discard_output().await;
         }
     }
 
@@ -124,7 +124,7 @@ pub(crate) async fn supervise_process(
     let (stdout, stderr) = (StreamReport::default(), StreamReport::default());
     let control = control.as_ref();
     let history = output.history;
-    let mut pump = Pump { output, control, room, started, hushed: false, stdout, stderr };
+    let mut pump = Pump { output, control, room, started, discarding: false, stdout, stderr };
     let (exit, stopped) = {
         let drive = pump.drive_events(events.as_mut());
         tokio::pin!(drive);

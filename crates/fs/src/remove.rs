@@ -119,7 +119,7 @@ impl Removal {
     }
 
     fn move_to_top(&mut self, parent: BorrowedFd<'_>, name: &CStr) -> Result<()> {
-        // A directory can be moved only by who may write to it.
+        // A directory can be moved only by a user that may write to it.
         match self.open(parent, name) {
             Ok(_) => {}
             // Gone or another thing by now, which the next round tells.

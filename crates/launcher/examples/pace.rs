@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use stockade_launcher::{LaunchPlan, Launcher, Program, seal};
+use stockade_launcher::{LaunchPlan, Launcher, Program, copy_to_sealed_memfd};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().collect();
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("usage: pace LAUNCHER PROGRAM [ROUNDS]".into());
     };
     let rounds = rest.first().map_or(Ok(200), |text| text.parse())?;
-    let program = File::from(seal("agent", &mut File::open(program)?)?);
+    let program = File::from(copy_to_sealed_memfd("agent", &mut File::open(program)?)?);
     let launcher = Launcher::start(&Program::Path(launcher.into()), program.as_fd())?;
     let (mut floor, mut ready, mut whole) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {

@@ -16,7 +16,6 @@ use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal, waitpid};
 
 use serde::Serialize;
 
-use crate::bare::BarePlan;
 use crate::error::{Failure, LaunchError, Wall};
 use crate::plan::LaunchPlan;
 use crate::server::Mode;
@@ -24,6 +23,7 @@ use crate::sys;
 use crate::wire::{
     self, AGENT_FD, CONTROL_FD, LaunchReply, Launched, MESSAGE_LIMIT, Message, Proof,
 };
+use crate::without_namespaces::BarePlan;
 
 /// How long a launch may take.
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -49,7 +49,7 @@ pub struct Launcher {
 
 impl Launcher {
     /// Starts the launcher. It runs in a session of its own, with an empty environment and no
-    /// descriptor but the control socket and `agent`, which is a sealed copy ([`crate::seal`]).
+    /// descriptor but the control socket and `agent`, which is a sealed copy ([`crate::sealed_memfd`]).
     pub fn start(program: &Program<'_>, agent: BorrowedFd<'_>) -> io::Result<Launcher> {
         Launcher::start_as(Mode::Namespaces, program, agent)
     }

@@ -11,7 +11,7 @@ use rustix::thread::set_name;
 
 use crate::client::Launcher;
 use crate::error::{At, Failure, Wall};
-use crate::seal::seal;
+use crate::sealed_memfd::copy_to_sealed_memfd;
 use crate::server::{self, serve_over};
 use crate::{sys, wire};
 
@@ -52,7 +52,7 @@ fn become_one(control: OwnedFd, agent: &[u8]) -> Result<(), Failure> {
     }
     drop(null);
     let [control] = sys::keep_only([control]).at(wall, "closing")?;
-    let agent = seal("stockade-agent", &mut &*agent)
+    let agent = copy_to_sealed_memfd("stockade-agent", &mut &*agent)
         .map_err(|error| Failure::without_errno(Wall::Agent, error.to_string()))?;
     serve_over(control, agent, server::Mode::Once)
 }

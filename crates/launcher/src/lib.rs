@@ -5,17 +5,16 @@
 //! the host: what it makes lives in namespaces and ends with them. Where no namespace can be had, it
 //! builds the shorter list of walls in `bare`.
 
-mod bare;
+mod base_namespaces;
 mod client;
-mod enter;
 mod error;
 mod fork;
 mod fs;
-mod ground;
 mod open;
 mod plan;
+mod runtime_start;
 mod sandbox;
-mod seal;
+mod sealed_memfd;
 mod seccomp;
 mod server;
 mod sockets;
@@ -25,16 +24,17 @@ mod template;
 mod umask;
 mod walls;
 mod wire;
+mod without_namespaces;
 
-pub use bare::{BARE_AGENT, BarePlan};
 pub use client::{Launcher, Pending, Program};
-pub use enter::{ReadOnlyView, start_in};
 pub use error::{Failure, LaunchError, Wall};
 pub use plan::{Cgroup, LaunchPlan, PlanMount, PlanNetwork, PlanWorkspace, Rlimits, Root};
-pub use seal::{add_seals, seal};
+pub use runtime_start::{ReadOnlyView, start_in};
+pub use sealed_memfd::{add_seals, copy_to_sealed_memfd};
 pub use seccomp::{DENIED_SYSCALLS, Denied};
 pub use server::{Mode, serve};
 pub use template::{Made, Piece, SANDBOX_HOME, host_root};
 pub use umask::{make_private, take_own_umask};
 pub use walls::scratch::PRIVATE_DIRECTORIES;
 pub use wire::{AGENT_FD, CONTROL_FD, Launched, Proof};
+pub use without_namespaces::{BARE_AGENT, BarePlan};

@@ -23,7 +23,7 @@ pub(crate) struct OpenLayers {
     pub lower: OwnedFd,
     /// The directory in which the other two lie: the kernel wants to see both in one mount.
     pub beside: OwnedFd,
-    /// Opened in that copy, since whom the guest stands for may have no way there.
+    /// Opened in that copy, since the guest's user on the host may have no access there.
     pub upper: OwnedFd,
     /// Likewise.
     pub work: OwnedFd,

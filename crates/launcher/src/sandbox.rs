@@ -9,9 +9,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::Mode;
 
-use crate::bare::calls;
+use crate::base_namespaces::Ground;
 use crate::error::{At, Failure, Wall};
-use crate::ground::Ground;
 use crate::open::Sources;
 use crate::plan::LaunchPlan;
 use crate::template::RootTemplate;
@@ -23,6 +22,7 @@ use crate::walls::{
     caps, cgroup, fds, identity, landlock, parent, proc, rlimits, root, scratch, sources, uts,
 };
 use crate::wire::{self, LaunchReply, Proof};
+use crate::without_namespaces::calls;
 use crate::{sys, walls};
 
 /// Everything one sandbox is built from, made ready before its process exists.

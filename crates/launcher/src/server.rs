@@ -11,13 +11,13 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait, waitpid};
 
-use crate::bare::{BarePlan, Shop};
 use crate::error::{Failure, Wall};
 use crate::plan::{Cgroup, LaunchPlan};
 use crate::sockets::SocketWatch;
 use crate::spawn::{BegunLaunch, LaunchWorkshop, Stock};
 use crate::sys;
 use crate::wire::{self, AGENT_FD, CONTROL_FD, LaunchReply, Message};
+use crate::without_namespaces::{BareLauncher, BarePlan};
 
 /// How many control groups are remembered before those that are gone are looked for.
 const CGROUP_PRUNE_THRESHOLD: usize = 1024;
@@ -45,7 +45,7 @@ pub(crate) fn serve_over(control: OwnedFd, agent: OwnedFd, mode: Mode) -> Result
             Works::Namespaces(LaunchWorkshop::open(agent, Stock::Always).map(Box::new))
         }
         Mode::Once => Works::Namespaces(LaunchWorkshop::open(agent, Stock::Once).map(Box::new)),
-        Mode::Bare => Works::Bare(Shop::open(agent)),
+        Mode::Bare => Works::Bare(BareLauncher::open(agent)),
     };
     let (live, left) = (Vec::new(), Vec::new());
     let sockets =
@@ -79,7 +79,7 @@ impl Mode {
 /// What launches are made with, or why none can be.
 enum Works {
     Namespaces(Result<Box<LaunchWorkshop>, Failure>),
-    Bare(Result<Shop, Failure>),
+    Bare(Result<BareLauncher, Failure>),
 }
 
 impl Works {
@@ -98,10 +98,10 @@ impl Works {
                 let workshop = workshop.as_mut().map_err(|failure| failure.clone())?;
                 Ok((workshop.begin(&plan, pipe, reply)?, plan.cgroup))
             }
-            Works::Bare(shop) => {
+            Works::Bare(bare_launcher) => {
                 let plan: BarePlan = serde_json::from_slice(text).map_err(wrong)?;
-                let shop = shop.as_ref().map_err(|failure| failure.clone())?;
-                let pid = shop.begin(&plan, pipe, reply)?;
+                let bare_launcher = bare_launcher.as_ref().map_err(|failure| failure.clone())?;
+                let pid = bare_launcher.begin(&plan, pipe, reply)?;
                 Ok((BegunLaunch { pid, asking: None }, plan.cgroup))
             }
         }

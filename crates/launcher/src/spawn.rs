@@ -10,8 +10,8 @@ use rustix::process::{
     set_dumpable_behavior,
 };
 
+use crate::base_namespaces::Ground;
 use crate::error::{At, Failure, Wall};
-use crate::ground::Ground;
 use crate::open::{Sources, format_path, is_normal};
 use crate::plan::LaunchPlan;
 use crate::sandbox::{SandboxBlueprint, enter_sandbox};
@@ -25,7 +25,7 @@ use crate::walls::net::Spare;
 use crate::walls::proc::{ProcMask, list_masks};
 use crate::walls::{cgroup, identity};
 use crate::wire::{self, LaunchReply};
-use crate::{seal, walls};
+use crate::{sealed_memfd, walls};
 
 /// What is made once and used for every sandbox.
 pub(crate) struct LaunchWorkshop {
@@ -46,7 +46,7 @@ pub(crate) struct LaunchWorkshop {
 /// A sandbox in the making.
 pub(crate) struct BegunLaunch {
     pub pid: Pid,
-    /// Where the listener of its filter will come from, and whom its guest is, if the filter asks.
+    /// Where the listener of its filter will come from, and its guest's user, if the filter asks.
     pub asking: Option<(OwnedFd, SocketGuest)>,
 }
 
@@ -64,7 +64,7 @@ pub(crate) enum Stock {
 impl LaunchWorkshop {
     /// Prepares everything that does not depend on a plan.
     pub(crate) fn open(agent: OwnedFd, stock: Stock) -> Result<LaunchWorkshop, Failure> {
-        seal::check_seals(&agent)?;
+        sealed_memfd::check_seals(&agent)?;
         rustix::process::umask(rustix::fs::Mode::empty());
         let itself = pidfd_open(getpid(), PidfdFlags::empty()).at(Wall::Ground, "own pidfd")?;
         let ground = Ground::prepare()?;

@@ -85,7 +85,7 @@ pub(crate) fn send_reply(
     send_message(socket, &text, &fds)
 }
 
-/// One message received: nothing when the other side is gone.
+/// One message received: nothing when the peer is gone.
 pub(crate) struct Message {
     pub text: Vec<u8>,
     pub fds: Vec<OwnedFd>,

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use stockade::contract::{Admitted, Parts, Sandbox};
+use stockade::contract::{Admitted, Sandbox, SnapshotFiles};
 use stockade::registry::build_backend;
 use stockade::{Backend, BackendName, Capabilities, Error, ErrorCode, Result, SandboxId, Stockade};
 use stockade_tck::{KitOptions, OnHost};
@@ -87,7 +87,7 @@ impl Backend for Few {
         &self,
         id: &SandboxId,
         admitted: &Admitted,
-        from: &Parts,
+        from: &SnapshotFiles,
     ) -> Result<Arc<dyn Sandbox>> {
         let slot = self.reserve_slot(id)?;
         let sandbox = self.inner.create_from(id, admitted, from).await?;

@@ -167,7 +167,7 @@ impl SandboxBuilder {
         })
     }
 
-    /// Whom it is run for: attribution, quota, audit.
+    /// The tenant it is run for: attribution, quota, audit.
     pub fn tenant(self, name: &str) -> Self {
         let name = parse::<TenantName>("tenant", name);
         self.change(|spec| name.map(|name| spec.tenant = name))

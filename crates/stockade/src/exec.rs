@@ -88,7 +88,7 @@ impl<'a> Exec<'a> {
         Ok(output)
     }
 
-    /// Starts it. Its output is held until it is read, so that none is missed: a program whose output nobody reads
+    /// Starts it. Its output is held until it is read, so that none is missed: a program whose output is not read
     /// waits at last, as at a full pipe.
     pub async fn start(self) -> Result<Running> {
         let (execution, events) = self.engine.exec_followed(self.sandbox, self.command?).await?;

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes as Data;
 use stockade_core::{
     Admitted, Backend, BackendName, Capabilities, Command, EffectiveLimits, Error, Feature, Files,
-    Parts, Process, ProcessControl, Result, Sandbox, SandboxId, SnapshotKind, TerminalSize,
+    Process, ProcessControl, Result, Sandbox, SandboxId, SnapshotFiles, SnapshotKind, TerminalSize,
 };
 
 /// The backend in front.
@@ -60,7 +60,7 @@ impl Backend for Witness {
         &self,
         id: &SandboxId,
         admitted: &Admitted,
-        from: &Parts,
+        from: &SnapshotFiles,
     ) -> Result<Arc<dyn Sandbox>> {
         self.created.lock().unwrap_or_else(PoisonError::into_inner).push(id.clone());
         self.backend.create_from(id, admitted, from).await.map(|sandbox| self.hide_feature(sandbox))
@@ -116,7 +116,7 @@ impl Sandbox for Lacking {
         self.require_feature("snapshot", kind.feature())?.snapshot(kind, into).await
     }
 
-    async fn restore(&self, from: &Parts) -> Result<()> {
+    async fn restore(&self, from: &SnapshotFiles) -> Result<()> {
         self.require_feature("restore", from.kind.feature())?.restore(from).await
     }
 
@@ -146,8 +146,8 @@ impl ProcessControl for Deaf {
         self.0.close_stdin().await
     }
 
-    async fn hush(&self) {
-        self.0.hush().await;
+    async fn discard_output(&self) {
+        self.0.discard_output().await;
     }
 
     async fn resize(&self, size: TerminalSize) -> Result<()> {

@@ -109,7 +109,7 @@ impl Canceller {
     }
 }
 
-/// A front end without anybody: says nothing, and every question stays without an answer.
+/// A front end without a person: shows nothing, and no question gets an answer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Nobody;
 

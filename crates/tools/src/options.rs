@@ -39,7 +39,7 @@ pub struct ToolboxOptions {
     pub directories: AllowedDirectories,
     /// How many of those there may be at once. Clones of these options share it.
     pub quota: SandboxQuota,
-    /// Who is asked about hosts while a command runs. Clones of these options share it.
+    /// The person that is asked about hosts while a command runs. Clones of these options share it.
     pub hosts: HostAsks,
 }
 

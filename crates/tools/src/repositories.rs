@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use stockade_core::{Error, ErrorCode, HostPath, Layers, SandboxSpec, Workspace};
+use stockade_core::{Error, ErrorCode, HostPath, OverlayDirs, SandboxSpec, Workspace};
 use stockade_engine::{Journal, JournalOptions};
 use stockade_workspaces::{
     Hint, Mechanism, Request, SandboxWorkspaces, WorkspaceOrigin, Workspaces, off_thread,
@@ -58,7 +58,7 @@ impl Repository {
                 .map_err(|error| ToolError::new(ErrorCode::StateUnavailable, error.to_string()))
         };
         let layer = |name: &str| planned(state_dir.join("workspaces/planned").join(name));
-        spec.workspace = Workspace::Overlay(Layers {
+        spec.workspace = Workspace::Overlay(OverlayDirs {
             lower: planned(state_dir.join("git/planned/tree"))?,
             upper: layer("upper")?,
             work: layer("work")?,

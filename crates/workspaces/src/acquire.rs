@@ -9,10 +9,10 @@ use sha2::{Digest, Sha256};
 use stockade_core::{Bytes, HostPath, WorkspaceId};
 use stockade_fs::{Directory, Locked, Timestamp};
 
+use crate::changes::{Index, Layer};
 use crate::clock::ClockStamp;
 use crate::copy::{Copying, copy_mode_and_owner, copy_tree};
-use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
-use crate::layer::{Index, Layer};
+use crate::error::{FaultResult, FaultStep, WorkspaceFault};
 use crate::path::TreePath;
 use crate::request::{Hint, Kind, Mechanism, Request};
 use crate::store::{StoreEntry, WorkspaceManifest, WorkspaceStore, host_path, open_tree};

@@ -6,7 +6,7 @@ use std::fs::File;
 use rustix::fs::{XattrFlags, fgetxattr, flistxattr, fsetxattr};
 use rustix::io::Errno;
 
-/// Without it the bits of the group would let in whom the list keeps out.
+/// Without it the bits of the group would let in users that the list keeps out.
 const ACCESS_LIST: &str = "system.posix_acl_access";
 const USER_XATTR_PREFIX: &str = "user.";
 /// Marks of overlays made by ordinary users: of no meaning outside of a layer.

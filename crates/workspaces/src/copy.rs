@@ -7,9 +7,9 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid, XattrFlags};
 
+use crate::changes::{CopiedStat, Index, OVERLAY_XATTRS, is_whiteout, read_attribute};
 use crate::content;
-use crate::fault::{FaultResult, FaultStep};
-use crate::layer::{CopiedStat, Index, OVERLAY_XATTRS, is_whiteout, read_attribute};
+use crate::error::{FaultResult, FaultStep};
 use crate::path::TreePath;
 use crate::tree::{NodeKind, OpenTree};
 use crate::walk::visit_tree;

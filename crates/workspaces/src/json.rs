@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::Serialize;
 use stockade_fs::{Survives, write_atomically};
 
-use crate::fault::{FaultResult, FaultStep};
+use crate::error::{FaultResult, FaultStep};
 
 /// Writes a value. The caller holds the workspace's lock.
 pub(crate) fn write_json(

@@ -9,8 +9,8 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use stockade_core::{Result, WorkspaceId};
 use stockade_fs::{Locked, Sharing};
 
-use crate::fault::{FaultResult, FaultStep};
-use crate::fit::holds_layers;
+use crate::error::{FaultResult, FaultStep};
+use crate::overlay_support::holds_layers;
 use crate::request::{Kind, Mechanism};
 use crate::workspaces::Workspaces;
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::Access;
 use stockade_core::HostPath;
 
-use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
+use crate::error::{FaultResult, FaultStep, WorkspaceFault};
 
 /// The directory behind all links.
 pub(crate) fn resolve_directory(given: &Path) -> FaultResult<HostPath> {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use stockade_core::{Bytes, HostPath, Layers, TenantName, WorkspaceId};
+use stockade_core::{Bytes, HostPath, OverlayDirs, TenantName, WorkspaceId};
 use stockade_fs::Timestamp;
 
 /// Which tree is meant.
@@ -45,7 +45,7 @@ pub enum Mechanism {
 pub struct Request {
     /// Which tree.
     pub hint: Hint,
-    /// Whom it is for.
+    /// The tenant it is for.
     pub tenant: TenantName,
     /// Whether the guest may change it.
     pub writable: bool,
@@ -96,7 +96,7 @@ impl fmt::Display for Kind {
 /// The directory tree that the work is about.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Workspace {
+pub struct ManagedWorkspace {
     /// Its id.
     pub id: WorkspaceId,
     /// The directory it is about: for a view, the one beneath it, unless it is a copy.
@@ -109,7 +109,7 @@ pub struct Workspace {
     pub writable: bool,
     /// `git.remote`, `git.branch`, `git.commit`, and the caller's own notes.
     pub metadata: BTreeMap<String, String>,
-    /// Whom it is for.
+    /// The tenant it is for.
     pub tenant: TenantName,
     /// When it was acquired first.
     pub created: Timestamp,
@@ -124,11 +124,11 @@ pub struct Workspace {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum View {
     Directory(HostPath),
-    Layers(Layers),
+    Layers(OverlayDirs),
     Nothing,
 }
 
-impl Workspace {
+impl ManagedWorkspace {
     /// What a sandbox's spec takes. An ephemeral one's size is the spec's own disk limit.
     pub fn spec(&self) -> stockade_core::Workspace {
         match &self.view {

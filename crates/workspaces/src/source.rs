@@ -13,7 +13,7 @@ use tokio::sync::OnceCell;
 
 use crate::diff::Diff;
 use crate::live::Hold;
-use crate::request::{Request, Workspace};
+use crate::request::{ManagedWorkspace, Request};
 use crate::workspaces::Workspaces;
 
 /// Which workspace a sandbox gets.
@@ -40,7 +40,7 @@ pub struct SandboxWorkspaces {
 #[derive(Debug)]
 pub struct WorkspaceLoan {
     workspaces: Workspaces,
-    workspace: Workspace,
+    workspace: ManagedWorkspace,
     /// Where the backend does not say for itself that it is in use.
     hold: Mutex<Option<Hold>>,
     compared: bool,
@@ -87,7 +87,7 @@ impl SandboxWorkspaces {
         self.loans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn take_workspace(&self) -> Result<Workspace> {
+    async fn take_workspace(&self) -> Result<ManagedWorkspace> {
         match &self.origin {
             WorkspaceOrigin::Fresh(request) => self.workspaces.acquire(request.clone()).await,
             WorkspaceOrigin::Kept(id) => self.workspaces.get(id),
@@ -130,7 +130,7 @@ impl WorkspaceSource for SandboxWorkspaces {
 
 impl WorkspaceLoan {
     /// The workspace.
-    pub fn workspace(&self) -> &Workspace {
+    pub fn workspace(&self) -> &ManagedWorkspace {
         &self.workspace
     }
 

@@ -8,18 +8,18 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use stockade_core::{Bytes, HostPath, Layers, TenantName, WorkspaceId};
+use stockade_core::{Bytes, HostPath, OverlayDirs, TenantName, WorkspaceId};
 use stockade_fs::{
     ClosedDirs, Directory, LOCK_TIMEOUT, Locked, Sharing, Survives, Timestamp, draft_name,
     remove_entry,
 };
 
 use crate::apply::ApplyLedger;
+use crate::changes::{Index, Layer};
 use crate::clock::ClockStamp;
-use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
+use crate::error::{FaultResult, FaultStep, WorkspaceFault};
 use crate::json::write_json;
-use crate::layer::{Index, Layer};
-use crate::request::{Kind, Mechanism, View, Workspace};
+use crate::request::{Kind, ManagedWorkspace, Mechanism, View};
 use crate::tree::OpenTree;
 
 const MANIFEST_FILE: &str = "manifest.json";
@@ -244,14 +244,14 @@ impl StoreEntry {
     }
 
     /// The workspace as callers see it.
-    pub(crate) fn workspace(&self, manifest: WorkspaceManifest) -> FaultResult<Workspace> {
+    pub(crate) fn workspace(&self, manifest: WorkspaceManifest) -> FaultResult<ManagedWorkspace> {
         let view = self.view(&manifest)?;
         let root = match &view {
             View::Directory(path) => path.as_path().to_owned(),
             View::Layers(layers) => layers.lower.as_path().to_owned(),
             View::Nothing => self.scratch(),
         };
-        Ok(Workspace {
+        Ok(ManagedWorkspace {
             id: manifest.id,
             root,
             source: manifest.source.as_path().to_owned(),
@@ -272,7 +272,7 @@ impl StoreEntry {
             (Kind::Overlay | Kind::Git, Mechanism::Copy) => {
                 Ok(View::Directory(host_path(self.copy())?))
             }
-            (Kind::Overlay | Kind::Git, Mechanism::Kernel) => Ok(View::Layers(Layers {
+            (Kind::Overlay | Kind::Git, Mechanism::Kernel) => Ok(View::Layers(OverlayDirs {
                 lower: manifest.source.clone(),
                 upper: host_path(self.upper())?,
                 work: host_path(self.work())?,

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::Stat;
 use rustix::io::Errno;
 
-use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
+use crate::error::{FaultResult, FaultStep, WorkspaceFault};
 use crate::path::TreePath;
 use crate::tree::{NodeKind, OpenTree, list_names, stat_at};
 

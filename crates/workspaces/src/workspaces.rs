@@ -13,12 +13,12 @@ use tokio::sync::oneshot;
 
 use crate::acquire::{self, AcquiredWorkspace};
 use crate::apply::{self, Application, ApplyOptions, Trees};
+use crate::changes::Layer;
 use crate::diff::{Contents, Diff, format_patch, scan_layer};
-use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
-use crate::layer::Layer;
-use crate::owned::Owned;
+use crate::error::{FaultResult, FaultStep, WorkspaceFault};
+use crate::ownership::Owned;
 use crate::path::TreePath;
-use crate::request::{Hint, Kind, Request, Workspace};
+use crate::request::{Hint, Kind, ManagedWorkspace, Request};
 use crate::store::{StoreEntry, WorkspaceManifest, WorkspaceStore, open_tree};
 use crate::tree::OpenTree;
 use crate::walk::visit_tree;
@@ -104,11 +104,11 @@ impl Workspaces {
     }
 
     /// Every workspace that is in use or kept for its changes, by id.
-    pub fn list(&self) -> Result<Vec<Workspace>> {
+    pub fn list(&self) -> Result<Vec<ManagedWorkspace>> {
         self.list_workspaces().map_err(|fault| fault.during("list the workspaces"))
     }
 
-    fn list_workspaces(&self) -> FaultResult<Vec<Workspace>> {
+    fn list_workspaces(&self) -> FaultResult<Vec<ManagedWorkspace>> {
         let mut all = Vec::new();
         for id in self.0.store.ids()? {
             match self.read_workspace(&id) {
@@ -122,12 +122,12 @@ impl Workspaces {
     }
 
     /// One workspace.
-    pub fn get(&self, id: &WorkspaceId) -> Result<Workspace> {
+    pub fn get(&self, id: &WorkspaceId) -> Result<ManagedWorkspace> {
         self.read_workspace(id).map_err(|fault| fault.during("find the workspace"))
     }
 
     /// Reads a manifest without its lock: it is always whole.
-    fn read_workspace(&self, id: &WorkspaceId) -> FaultResult<Workspace> {
+    fn read_workspace(&self, id: &WorkspaceId) -> FaultResult<ManagedWorkspace> {
         let entry = self.0.store.peek(id);
         let manifest = entry.manifest(id)?;
         entry.workspace(manifest)
@@ -253,7 +253,7 @@ impl Workspaces {
     }
 
     /// A second workspace that begins where this one stands.
-    pub fn fork(&self, id: &WorkspaceId) -> Result<Workspace> {
+    pub fn fork(&self, id: &WorkspaceId) -> Result<ManagedWorkspace> {
         const FORK_OPERATION: &str = "fork";
         let made = self
             .open_workspace(id, Sharing::Shared)
@@ -328,7 +328,7 @@ impl Workspaces {
         prune().map_err(|fault| fault.during("prune"))
     }
 
-    fn acquire_now(&self, request: Request) -> Result<Workspace> {
+    fn acquire_now(&self, request: Request) -> Result<ManagedWorkspace> {
         const ACQUIRE_OPERATION: &str = "acquire the workspace";
         if let Hint::Git { .. } = &request.hint {
             // What cannot be removed is no reason not to work.
@@ -339,7 +339,11 @@ impl Workspaces {
     }
 
     /// Records a workspace and hands it out. What cannot be recorded is not handed out.
-    fn handed_out(&self, made: AcquiredWorkspace, operation: &'static str) -> Result<Workspace> {
+    fn handed_out(
+        &self,
+        made: AcquiredWorkspace,
+        operation: &'static str,
+    ) -> Result<ManagedWorkspace> {
         let AcquiredWorkspace { entry, manifest, fresh, owner } = made;
         let root = manifest.metadata.get("git.remote").filter(|_| manifest.kind == Kind::Git);
         let root = root.cloned().unwrap_or_else(|| manifest.source.to_string());
@@ -404,7 +408,7 @@ fn is_unchanged(entry: &StoreEntry, manifest: &WorkspaceManifest) -> bool {
 
 impl Workspaces {
     /// Hands out a workspace. Any number of calls may be under way at once.
-    pub async fn acquire(&self, request: Request) -> Result<Workspace> {
+    pub async fn acquire(&self, request: Request) -> Result<ManagedWorkspace> {
         let this = self.clone();
         let (hand, taken) = oneshot::channel();
         tokio::task::spawn_blocking(move || {

@@ -1,31 +1,31 @@
-//! One channel: a program, a file job or a watch, with the streams that belong to it.
+//! One channel: a program, a file operation or a watch, with the streams that belong to it.
 
-use super::job::FileWorker;
+use super::file_worker::FileWorker;
 use super::link::Link;
 use super::run::AgentExecution;
-use super::streams::{Feed, Tap};
+use super::streams::{InputPump, OutputPump};
 use super::watch::Watch;
 use crate::protocol::{FromAgent, Stream};
 
 /// One channel.
 pub struct Channel {
-    pub taps: [Tap; 2],
-    pub feed: Feed,
+    pub output_pumps: [OutputPump; 2],
+    pub input_pump: InputPump,
     pub work: ChannelWork,
 }
 
 /// What a channel is for.
 pub enum ChannelWork {
     Run(AgentExecution),
-    Job(FileWorker),
+    Files(FileWorker),
     Watch(Watch),
 }
 
 impl Channel {
-    pub fn tap(&mut self, stream: Stream) -> &mut Tap {
+    pub fn output_pump(&mut self, stream: Stream) -> &mut OutputPump {
         match stream {
-            Stream::Stdout => &mut self.taps[0],
-            Stream::Stderr => &mut self.taps[1],
+            Stream::Stdout => &mut self.output_pumps[0],
+            Stream::Stderr => &mut self.output_pumps[1],
         }
     }
 
@@ -33,7 +33,7 @@ impl Channel {
     pub fn child(&self) -> Option<i32> {
         match &self.work {
             ChannelWork::Run(run) => run.keeper,
-            ChannelWork::Job(job) => job.worker,
+            ChannelWork::Files(worker) => worker.worker,
             ChannelWork::Watch(_) => None,
         }
     }
@@ -42,28 +42,32 @@ impl Channel {
     pub fn is_draining(&self) -> bool {
         match &self.work {
             ChannelWork::Run(run) => run.is_draining(),
-            ChannelWork::Job(job) => job.worker.is_none(),
+            ChannelWork::Files(worker) => worker.worker.is_none(),
             ChannelWork::Watch(_) => false,
         }
     }
 
     /// Whether there is something to drain that can be drained now.
     pub fn can_drain(&self, link: &Link) -> bool {
-        self.is_draining() && self.taps.iter().any(|tap| !tap.is_done() && tap.is_ready(link))
+        self.is_draining()
+            && self
+                .output_pumps
+                .iter()
+                .any(|output_pump| !output_pump.is_done() && output_pump.is_ready(link))
     }
 
     /// Passes on the last output and then tells the end. Returns whether the channel is over.
     pub fn try_finish(&mut self, number: u32, link: &mut Link) -> bool {
         if self.is_draining() {
-            self.taps
+            self.output_pumps
                 .iter_mut()
-                .filter(|tap| !tap.is_done())
-                .for_each(|tap| tap.pump(number, link, true));
+                .filter(|output_pump| !output_pump.is_done())
+                .for_each(|output_pump| output_pump.pump(number, link, true));
         }
         match &mut self.work {
-            ChannelWork::Run(run) => run.try_finish(number, link, &self.taps),
-            ChannelWork::Job(job) => {
-                job.try_finish(number, link, self.taps.iter().all(Tap::is_done))
+            ChannelWork::Run(run) => run.try_finish(number, link, &self.output_pumps),
+            ChannelWork::Files(worker) => {
+                worker.try_finish(number, link, self.output_pumps.iter().all(OutputPump::is_done))
             }
             ChannelWork::Watch(watch) => watch.is_over(),
         }
@@ -73,10 +77,10 @@ impl Channel {
     pub fn kill(&mut self, number: u32, link: &mut Link) {
         match &mut self.work {
             ChannelWork::Run(run) => run.killing = run.keeper.is_some(),
-            ChannelWork::Job(job) => {
-                job.cancel();
-                self.taps.iter_mut().for_each(Tap::close);
-                self.feed.close();
+            ChannelWork::Files(worker) => {
+                worker.cancel();
+                self.output_pumps.iter_mut().for_each(OutputPump::close);
+                self.input_pump.close();
             }
             ChannelWork::Watch(watch) => {
                 watch.end();
@@ -86,15 +90,15 @@ impl Channel {
     }
 
     /// A program's output has no reader any more. The output of a request is its reply, and is sent.
-    pub fn hush(&mut self) {
+    pub fn discard_output(&mut self) {
         if matches!(self.work, ChannelWork::Run(_)) {
-            self.taps.iter_mut().for_each(Tap::hush);
+            self.output_pumps.iter_mut().for_each(OutputPump::stop_sending);
         }
     }
 
     /// Writes waiting input and gives credit back.
     pub fn feed_program(&mut self, number: u32, link: &mut Link) {
-        if let Some(amount) = self.feed.pump() {
+        if let Some(amount) = self.input_pump.pump() {
             link.send(&FromAgent::StdinCredit(number, amount));
         }
     }

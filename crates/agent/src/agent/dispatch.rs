@@ -40,10 +40,10 @@ impl Agent {
             ToAgent::File(number, request) => self.open_request(number, &request)?,
             ToAgent::Network(number) => self.open_network(number)?,
             ToAgent::Stdin(number, data) => {
-                self.handle_input(number, |channel| channel.feed.push(data))?
+                self.handle_input(number, |channel| channel.input_pump.push(data))?
             }
             ToAgent::StdinEnd(number) => self.handle_input(number, |channel| {
-                channel.feed.end();
+                channel.input_pump.end();
                 Ok(())
             })?,
             ToAgent::Credit(number, stream, amount) => {
@@ -57,9 +57,9 @@ impl Agent {
                 }
             }
             ToAgent::Keep(last, kept) => self.keep_channels(last, &kept)?,
-            ToAgent::Hush(number) => {
+            ToAgent::DiscardOutput(number) => {
                 if let Some(channel) = self.find_channel(number)? {
-                    channel.hush();
+                    channel.discard_output();
                 }
             }
             ToAgent::Resize(number, size) => {
@@ -123,7 +123,7 @@ impl Agent {
         Ok(())
     }
 
-    /// An open channel; nothing if it has ended, which the other side may not know yet.
+    /// An open channel; nothing if it has ended, which the peer may not know yet.
     fn find_channel(&mut self, number: u32) -> Result<Option<&mut Channel>, LinkStop> {
         if number > self.highest {
             return Err(LinkStop::Broken);
@@ -151,7 +151,9 @@ impl Agent {
         };
         match &mut channel.work {
             ChannelWork::Watch(watch) => watch.grant_credit(amount),
-            ChannelWork::Run(_) | ChannelWork::Job(_) => channel.tap(stream).grant_credit(amount),
+            ChannelWork::Run(_) | ChannelWork::Files(_) => {
+                channel.output_pump(stream).grant_credit(amount)
+            }
         }
     }
 

@@ -22,7 +22,7 @@ const READ_CHUNK_BYTES: usize = 64 * 1024;
 pub enum LinkStop {
     /// The pipe closed.
     Closed,
-    /// The other side broke the protocol.
+    /// The peer broke the protocol.
     Broken,
 }
 

@@ -4,20 +4,20 @@
 //! enforces nothing: it runs inside the walls, beside untrusted code. It ends, and everything in the sandbox
 //! with it, when its pipe closes or does not keep to the protocol.
 
-mod apart;
 mod channel;
 mod dispatch;
+mod file_worker;
 mod files;
 mod guard;
-mod job;
 mod keeper;
+mod landlock_scope;
 mod link;
 mod network;
+mod pid_namespace;
 mod poll;
 mod program;
-mod renew;
+mod reconnect;
 mod run;
-mod scope;
 mod start;
 mod streams;
 mod sys;
@@ -32,9 +32,9 @@ use std::time::Instant;
 
 use channel::Channel;
 use files::Roots;
+use landlock_scope::SignalScope;
 use link::{Link, LinkStop};
 use program::Surroundings;
-use scope::Scope;
 
 /// Everything the agent knows.
 struct Agent {
@@ -44,19 +44,19 @@ struct Agent {
     roots: Roots,
     surroundings: Surroundings,
     /// How far signals reach, where a Landlock domain bounds it.
-    scope: Option<Scope>,
+    scope: Option<SignalScope>,
     channels: BTreeMap<u32, Channel>,
     /// The highest channel number so far; every other number up to it has ended.
     highest: u32,
     greeted: bool,
-    /// Another side has come that has not said yet what it knows.
+    /// A new peer has come that has not said yet which channels it knows.
     renewed: bool,
     /// When to look again for processes that are to be killed.
     next_hunt: Option<Instant>,
 }
 
 /// Runs the agent until its pipe closes. Exit codes: 0 the pipe closed, 64 bad arguments or
-/// surroundings, 70 the other side broke the protocol.
+/// surroundings, 70 the peer broke the protocol.
 pub fn main(args: impl Iterator<Item = String>) -> ExitCode {
     let Ok(mut agent) = start::prepare_agent(args) else {
         return ExitCode::from(64);

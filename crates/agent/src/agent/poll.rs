@@ -27,9 +27,9 @@ pub enum PollSource {
     /// A keeper said something.
     Report(u32),
     /// There is output.
-    Tap(u32, usize),
+    OutputPump(u32, usize),
     /// Input can be passed on.
-    Feed(u32),
+    InputPump(u32),
     /// A watched directory changed.
     Watch(u32),
 }
@@ -60,13 +60,13 @@ impl Agent {
         }
         waits.push((PollSource::Children, &self.children, PollFlags::IN));
         for (number, channel) in &self.channels {
-            for (at, tap) in channel.taps.iter().enumerate() {
-                if let Some(fd) = tap.fd().filter(|_| tap.is_ready(&self.link)) {
-                    waits.push((PollSource::Tap(*number, at), fd, PollFlags::IN));
+            for (at, output_pump) in channel.output_pumps.iter().enumerate() {
+                if let Some(fd) = output_pump.fd().filter(|_| output_pump.is_ready(&self.link)) {
+                    waits.push((PollSource::OutputPump(*number, at), fd, PollFlags::IN));
                 }
             }
-            if let Some(fd) = channel.feed.waiting_fd() {
-                waits.push((PollSource::Feed(*number), fd, PollFlags::OUT));
+            if let Some(fd) = channel.input_pump.waiting_fd() {
+                waits.push((PollSource::InputPump(*number), fd, PollFlags::OUT));
             }
             match &channel.work {
                 ChannelWork::Run(run)
@@ -78,7 +78,7 @@ impl Agent {
                     let fd = watch.waiting_fd(&self.link);
                     waits.extend(fd.map(|fd| (PollSource::Watch(*number), fd, PollFlags::IN)));
                 }
-                ChannelWork::Run(_) | ChannelWork::Job(_) => {}
+                ChannelWork::Run(_) | ChannelWork::Files(_) => {}
             }
         }
         waits
@@ -114,12 +114,12 @@ impl Agent {
                     run.read_reports(number, &mut self.link);
                 }
             }
-            PollSource::Tap(number, at) => {
+            PollSource::OutputPump(number, at) => {
                 if let Some(channel) = self.channels.get_mut(&number) {
-                    channel.taps[at].pump(number, &mut self.link, false);
+                    channel.output_pumps[at].pump(number, &mut self.link, false);
                 }
             }
-            PollSource::Feed(number) => {
+            PollSource::InputPump(number) => {
                 if let Some(channel) = self.channels.get_mut(&number) {
                     channel.feed_program(number, &mut self.link);
                 }
@@ -144,7 +144,7 @@ impl Agent {
     }
 
     fn child_ended(&mut self, pid: i32, status: i32) -> Result<(), LinkStop> {
-        // Anybody else is an orphan that fell to the agent; reaping it was all there is to do.
+        // Any other process is an orphan that fell to the agent; reaping it was all there is to do.
         let found = self.channels.iter_mut().find(|(_, channel)| channel.child() == Some(pid));
         let Some((number, channel)) = found else { return Ok(()) };
         let number = *number;
@@ -159,7 +159,7 @@ impl Agent {
                     self.end_strays();
                 }
             }
-            ChannelWork::Job(job) => job.worker_ended(status),
+            ChannelWork::Files(worker) => worker.worker_ended(status),
             ChannelWork::Watch(_) => {}
         }
         Ok(())

@@ -8,9 +8,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-use super::apart::Apart;
 use super::guard::Guard;
-use super::scope::Scope;
+use super::landlock_scope::SignalScope;
+use super::pid_namespace::KeeperNamespace;
 use super::sys::{self, Pointers};
 use crate::protocol::{Limit, Spawn, StartKind};
 
@@ -24,11 +24,11 @@ pub struct Surroundings {
     /// The limit of open files as the agent found it, before it raised its own.
     pub open_files: Rlimit,
     /// How far signals reach, where a Landlock domain bounds it.
-    pub scope: Option<Scope>,
+    pub scope: Option<SignalScope>,
     /// What every program is kept from, where there are walls.
     pub guard: Option<Guard>,
     /// How an execution is kept together where orphans fall to the first process alone.
-    pub apart: Option<Apart>,
+    pub apart: Option<KeeperNamespace>,
 }
 
 /// A program made ready.

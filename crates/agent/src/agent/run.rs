@@ -6,13 +6,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 
-use super::apart::Apart;
 use super::channel::{Channel, ChannelWork};
 use super::keeper::{Keeper, KeeperReport, REPORT_BYTES};
 use super::link::Link;
+use super::pid_namespace::KeeperNamespace;
 use super::program::{ProgramImage, Stdio};
 use super::start::open_null;
-use super::streams::{Feed, Tap};
+use super::streams::{InputPump, OutputPump};
 use super::sys::{self, Fork};
 use super::{Agent, terminal, tree};
 use crate::protocol::{End, FromAgent, Size, Spawn, StartKind, Stream};
@@ -52,7 +52,7 @@ pub enum ProgramPhase {
 
 /// The agent's ends of a program's streams.
 struct Ours {
-    taps: [Option<OwnedFd>; 2],
+    outputs: [Option<OwnedFd>; 2],
     input: Option<OwnedFd>,
     terminal: Option<OwnedFd>,
 }
@@ -63,11 +63,16 @@ impl AgentExecution {
     }
 
     /// Tells the end once all output was passed on. Returns whether nothing is left to do.
-    pub fn try_finish(&mut self, number: u32, link: &mut Link, taps: &[Tap; 2]) -> bool {
+    pub fn try_finish(
+        &mut self,
+        number: u32,
+        link: &mut Link,
+        output_pumps: &[OutputPump; 2],
+    ) -> bool {
         if let ProgramPhase::Ended(end, cpu_us, peak_kib) = self.phase
-            && taps.iter().all(Tap::is_done)
+            && output_pumps.iter().all(OutputPump::is_done)
         {
-            let unsent = taps.each_ref().map(Tap::unsent);
+            let unsent = output_pumps.each_ref().map(OutputPump::unsent);
             link.send(&FromAgent::Exited { channel: number, end, cpu_us, peak_kib, unsent });
             self.phase = ProgramPhase::Told;
         }
@@ -180,16 +185,16 @@ impl Agent {
         set_nonblocking(&report)?;
         let agent = rustix::process::getpid();
         let surroundings = &self.surroundings;
-        let forked = surroundings.apart.map_or_else(sys::fork, Apart::fork)?;
+        let forked = surroundings.apart.map_or_else(sys::fork, KeeperNamespace::fork)?;
         let keeper = match forked {
             Fork::Child => Keeper { image, stdio, surroundings, report: reports, agent }.run(),
             Fork::Parent(pid) => pid,
         };
-        let [stdout, stderr] = ours.taps;
-        let mut feed = Feed::new(ours.input, spawn.terminal.is_some());
+        let [stdout, stderr] = ours.outputs;
+        let mut input_pump = InputPump::new(ours.input, spawn.terminal.is_some());
         if !spawn.stdin {
-            feed.end();
-            feed.pump();
+            input_pump.end();
+            input_pump.pump();
         }
         let program = spawn.argv.first().copied().unwrap_or_default();
         let run = AgentExecution {
@@ -202,8 +207,9 @@ impl Agent {
             program: quote_text(program),
             dir: quote_text(spawn.dir),
         };
-        let taps = [Tap::new(Stream::Stdout, stdout), Tap::new(Stream::Stderr, stderr)];
-        Ok(Channel { taps, feed, work: ChannelWork::Run(run) })
+        let output_pumps =
+            [OutputPump::new(Stream::Stdout, stdout), OutputPump::new(Stream::Stderr, stderr)];
+        Ok(Channel { output_pumps, input_pump, work: ChannelWork::Run(run) })
     }
 }
 
@@ -224,7 +230,7 @@ fn open_streams(spawn: &Spawn<'_>) -> io::Result<(Stdio, Ours)> {
     };
     let (out, stdout) = output_pipe()?;
     let (err, stderr) = output_pipe()?;
-    let ours = Ours { taps: [Some(out), Some(err)], input, terminal: None };
+    let ours = Ours { outputs: [Some(out), Some(err)], input, terminal: None };
     Ok((Stdio([stdin, stdout, stderr]), ours))
 }
 
@@ -234,7 +240,7 @@ fn open_terminal(size: Size) -> io::Result<(Stdio, Ours)> {
     let stdio = Stdio([theirs.try_clone()?, theirs.try_clone()?, theirs]);
     let input = Some(ours.try_clone()?);
     let terminal = Some(ours.try_clone()?);
-    Ok((stdio, Ours { taps: [Some(ours), None], input, terminal }))
+    Ok((stdio, Ours { outputs: [Some(ours), None], input, terminal }))
 }
 
 /// The agent's end and the program's.

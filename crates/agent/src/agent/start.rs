@@ -8,12 +8,12 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, setrlimit};
 
-use super::apart::Apart;
 use super::files::Roots;
 use super::guard::Guard;
+use super::landlock_scope::SignalScope;
 use super::link::Link;
+use super::pid_namespace::KeeperNamespace;
 use super::program::Surroundings;
-use super::scope::Scope;
 use super::{Agent, sys};
 
 /// The argument which says that a Landlock domain takes the place of a pid namespace.
@@ -40,7 +40,7 @@ pub fn prepare_agent(mut args: impl Iterator<Item = String>) -> io::Result<Agent
     }
     let (input, output) = open_pipe(&pipe)?;
     let is_one = !pipe.contains(',');
-    let apart = if apart { Apart::where_needed()? } else { None };
+    let apart = if apart { KeeperNamespace::where_needed()? } else { None };
     // The first process of a kernel has inherited none, and where that is, each call is dear.
     if apart.is_none() {
         sys::default_signals();
@@ -51,7 +51,8 @@ pub fn prepare_agent(mut args: impl Iterator<Item = String>) -> io::Result<Agent
     rustix::process::umask(Mode::from_raw_mode(0o022));
     // What runs beside it as the same user may neither trace it nor look into its descriptors.
     // Where a Landlock domain keeps them apart, it is the warden outside that has to look.
-    let scope = if scoped { Some(Scope::inherited(rustix::process::getppid())?) } else { None };
+    let scope =
+        if scoped { Some(SignalScope::inherited(rustix::process::getppid())?) } else { None };
     if scope.is_none() {
         rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     }

@@ -21,7 +21,7 @@ pub fn add_credit(credit: u32, amount: u32) -> Result<u32, LinkStop> {
 }
 
 /// One output stream on its way out.
-pub struct Tap {
+pub struct OutputPump {
     fd: Option<OwnedFd>,
     stream: Stream,
     credit: u32,
@@ -29,16 +29,16 @@ pub struct Tap {
     /// waiting for them to pause would be waiting for ever.
     last: Option<u64>,
     /// No reader is left: output is counted, and not sent.
-    hushed: bool,
+    discarding: bool,
     unsent: u64,
-    /// Nothing is read until it is known who wants it.
+    /// Nothing is read until a new peer has said whether it wants it.
     held: bool,
     /// Nothing is sent any more; what still comes is thrown away, so that a background process that
     /// logs is neither blocked nor killed.
     muted: bool,
 }
 
-impl Tap {
+impl OutputPump {
     pub fn new(stream: Stream, fd: Option<OwnedFd>) -> Self {
         let muted = fd.is_none();
         Self {
@@ -46,7 +46,7 @@ impl Tap {
             stream,
             credit: WINDOW_BYTES,
             last: None,
-            hushed: false,
+            discarding: false,
             unsent: 0,
             held: false,
             muted,
@@ -64,30 +64,30 @@ impl Tap {
 
     /// Whether reading from it would lead anywhere now.
     pub fn is_ready(&self, link: &Link) -> bool {
-        let is_silent = self.muted || self.hushed;
+        let is_silent = self.muted || self.discarding;
         self.fd.is_some()
             && !self.held
             && (is_silent || self.credit >= MIN_CHARGE && link.has_room())
     }
 
-    /// Another side has come: nothing is read until it is known whether that wants it.
+    /// A new peer has come: nothing is read until it says whether it wants this.
     pub fn hold_output(&mut self) {
         self.held = true;
     }
 
-    /// It does, and says how much.
+    /// The peer wants the output, and grants credit anew.
     pub fn start_over(&mut self) {
         (self.held, self.credit) = (false, 0);
     }
 
-    /// It does not.
+    /// The peer does not want the output.
     pub fn mute_output(&mut self) {
         (self.held, self.muted) = (false, true);
     }
 
     /// From now on nothing is sent.
-    pub fn hush(&mut self) {
-        self.hushed = true;
+    pub fn stop_sending(&mut self) {
+        self.discarding = true;
     }
 
     /// Output that was not sent because no reader was left, in bytes.
@@ -112,7 +112,7 @@ impl Tap {
             self.last =
                 rustix::io::ioctl_fionread(fd).ok().map(|there| there + TERMINAL_SLACK_BYTES);
         }
-        let got = if self.muted || self.hushed {
+        let got = if self.muted || self.discarding {
             link.discard_output(fd)
         } else {
             link.forward_output(channel, self.stream, fd, self.credit as usize)
@@ -131,7 +131,7 @@ impl Tap {
         if self.muted {
             return;
         }
-        if self.hushed {
+        if self.discarding {
             self.unsent += count as u64;
         } else {
             self.credit = self.credit.saturating_sub(charge(count));
@@ -147,10 +147,10 @@ impl Tap {
 }
 
 /// One input stream on its way in.
-pub struct Feed {
+pub struct InputPump {
     fd: Option<OwnedFd>,
     queue: VecDeque<u8>,
-    /// What the other side may still send.
+    /// What the peer may still send.
     credit: u32,
     /// What was used up and not yet given back.
     owed: u32,
@@ -158,7 +158,7 @@ pub struct Feed {
     terminal: bool,
 }
 
-impl Feed {
+impl InputPump {
     pub fn new(fd: Option<OwnedFd>, terminal: bool) -> Self {
         let queue = VecDeque::new();
         Self { fd, queue, credit: WINDOW_BYTES, owed: 0, ending: false, terminal }
@@ -220,7 +220,7 @@ impl Feed {
         owed
     }
 
-    /// Another side has come, which has no credit yet: what it is given first.
+    /// A new peer has come: the credit that it is given first.
     pub fn start_over(&mut self) -> u32 {
         self.owed = 0;
         self.credit = WINDOW_BYTES.saturating_sub(self.queue.len() as u32);

@@ -238,7 +238,7 @@ extern "C" fn on_request(_: libc::c_int, request: *mut libc::siginfo_t, _: *mut 
     }
 }
 
-/// Signals everybody in reach whenever `agent` asks for it. Only [`super::scope::Entered`] may call it.
+/// Signals everybody in reach whenever `agent` asks for it. Only [`super::landlock_scope::Entered`] may call it.
 pub fn obey_agent(agent: i32) -> io::Result<()> {
     OBEYED_PID.store(agent, Ordering::Relaxed);
     // SAFETY: all zeroes are a valid action, which is then filled; the handler keeps to what may be

@@ -1,4 +1,4 @@
-//! Who descends from whom, and ending all of them.
+//! The tree of processes below one, and killing all of it.
 //!
 //! Killing a process that forks is a race; stopping first wins it: a stopped process makes no children, so
 //! once a scan finds no new process, all of them are known and can be killed.

@@ -9,7 +9,7 @@ use super::Agent;
 use super::channel::{Channel, ChannelWork};
 use super::files::OperationFailure;
 use super::link::{Link, LinkStop};
-use super::streams::{Feed, Tap, add_credit};
+use super::streams::{InputPump, OutputPump, add_credit};
 use crate::protocol::{FromAgent, Stream, WINDOW_BYTES, WatchEvent, WatchKind, charge};
 
 /// The buffer for the kernel's events.
@@ -94,10 +94,13 @@ impl Agent {
         let message = match self.open_watch(path) {
             Ok(fd) => {
                 let watch = Watch { fd: Some(fd), credit: WINDOW_BYTES };
-                let taps = [Tap::new(Stream::Stdout, None), Tap::new(Stream::Stderr, None)];
-                let feed = Feed::new(None, false);
-                self.channels
-                    .insert(number, Channel { taps, feed, work: ChannelWork::Watch(watch) });
+                let output_pumps =
+                    [OutputPump::new(Stream::Stdout, None), OutputPump::new(Stream::Stderr, None)];
+                let input_pump = InputPump::new(None, false);
+                self.channels.insert(
+                    number,
+                    Channel { output_pumps, input_pump, work: ChannelWork::Watch(watch) },
+                );
                 return self.link.send(&FromAgent::FileDone(number));
             }
             Err(failure) => failure,

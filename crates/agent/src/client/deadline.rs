@@ -1,5 +1,5 @@
 //! One deadline for a whole operation with a peer, reads and writes alike. What is transferred earns more time,
-//! up to an end that nothing moves: a peer that drips, floods or does not answer cannot hold anybody longer.
+//! up to an end that nothing moves: a peer that drips, floods or does not answer cannot hold a caller longer.
 
 use std::time::Duration;
 

@@ -7,10 +7,10 @@ use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use stockade_core::{Entry, Error, ErrorCode, Files, Result, SandboxPath};
 
+use super::channel::{ChannelKind, FileFailure, Finish};
 use super::deadline::Deadline;
-use super::hub::{Hub, too_slow};
-use super::lane::{FileFailure, Finish, LaneKind};
 use super::listing;
+use super::mux::{Mux, too_slow};
 use super::reader::code_of;
 use crate::protocol::{FileRequest, MAX_DATA, ToAgent};
 
@@ -25,7 +25,7 @@ pub fn request_deadline() -> Deadline {
 
 /// The sandbox's files.
 pub struct AgentFiles {
-    hub: Arc<Hub>,
+    mux: Arc<Mux>,
 }
 
 /// The public form of a failure.
@@ -48,18 +48,18 @@ pub fn no_success(operation: &'static str, finish: Finish) -> Error {
 }
 
 impl AgentFiles {
-    pub fn new(hub: Arc<Hub>) -> Self {
-        Self { hub }
+    pub fn new(mux: Arc<Mux>) -> Self {
+        Self { mux }
     }
 
     async fn send_request(
         &self,
         operation: &'static str,
-        kind: LaneKind,
+        kind: ChannelKind,
         request: FileRequest<'_>,
         deadline: Deadline,
     ) -> Result<Finish> {
-        let open = self.hub.open(operation, kind, |number| ToAgent::File(number, request));
+        let open = self.mux.open(operation, kind, |number| ToAgent::File(number, request));
         let answer = async { Ok(open.await?.1.wait_for_finish().await) };
         deadline.within(answer).await.unwrap_or_else(|_| Err(too_slow(operation)))
     }
@@ -75,7 +75,7 @@ impl AgentFiles {
         request: FileRequest<'_>,
         deadline: Deadline,
     ) -> Result<()> {
-        let finish = self.send_request(operation, LaneKind::Plain, request, deadline).await?;
+        let finish = self.send_request(operation, ChannelKind::Plain, request, deadline).await?;
         if matches!(finish, Finish::Done) { Ok(()) } else { Err(no_success(operation, finish)) }
     }
 
@@ -91,7 +91,7 @@ impl AgentFiles {
         deadline: Deadline,
     ) -> Result<Bytes> {
         let request = FileRequest::Read(path, offset, most);
-        let finish = self.send_request("read", LaneKind::Data(most), request, deadline).await?;
+        let finish = self.send_request("read", ChannelKind::Data(most), request, deadline).await?;
         if let Finish::Data(data) = finish { Ok(data) } else { Err(no_success("read", finish)) }
     }
 }
@@ -101,12 +101,12 @@ impl Files for AgentFiles {
     async fn stat(&self, path: &SandboxPath) -> Result<Entry> {
         let request = FileRequest::Stat(path.as_str());
         let finish =
-            self.send_request("stat", LaneKind::Entry, request, request_deadline()).await?;
+            self.send_request("stat", ChannelKind::Entry, request, request_deadline()).await?;
         if let Finish::Entry(entry) = finish { Ok(entry) } else { Err(no_success("stat", finish)) }
     }
 
     async fn list(&self, path: &SandboxPath) -> Result<Vec<Entry>> {
-        listing::list_directory(&self.hub, path).await
+        listing::list_directory(&self.mux, path).await
     }
 
     async fn read(&self, path: &SandboxPath, offset: u64, most: u32) -> Result<Bytes> {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bytes::{Buf, BytesMut};
 use stockade_core::{Entry, Error, ErrorCode, Result, SandboxPath};
 
-use super::hub::{Closed, Hub};
-use super::lane::LaneKind;
+use super::channel::ChannelKind;
+use super::mux::{Closed, Mux};
 use super::reader::to_entry;
 use super::transfer::Yield;
 use crate::protocol::{
@@ -50,13 +50,13 @@ impl RecordBuffer {
 }
 
 /// What is in a directory.
-pub async fn list_directory(hub: &Arc<Hub>, path: &SandboxPath) -> Result<Vec<Entry>> {
+pub async fn list_directory(mux: &Arc<Mux>, path: &SandboxPath) -> Result<Vec<Entry>> {
     let request = FileRequest::List(path.as_str());
-    let mut pieces = Yield::open(hub, "list", LaneKind::Stream, request).await?;
+    let mut pieces = Yield::open(mux, "list", ChannelKind::Stream, request).await?;
     let (mut records, mut entries) = (RecordBuffer::default(), Vec::new());
     let broken = |error| {
         let closed = Closed::broken(error);
-        hub.fail_all(closed.clone());
+        mux.fail_all(closed.clone());
         closed.to_error("list")
     };
     while let Some(piece) = pieces.next().await? {

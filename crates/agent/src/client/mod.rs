@@ -4,13 +4,13 @@
 //! was asked for. The first thing that does not fit closes the pipe, and with it everything that
 //! went over it. One task reads, one writes; neither ever waits for a consumer.
 
+mod channel;
 mod deadline;
 mod files;
-mod hub;
-mod lane;
 mod listing;
+mod mux;
 mod network;
-mod outlet;
+mod pipe_writer;
 mod process;
 mod reader;
 mod transfer;
@@ -32,12 +32,12 @@ pub use transfer::{TarIn, TarOut};
 pub use watch::{DirectoryChange, DirectoryWatch};
 
 use files::AgentFiles;
-use hub::{Closed, Hub};
+use mux::{Closed, Mux};
 
 /// A connection to one agent. Dropping it closes the pipe, and the agent ends with everything in
 /// its sandbox.
 pub struct AgentClient {
-    hub: Arc<Hub>,
+    mux: Arc<Mux>,
     files: AgentFiles,
     /// Who reads what the agent says.
     reading: Mutex<JoinHandle<()>>,
@@ -56,13 +56,13 @@ impl AgentClient {
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
     {
-        Self::connect_with(reader, writer, deadline, |hub| hub.greet_agent())
+        Self::connect_with(reader, writer, deadline, |mux| mux.greet_agent())
             .await
             .map(|(client, ())| client)
     }
 
-    /// The same with a copy of an agent that had another client, whose last channel this was. The programs on
-    /// the channels that are named go on and are handed out, in that order; all others go on unheard.
+    /// Connects to a copy of an agent that had another client; `last` was that client's last channel. Programs on the
+    /// `carried` channels are returned in that order; output of all others is discarded.
     pub async fn take_over<R, W>(
         reader: R,
         writer: W,
@@ -74,7 +74,7 @@ impl AgentClient {
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
     {
-        let greet = |hub: &Arc<Hub>| process::carry_over(hub, last, carried);
+        let greet = |mux: &Arc<Mux>| process::carry_over(mux, last, carried);
         Self::connect_with(reader, writer, deadline, greet).await
     }
 
@@ -82,23 +82,24 @@ impl AgentClient {
         reader: R,
         writer: W,
         deadline: Duration,
-        greet: impl FnOnce(&Arc<Hub>) -> T,
+        greet: impl FnOnce(&Arc<Mux>) -> T,
     ) -> Result<(Self, T)>
     where
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
     {
-        let hub = Arc::new(Hub::new(writer));
-        let greeted = greet(&hub);
-        let reading = tokio::spawn(reader::read_messages(hub.clone(), reader));
-        let files = AgentFiles::new(hub.clone());
-        let client = Self { hub: hub.clone(), files, reading: Mutex::new(reading) };
-        tokio::spawn(async move { hub.write_outbox().await });
+        let mux = Arc::new(Mux::new(writer));
+        let greeted = greet(&mux);
+        let reading = tokio::spawn(reader::read_messages(mux.clone(), reader));
+        let files = AgentFiles::new(mux.clone());
+        let client = Self { mux: mux.clone(), files, reading: Mutex::new(reading) };
+        tokio::spawn(async move { mux.write_outbox().await });
         client.wait_for_hello(deadline).await.map(|()| (client, greeted))
     }
 
-    /// Goes on over other streams, with an agent as it was when `last` was the last channel. If it was this
-    /// one's own, programs that ran then go on; all others are gone, as if killed, and requests are lost.
+    /// Reconnects, over new streams, to the agent of a restored machine, whose state is that of when `last` was the last
+    /// channel. With `own`, a state of this very client's machine, programs that ran then continue; all others end as if
+    /// killed, and requests are lost.
     pub async fn go_back<R, W>(
         &self,
         reader: R,
@@ -114,14 +115,14 @@ impl AgentClient {
         // Not to take the end of the old streams for that of everything.
         reading.abort();
         let _ = (&mut *reading).await;
-        self.hub.renew_link(Box::new(writer), last, own);
-        *reading = tokio::spawn(reader::read_messages(self.hub.clone(), reader));
+        self.mux.renew_link(Box::new(writer), last, own);
+        *reading = tokio::spawn(reader::read_messages(self.mux.clone(), reader));
         drop(reading);
         self.wait_for_hello(deadline).await
     }
 
     async fn wait_for_hello(&self, deadline: Duration) -> Result<()> {
-        match tokio::time::timeout(deadline, self.hub.wait_for_hello()).await {
+        match tokio::time::timeout(deadline, self.mux.wait_for_hello()).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(closed)) => Err(closed.to_error("connect")),
             Err(_) => {
@@ -134,12 +135,12 @@ impl AgentClient {
 
     /// The last channel that was used.
     pub fn last_channel(&self) -> u32 {
-        self.hub.last_channel()
+        self.mux.last_channel()
     }
 
     /// Whether a program has not ended on this channel, as far as is known here.
     pub fn is_running(&self, channel: u32) -> bool {
-        self.hub.find_lane(channel).is_ok_and(|lane| lane.goes_on())
+        self.mux.find_channel(channel).is_ok_and(|channel| channel.goes_on())
     }
 
     /// Starts a command, with limits for each of its processes. Returns without waiting for the
@@ -154,7 +155,7 @@ impl AgentClient {
         command: &Command,
         limits: &[(Limit, u64)],
     ) -> Result<(ProgramPid, Process)> {
-        let (_, pid, process) = process::spawn_process(&self.hub, command, limits).await?;
+        let (_, pid, process) = process::spawn_process(&self.mux, command, limits).await?;
         Ok((pid, process))
     }
 
@@ -164,7 +165,7 @@ impl AgentClient {
         command: &Command,
         limits: &[(Limit, u64)],
     ) -> Result<(u32, ProgramPid, Process)> {
-        process::spawn_process(&self.hub, command, limits).await
+        process::spawn_process(&self.mux, command, limits).await
     }
 
     /// The sandbox's files.
@@ -175,13 +176,13 @@ impl AgentClient {
     /// A tree as a tar archive. The entries of a directory are named from inside it. Holds regular
     /// files, directories and symbolic links.
     pub async fn tar_out(&self, path: &SandboxPath) -> Result<TarOut> {
-        TarOut::open(&self.hub, path).await
+        TarOut::open(&self.mux, path).await
     }
 
     /// Unpacks a tar archive into a directory, which is made where it is missing. Regular files,
     /// directories and symbolic links only; everything else is refused by name.
     pub async fn tar_in(&self, path: &SandboxPath) -> Result<TarIn> {
-        TarIn::open(&self.hub, path).await
+        TarIn::open(&self.mux, path).await
     }
 
     /// Puts what is in `with`, a directory in this one, in the place of all else in it. What is mounted there
@@ -193,27 +194,27 @@ impl AgentClient {
     /// Starts the network helper. What [`crate::protocol::network`] describes is its input and its output;
     /// dropping its events ends it.
     pub async fn open_network(&self) -> Result<Process> {
-        network::open(&self.hub).await
+        network::open(&self.mux).await
     }
 
     /// Watches one directory.
     pub async fn watch(&self, path: &SandboxPath) -> Result<DirectoryWatch> {
-        DirectoryWatch::open(&self.hub, path).await
+        DirectoryWatch::open(&self.mux, path).await
     }
 
-    /// Whether the pipe is there, as far as anybody has noticed.
+    /// Whether the pipe is open, as far as is known.
     pub fn is_open(&self) -> bool {
-        self.hub.is_open()
+        self.mux.is_open()
     }
 
     /// Waits until the pipe is gone, and says why.
     pub async fn closed(&self) -> String {
-        self.hub.wait_until_closed().await.message
+        self.mux.wait_until_closed().await.message
     }
 
     /// Closes the pipe. Idempotent.
     pub fn close(&self) {
-        self.hub.fail_all(Closed::new(ErrorCode::Gone, "the pipe was closed"));
+        self.mux.fail_all(Closed::new(ErrorCode::Gone, "the pipe was closed"));
     }
 }
 

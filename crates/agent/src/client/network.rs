@@ -9,22 +9,22 @@ use stockade_core::{
     StreamId,
 };
 
+use super::channel::{ChannelKind, ClientChannel, Finish};
 use super::files::no_success;
-use super::hub::Hub;
-use super::lane::{Finish, Lane, LaneKind};
+use super::mux::Mux;
 use crate::protocol::ToAgent;
 
 /// Starts the helper.
-pub async fn open(hub: &Arc<Hub>) -> Result<Process> {
-    let (number, lane) = hub.open("network", LaneKind::Stream, ToAgent::Network).await?;
-    let handle = Arc::new(HelperHandle { hub: hub.clone(), lane, number });
+pub async fn open(mux: &Arc<Mux>) -> Result<Process> {
+    let (number, channel) = mux.open("network", ChannelKind::Stream, ToAgent::Network).await?;
+    let handle = Arc::new(HelperHandle { mux: mux.clone(), channel, number });
     let events = HelperEvents { handle: handle.clone(), over: false };
     Ok(Process { events: Box::new(events), control: handle })
 }
 
 struct HelperHandle {
-    hub: Arc<Hub>,
-    lane: Arc<Lane>,
+    mux: Arc<Mux>,
+    channel: Arc<ClientChannel>,
     number: u32,
 }
 
@@ -39,7 +39,7 @@ impl ProcessEvents for HelperEvents {
         if self.over {
             return None;
         }
-        match self.handle.lane.next_output(self.handle.number, &self.handle.hub).await {
+        match self.handle.channel.next_output(self.handle.number, &self.handle.mux).await {
             Ok((_, data)) => Some(ProcessEvent::Output(StreamId::Stdout, data)),
             Err(finish) => {
                 self.over = true;
@@ -57,27 +57,27 @@ impl ProcessEvents for HelperEvents {
 /// A helper that is not listened to is ended.
 impl Drop for HelperEvents {
     fn drop(&mut self) {
-        self.handle.lane.abandon_channel(self.handle.number, &self.handle.hub);
+        self.handle.channel.abandon_channel(self.handle.number, &self.handle.mux);
     }
 }
 
 #[async_trait]
 impl ProcessControl for HelperHandle {
     async fn kill(&self) -> Result<()> {
-        self.lane.abandon_channel(self.number, &self.hub);
-        self.lane.wait_for_finish().await;
+        self.channel.abandon_channel(self.number, &self.mux);
+        self.channel.wait_for_finish().await;
         Ok(())
     }
 
     async fn write_stdin(&self, data: Bytes) -> Result<()> {
-        if self.lane.write_input(self.number, &self.hub, data).await {
+        if self.channel.write_input(self.number, &self.mux, data).await {
             return Ok(());
         }
         Err(Error::new(ErrorCode::Gone, "network", "the network helper is gone"))
     }
 
     async fn close_stdin(&self) -> Result<()> {
-        self.lane.close_input(self.number, &self.hub);
+        self.channel.close_input(self.number, &self.mux);
         Ok(())
     }
 }

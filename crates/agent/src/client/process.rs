@@ -10,8 +10,8 @@ use stockade_core::{
     Signal, Stdin, StreamId, TerminalSize,
 };
 
-use super::hub::{Hub, too_slow};
-use super::lane::{Finish, Lane, LaneKind, LaneState};
+use super::channel::{ChannelKind, ChannelState, ClientChannel, Finish};
+use super::mux::{Mux, too_slow};
 use crate::protocol::{Limit, Size, Spawn, Stream, ToAgent};
 
 /// How long an agent may take to end everything of an execution.
@@ -19,7 +19,7 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Starts a command.
 pub async fn spawn_process(
-    hub: &Arc<Hub>,
+    mux: &Arc<Mux>,
     command: &Command,
     limits: &[(Limit, u64)],
 ) -> Result<(u32, ProgramPid, Process)> {
@@ -36,22 +36,22 @@ pub async fn spawn_process(
     if let Some((field, reason)) = command.problem() {
         return Err(Error::new(ErrorCode::Invalid, "spawn", format!("`{field}` {reason}")));
     }
-    let (number, lane) =
-        hub.open("spawn", LaneKind::Run, |number| ToAgent::Spawn(number, spawn)).await?;
-    let handle = ProcessHandle { hub: hub.clone(), lane, number };
+    let (number, channel) =
+        mux.open("spawn", ChannelKind::Run, |number| ToAgent::Spawn(number, spawn)).await?;
+    let handle = ProcessHandle { mux: mux.clone(), channel, number };
     match &command.stdin {
-        Stdin::None => handle.lane.without_input(),
+        Stdin::None => handle.channel.without_input(),
         Stdin::Bytes(bytes) => feed_stdin(handle.clone(), Bytes::from(bytes.clone())),
         Stdin::Stream => {}
     }
-    Ok((number, ProgramPid(Arc::clone(&handle.lane)), build_process(handle)))
+    Ok((number, ProgramPid(Arc::clone(&handle.channel)), build_process(handle)))
 }
 
 /// Greets a copy of an agent whose last channel this was, and takes over the programs on these.
-pub fn carry_over(hub: &Arc<Hub>, last: u32, carried: &[u32]) -> Vec<Process> {
-    let lanes = hub.greet_copy(last, carried);
-    let handle = |(number, lane)| ProcessHandle { hub: hub.clone(), lane, number };
-    lanes.into_iter().map(|lane| build_process(handle(lane))).collect()
+pub fn carry_over(mux: &Arc<Mux>, last: u32, carried: &[u32]) -> Vec<Process> {
+    let channels = mux.greet_copy(last, carried);
+    let handle = |(number, channel)| ProcessHandle { mux: mux.clone(), channel, number };
+    channels.into_iter().map(|channel| build_process(handle(channel))).collect()
 }
 
 fn build_process(handle: ProcessHandle) -> Process {
@@ -62,9 +62,9 @@ fn build_process(handle: ProcessHandle) -> Process {
 /// Sends all input there will be, in the background: the program may read it late or never.
 fn feed_stdin(handle: ProcessHandle, data: Bytes) {
     tokio::spawn(async move {
-        let ProcessHandle { hub, lane, number } = handle;
-        lane.write_input(number, &hub, data).await;
-        lane.close_input(number, &hub);
+        let ProcessHandle { mux, channel, number } = handle;
+        channel.write_input(number, &mux, data).await;
+        channel.close_input(number, &mux);
     });
 }
 
@@ -74,7 +74,7 @@ fn to_size(size: TerminalSize) -> Size {
 
 /// The process number of a program, once it runs. It is the agent's word.
 #[derive(Clone)]
-pub struct ProgramPid(Arc<Lane>);
+pub struct ProgramPid(Arc<ClientChannel>);
 
 impl ProgramPid {
     /// As the sandbox counts; nothing before it runs.
@@ -84,7 +84,7 @@ impl ProgramPid {
 
     /// Waits until it runs. Nothing, if it never does.
     pub async fn started(&self) -> Option<u32> {
-        let known = |state: &mut LaneState| match state.pid {
+        let known = |state: &mut ChannelState| match state.pid {
             Some(pid) => Some(Some(pid)),
             None => (state.ended || state.finish.is_some()).then_some(None),
         };
@@ -94,8 +94,8 @@ impl ProgramPid {
 
 #[derive(Clone)]
 struct ProcessHandle {
-    hub: Arc<Hub>,
-    lane: Arc<Lane>,
+    mux: Arc<Mux>,
+    channel: Arc<ClientChannel>,
     number: u32,
 }
 
@@ -110,8 +110,8 @@ impl ProcessEvents for AgentEvents {
         if self.over {
             return None;
         }
-        let ProcessHandle { hub, lane, number } = &self.handle;
-        match lane.next_output(*number, hub).await {
+        let ProcessHandle { mux, channel, number } = &self.handle;
+        match channel.next_output(*number, mux).await {
             Ok((Stream::Stdout, data)) => Some(ProcessEvent::Output(StreamId::Stdout, data)),
             Ok((Stream::Stderr, data)) => Some(ProcessEvent::Output(StreamId::Stderr, data)),
             Err(finish) => {
@@ -133,7 +133,7 @@ impl ProcessEvents for AgentEvents {
 /// A program whose exit has no reader left is ended (C-15).
 impl Drop for AgentEvents {
     fn drop(&mut self) {
-        self.handle.lane.abandon_channel(self.handle.number, &self.handle.hub);
+        self.handle.channel.abandon_channel(self.handle.number, &self.handle.mux);
     }
 }
 
@@ -141,11 +141,11 @@ struct AgentControl(ProcessHandle);
 
 impl AgentControl {
     fn send(&self, message: impl FnOnce(u32) -> ToAgent<'static>) {
-        self.0.hub.send(&message(self.0.number));
+        self.0.mux.send(&message(self.0.number));
     }
 
     async fn is_over(&self) -> bool {
-        self.0.lane.wait_until(|state| Some(state.ended)).await
+        self.0.channel.wait_until(|state| Some(state.ended)).await
     }
 }
 
@@ -157,7 +157,7 @@ impl ProcessControl for AgentControl {
         if !self.is_over().await {
             self.send(ToAgent::Kill);
         }
-        let ended = self.0.lane.wait_until(|state| state.ended.then_some(state.lost));
+        let ended = self.0.channel.wait_until(|state| state.ended.then_some(state.lost));
         let ended = tokio::time::timeout(KILL_TIMEOUT, ended).await;
         if ended.map_err(|_| too_slow("kill"))? {
             let message = "the keeper was killed from inside: processes may have got away from it";
@@ -181,24 +181,24 @@ impl ProcessControl for AgentControl {
     }
 
     async fn write_stdin(&self, data: Bytes) -> Result<()> {
-        let ProcessHandle { hub, lane, number } = &self.0;
-        if !lane.takes_input() {
+        let ProcessHandle { mux, channel, number } = &self.0;
+        if !channel.takes_input() {
             let message = "its input was closed, or it was started without";
             return Err(Error::new(ErrorCode::Invalid, "write to stdin", message));
         }
         // Input that came too late has no effect, as after the end of any process.
-        let _ = lane.write_input(*number, hub, data).await;
+        let _ = channel.write_input(*number, mux, data).await;
         Ok(())
     }
 
     async fn close_stdin(&self) -> Result<()> {
-        self.0.lane.close_input(self.0.number, &self.0.hub);
+        self.0.channel.close_input(self.0.number, &self.0.mux);
         Ok(())
     }
 
-    async fn hush(&self) {
+    async fn discard_output(&self) {
         if !self.is_over().await {
-            self.send(ToAgent::Hush);
+            self.send(ToAgent::DiscardOutput);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Everything that arrives: framed, decoded, checked, handed to its lane. Never waits for a consumer.
+//! Everything that arrives: framed, decoded, checked, handed to its channel. Never waits for a consumer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,8 +10,8 @@ use stockade_core::{
 };
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use super::hub::{Closed, Hub};
-use super::lane::{FileFailure, Finish, Lane, LaneKind};
+use super::channel::{ChannelKind, ClientChannel, FileFailure, Finish};
+use super::mux::{Closed, Mux};
 use crate::protocol::{
     End, FileEntry, FileErrorKind, FileKind, FromAgent, HEADER_BYTES, Hello, MAX_FRAME,
     PROTOCOL_VERSION, StartKind, Stream, ToAgent, frame_length,
@@ -28,19 +28,19 @@ const MODE_BITS: u32 = 0o7777;
 const MAX_FILE_BYTES: u64 = i64::MAX as u64;
 
 /// Reads until the pipe is gone or broken.
-pub async fn read_messages(hub: Arc<Hub>, mut reader: impl AsyncRead + Unpin) {
+pub async fn read_messages(mux: Arc<Mux>, mut reader: impl AsyncRead + Unpin) {
     let closed = tokio::select! {
-        closed = read_frames(&hub, &mut reader) => closed,
-        closed = hub.wait_until_overfull() => closed,
-        _ = hub.wait_until_closed() => return,
+        closed = read_frames(&mux, &mut reader) => closed,
+        closed = mux.wait_until_overfull() => closed,
+        _ = mux.wait_until_closed() => return,
     };
-    hub.fail_all(closed);
+    mux.fail_all(closed);
 }
 
-async fn read_frames(hub: &Hub, reader: &mut (impl AsyncRead + Unpin)) -> Closed {
+async fn read_frames(mux: &Mux, reader: &mut (impl AsyncRead + Unpin)) -> Closed {
     let mut buffer = BytesMut::with_capacity(READ_BUFFER_BYTES);
     loop {
-        if let Err(closed) = take_frames(hub, &mut buffer) {
+        if let Err(closed) = take_frames(mux, &mut buffer) {
             return closed;
         }
         if buffer.capacity() - buffer.len() < MAX_FRAME / 2 {
@@ -57,7 +57,7 @@ async fn read_frames(hub: &Hub, reader: &mut (impl AsyncRead + Unpin)) -> Closed
     }
 }
 
-fn take_frames(hub: &Hub, buffer: &mut BytesMut) -> Result<(), Closed> {
+fn take_frames(mux: &Mux, buffer: &mut BytesMut) -> Result<(), Closed> {
     while let Some(length) = frame_length(buffer).map_err(Closed::broken)? {
         if buffer.len() < HEADER_BYTES + length {
             return Ok(());
@@ -65,71 +65,71 @@ fn take_frames(hub: &Hub, buffer: &mut BytesMut) -> Result<(), Closed> {
         let frame = buffer.split_to(HEADER_BYTES + length).freeze();
         let body = frame.slice(HEADER_BYTES..);
         let message = FromAgent::decode(&body).map_err(Closed::broken)?;
-        handle_message(hub, &body, message)?;
+        handle_message(mux, &body, message)?;
     }
     Ok(())
 }
 
-fn handle_message(hub: &Hub, body: &Bytes, message: FromAgent<'_>) -> Result<(), Closed> {
-    if !hub.is_greeted() && !matches!(message, FromAgent::Hello(_)) {
+fn handle_message(mux: &Mux, body: &Bytes, message: FromAgent<'_>) -> Result<(), Closed> {
+    if !mux.is_greeted() && !matches!(message, FromAgent::Hello(_)) {
         return Err(Closed::broken("its first frame was not Hello"));
     }
     match message {
-        FromAgent::Hello(hello) => handle_hello(hub, hello),
+        FromAgent::Hello(hello) => handle_hello(mux, hello),
         FromAgent::Started(number, pid) => {
-            let lane = hub.find_lane(number)?;
-            require_kind(&lane, LaneKind::Run)?;
-            lane.update_state(|state| state.pid = Some(pid));
+            let channel = mux.find_channel(number)?;
+            require_kind(&channel, ChannelKind::Run)?;
+            channel.update_state(|state| state.pid = Some(pid));
             Ok(())
         }
         FromAgent::StartFailed(number, kind, _, detail) => {
             let status = ExitStatus::StartFailed(start_failure(kind, clean_foreign(detail)));
-            hub.find_lane(number)?.update_state(|state| state.ended = true);
-            finish_channel(hub, number, Finish::Exit(status.into()))
+            mux.find_channel(number)?.update_state(|state| state.ended = true);
+            finish_channel(mux, number, Finish::Exit(status.into()))
         }
         FromAgent::Output(number, stream, data) => {
-            handle_output(hub, number, stream, share_slice(body, data))
+            handle_output(mux, number, stream, share_slice(body, data))
         }
         FromAgent::Exited { channel, end, cpu_us, peak_kib, unsent: [stdout, stderr] } => {
             let exit =
                 Exit { unsent: Unsent { stdout, stderr }, ..to_exit(end, cpu_us, peak_kib)? };
-            finish_channel(hub, channel, Finish::Exit(exit))
+            finish_channel(mux, channel, Finish::Exit(exit))
         }
-        FromAgent::Ended(number) => end_channel(hub, number, false),
-        FromAgent::KeeperLost(number) => end_channel(hub, number, true),
-        FromAgent::StdinCredit(number, amount) => hub.find_lane(number)?.grant_input(amount),
-        FromAgent::FileDone(number) => finish_channel(hub, number, Finish::Done),
+        FromAgent::Ended(number) => end_channel(mux, number, false),
+        FromAgent::KeeperLost(number) => end_channel(mux, number, true),
+        FromAgent::StdinCredit(number, amount) => mux.find_channel(number)?.grant_input(amount),
+        FromAgent::FileDone(number) => finish_channel(mux, number, Finish::Done),
         FromAgent::FileEntry(number, entry) => {
-            finish_channel(hub, number, Finish::Entry(to_entry(entry)))
+            finish_channel(mux, number, Finish::Entry(to_entry(entry)))
         }
         FromAgent::FileData(number, data) => {
-            finish_channel(hub, number, Finish::Data(share_slice(body, data)))
+            finish_channel(mux, number, Finish::Data(share_slice(body, data)))
         }
         FromAgent::FileError(number, kind, _, path, detail) => {
             let failure =
                 FileFailure { kind, path: clean_foreign(path), detail: clean_foreign(detail) };
-            finish_channel(hub, number, Finish::Failed(failure))
+            finish_channel(mux, number, Finish::Failed(failure))
         }
     }
 }
 
-fn handle_hello(hub: &Hub, hello: Hello) -> Result<(), Closed> {
+fn handle_hello(mux: &Mux, hello: Hello) -> Result<(), Closed> {
     if hello.version != PROTOCOL_VERSION || (hello.max_frame as usize) < MAX_FRAME {
         let Hello { version, .. } = hello;
         return Err(Closed::broken(format_args!(
             "it speaks version {version}, not {PROTOCOL_VERSION}"
         )));
     }
-    hub.note_hello()
+    mux.note_hello()
 }
 
-fn require_kind(lane: &Lane, kind: LaneKind) -> Result<(), Closed> {
-    if lane.kind == kind { Ok(()) } else { Err(Closed::broken("an answer that does not fit")) }
+fn require_kind(channel: &ClientChannel, kind: ChannelKind) -> Result<(), Closed> {
+    if channel.kind == kind { Ok(()) } else { Err(Closed::broken("an answer that does not fit")) }
 }
 
-fn handle_output(hub: &Hub, number: u32, stream: Stream, data: Bytes) -> Result<(), Closed> {
-    if let Some(amount) = hub.find_lane(number)?.push_output(stream, data)? {
-        hub.send(&ToAgent::Credit(number, stream, amount));
+fn handle_output(mux: &Mux, number: u32, stream: Stream, data: Bytes) -> Result<(), Closed> {
+    if let Some(amount) = mux.find_channel(number)?.push_output(stream, data)? {
+        mux.send(&ToAgent::Credit(number, stream, amount));
     }
     Ok(())
 }
@@ -140,58 +140,62 @@ fn share_slice(body: &Bytes, data: &[u8]) -> Bytes {
 }
 
 /// The channel's result. Comes once, and must be one that was asked for.
-fn finish_channel(hub: &Hub, number: u32, finish: Finish) -> Result<(), Closed> {
-    let lane = hub.find_lane(number)?;
-    if !is_expected(lane.kind, &finish) {
+fn finish_channel(mux: &Mux, number: u32, finish: Finish) -> Result<(), Closed> {
+    let channel = mux.find_channel(number)?;
+    if !is_expected(channel.kind, &finish) {
         return Err(Closed::broken("an answer that does not fit"));
     }
-    let over = lane.update_state(|state| {
+    let over = channel.update_state(|state| {
         if state.finish.is_some() {
             return Err(Closed::broken("it ended a channel twice"));
         }
-        if lane.kind == LaneKind::Watch && matches!(finish, Finish::Done) {
+        if channel.kind == ChannelKind::Watch && matches!(finish, Finish::Done) {
             let twice = std::mem::replace(&mut state.confirmed, true);
             return if twice { Err(Closed::broken("it answered twice")) } else { Ok(false) };
         }
         state.finish = Some(finish);
-        Ok(lane.kind != LaneKind::Run || state.ended)
+        Ok(channel.kind != ChannelKind::Run || state.ended)
     })?;
     if over {
-        hub.forget_lane(number);
+        mux.forget_channel(number);
     }
     Ok(())
 }
 
-fn is_expected(kind: LaneKind, finish: &Finish) -> bool {
+fn is_expected(kind: ChannelKind, finish: &Finish) -> bool {
     match finish {
-        Finish::Exit(_) => kind == LaneKind::Run,
-        Finish::Entry(_) => kind == LaneKind::Entry,
-        Finish::Data(data) => matches!(kind, LaneKind::Data(most) if data.len() <= most as usize),
-        Finish::Done => matches!(kind, LaneKind::Plain | LaneKind::Stream | LaneKind::Watch),
-        Finish::Failed(_) => kind != LaneKind::Run,
+        Finish::Exit(_) => kind == ChannelKind::Run,
+        Finish::Entry(_) => kind == ChannelKind::Entry,
+        Finish::Data(data) => {
+            matches!(kind, ChannelKind::Data(most) if data.len() <= most as usize)
+        }
+        Finish::Done => {
+            matches!(kind, ChannelKind::Plain | ChannelKind::Stream | ChannelKind::Watch)
+        }
+        Finish::Failed(_) => kind != ChannelKind::Run,
         Finish::Closed(_) => true,
     }
 }
 
 /// No process of an execution is left, or a watch is over.
-fn end_channel(hub: &Hub, number: u32, lost: bool) -> Result<(), Closed> {
-    let lane = hub.find_lane(number)?;
-    if lane.kind != LaneKind::Watch {
-        require_kind(&lane, LaneKind::Run)?;
+fn end_channel(mux: &Mux, number: u32, lost: bool) -> Result<(), Closed> {
+    let channel = mux.find_channel(number)?;
+    if channel.kind != ChannelKind::Watch {
+        require_kind(&channel, ChannelKind::Run)?;
     }
-    let over = lane.update_state(|state| {
+    let over = channel.update_state(|state| {
         if state.ended {
             return Err(Closed::broken("it ended an execution twice"));
         }
         state.ended = true;
         state.lost = lost;
-        if lane.kind == LaneKind::Watch {
+        if channel.kind == ChannelKind::Watch {
             state.finish = Some(Finish::Done);
         }
         Ok(state.finish.is_some())
     })?;
     if over {
-        hub.forget_lane(number);
+        mux.forget_channel(number);
     }
     Ok(())
 }

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 use stockade_core::{Result, SandboxPath};
 
+use super::channel::{ChannelKind, ClientChannel, Finish};
 use super::deadline::Deadline;
 use super::files::{no_success, request_deadline};
-use super::hub::{Hub, too_slow};
-use super::lane::{Finish, Lane, LaneKind};
+use super::mux::{Mux, too_slow};
 use crate::protocol::{FileRequest, ToAgent};
 
 /// A request that yields a stream. Dropping it ends the request.
 pub struct Yield {
-    hub: Arc<Hub>,
-    lane: Arc<Lane>,
+    mux: Arc<Mux>,
+    channel: Arc<ClientChannel>,
     number: u32,
     operation: &'static str,
     /// When it has to be over; none for what goes on by nature, such as a watch.
@@ -23,24 +23,24 @@ pub struct Yield {
 
 impl Yield {
     pub async fn open(
-        hub: &Arc<Hub>,
+        mux: &Arc<Mux>,
         operation: &'static str,
-        kind: LaneKind,
+        kind: ChannelKind,
         request: FileRequest<'_>,
     ) -> Result<Self> {
-        let open = hub.open(operation, kind, |number| ToAgent::File(number, request)).await?;
-        let (number, lane) = open;
-        let deadline = (kind != LaneKind::Watch).then(request_deadline);
-        Ok(Self { hub: hub.clone(), lane, number, operation, deadline })
+        let open = mux.open(operation, kind, |number| ToAgent::File(number, request)).await?;
+        let (number, channel) = open;
+        let deadline = (kind != ChannelKind::Watch).then(request_deadline);
+        Ok(Self { mux: mux.clone(), channel, number, operation, deadline })
     }
 
-    pub fn lane(&self) -> &Lane {
-        &self.lane
+    pub fn channel(&self) -> &ClientChannel {
+        &self.channel
     }
 
     /// The next piece; nothing after the last. Safe to drop half-way.
     pub async fn next(&mut self) -> Result<Option<Bytes>> {
-        let next = self.lane.next_output(self.number, &self.hub);
+        let next = self.channel.next_output(self.number, &self.mux);
         match await_before_deadline(self.deadline, self.operation, next).await? {
             Ok((_, data)) => {
                 self.extend_deadline(data.len());
@@ -71,7 +71,7 @@ async fn await_before_deadline<T>(
 
 impl Drop for Yield {
     fn drop(&mut self) {
-        self.lane.abandon_channel(self.number, &self.hub);
+        self.channel.abandon_channel(self.number, &self.mux);
     }
 }
 
@@ -79,9 +79,9 @@ impl Drop for Yield {
 pub struct TarOut(Yield);
 
 impl TarOut {
-    pub(super) async fn open(hub: &Arc<Hub>, path: &SandboxPath) -> Result<Self> {
+    pub(super) async fn open(mux: &Arc<Mux>, path: &SandboxPath) -> Result<Self> {
         let request = FileRequest::TarOut(path.as_str());
-        Yield::open(hub, "archive", LaneKind::Stream, request).await.map(Self)
+        Yield::open(mux, "archive", ChannelKind::Stream, request).await.map(Self)
     }
 
     /// The next piece; nothing after the last. Safe to drop half-way.
@@ -94,22 +94,22 @@ impl TarOut {
 pub struct TarIn(Yield);
 
 impl TarIn {
-    pub(super) async fn open(hub: &Arc<Hub>, path: &SandboxPath) -> Result<Self> {
+    pub(super) async fn open(mux: &Arc<Mux>, path: &SandboxPath) -> Result<Self> {
         let request = FileRequest::TarIn(path.as_str());
-        Yield::open(hub, "unpack", LaneKind::Plain, request).await.map(Self)
+        Yield::open(mux, "unpack", ChannelKind::Plain, request).await.map(Self)
     }
 
     /// Sends a piece, waiting while it is not unpacked. An archive that was refused says so here or
     /// from `finish`.
     pub async fn write(&mut self, data: Bytes) -> Result<()> {
         let bytes = data.len();
-        let Yield { hub, lane, number, operation, deadline } = &self.0;
+        let Yield { mux, channel, number, operation, deadline } = &self.0;
         let written =
-            await_before_deadline(*deadline, operation, lane.write_input(*number, hub, data))
+            await_before_deadline(*deadline, operation, channel.write_input(*number, mux, data))
                 .await?;
         if !written {
             let finish =
-                await_before_deadline(*deadline, operation, lane.wait_for_finish()).await?;
+                await_before_deadline(*deadline, operation, channel.wait_for_finish()).await?;
             return Err(no_success(operation, finish));
         }
         self.0.extend_deadline(bytes);
@@ -118,9 +118,9 @@ impl TarIn {
 
     /// Ends the archive and waits until everything is in place.
     pub async fn finish(self) -> Result<()> {
-        let Yield { hub, lane, number, operation, deadline } = &self.0;
-        lane.close_input(*number, hub);
-        let finish = await_before_deadline(*deadline, operation, lane.wait_for_finish()).await?;
+        let Yield { mux, channel, number, operation, deadline } = &self.0;
+        channel.close_input(*number, mux);
+        let finish = await_before_deadline(*deadline, operation, channel.wait_for_finish()).await?;
         if matches!(finish, Finish::Done) { Ok(()) } else { Err(no_success(operation, finish)) }
     }
 }

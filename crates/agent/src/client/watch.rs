@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use stockade_core::{Result, SandboxPath};
 
+use super::channel::ChannelKind;
 use super::files::{no_success, request_deadline};
-use super::hub::{Closed, Hub, too_slow};
-use super::lane::LaneKind;
 use super::listing::RecordBuffer;
+use super::mux::{Closed, Mux, too_slow};
 use super::transfer::Yield;
 use crate::protocol::{FileRequest, WatchEvent, WatchKind};
 
@@ -23,22 +23,22 @@ pub struct DirectoryChange {
 /// A watch on one directory. Dropping it ends it. Changes that are not read in time are lost, and
 /// [`WatchKind::Overflow`] says so.
 pub struct DirectoryWatch {
-    hub: Arc<Hub>,
+    mux: Arc<Mux>,
     pieces: Yield,
     records: RecordBuffer,
 }
 
 impl DirectoryWatch {
-    pub(super) async fn open(hub: &Arc<Hub>, path: &SandboxPath) -> Result<Self> {
+    pub(super) async fn open(mux: &Arc<Mux>, path: &SandboxPath) -> Result<Self> {
         let request = FileRequest::Watch(path.as_str());
-        let pieces = Yield::open(hub, "watch", LaneKind::Watch, request).await?;
-        let answer = pieces.lane().wait_until(|state| match &state.finish {
+        let pieces = Yield::open(mux, "watch", ChannelKind::Watch, request).await?;
+        let answer = pieces.channel().wait_until(|state| match &state.finish {
             Some(finish) => Some(Err(finish.clone())),
             None => state.confirmed.then_some(Ok(())),
         });
         let answer = request_deadline().within(answer).await.map_err(|_| too_slow("watch"))?;
         answer.map_err(|finish| no_success("watch", finish))?;
-        Ok(Self { hub: hub.clone(), pieces, records: RecordBuffer::default() })
+        Ok(Self { mux: mux.clone(), pieces, records: RecordBuffer::default() })
     }
 
     /// The next change; nothing once the directory is gone. Safe to drop half-way.
@@ -53,7 +53,7 @@ impl DirectoryWatch {
                 Ok(None) => {}
                 Err(error) => {
                     let closed = Closed::broken(error);
-                    self.hub.fail_all(closed.clone());
+                    self.mux.fail_all(closed.clone());
                     return Err(closed.to_error("watch"));
                 }
             }

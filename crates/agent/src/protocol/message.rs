@@ -29,9 +29,9 @@ pub enum ToAgent<'a> {
     /// The terminal's new size.
     Resize(ChannelNumber, Size),
     /// The program's output has no reader any more: it is counted, and not sent.
-    Hush(ChannelNumber),
-    /// To an agent that goes on with another side in the place of the one it had: numbers up to the first
-    /// were used, and these channels are known. Right after the first message.
+    DiscardOutput(ChannelNumber),
+    /// To an agent that has a new peer: channel numbers up to the first were used, and the channels in the list are
+    /// known to the new peer. Sent right after the hello.
     Keep(ChannelNumber, Vec<ChannelNumber>),
     /// Opens a channel with a file operation.
     File(ChannelNumber, FileRequest<'a>),
@@ -61,7 +61,7 @@ pub enum FromAgent<'a> {
         cpu_us: u64,
         /// Highest memory of one of them, in KiB.
         peak_kib: u64,
-        /// Bytes that were not sent because of [`ToAgent::Hush`]: of the output, and of the errors.
+        /// Bytes that were not sent because of [`ToAgent::DiscardOutput`]: of the output, and of the errors.
         unsent: [u64; 2],
     },
     /// No process of this execution is left. Before or after `Exited`; with it, ends the channel.
@@ -120,7 +120,7 @@ impl<'a> ToAgent<'a> {
                 to.head(9, *channel);
                 request.put(to);
             }
-            Self::Hush(channel) => to.head(10, *channel),
+            Self::DiscardOutput(channel) => to.head(10, *channel),
             Self::Keep(last, kept) => {
                 to.head(11, *last);
                 to.count(kept.len());
@@ -150,7 +150,7 @@ impl<'a> ToAgent<'a> {
             7 => Self::Kill(channel),
             8 => Self::Resize(channel, Size::take(from)?),
             9 => Self::File(channel, FileRequest::take(from)?),
-            10 => Self::Hush(channel),
+            10 => Self::DiscardOutput(channel),
             11 => Self::Keep(channel, from.list(Take::u32)?),
             12 => Self::Network(channel),
             tag => return Err(DecodeError::Tag { what: "message to the agent", tag }),

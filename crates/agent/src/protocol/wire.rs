@@ -1,4 +1,4 @@
-//! The primitives of the encoding. Nothing here allocates by a length the other side claims.
+//! The primitives of the encoding. Nothing here allocates by a length the peer claims.
 
 use super::{HEADER_BYTES, MAX_FRAME};
 

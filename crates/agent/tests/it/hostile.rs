@@ -72,7 +72,7 @@ fn some_message(numbers: &mut Numbers, channel: u32) -> Vec<u8> {
         5 => ToAgent::Kill(channel),
         6 => ToAgent::Resize(channel, Size { rows: 1, cols: 1 }),
         7 => ToAgent::File(channel, FileRequest::List("qqqq")),
-        8 => ToAgent::Hush(channel),
+        8 => ToAgent::DiscardOutput(channel),
         9 => ToAgent::File(channel, FileRequest::Watch("qqqq")),
         _ => ToAgent::File(channel, FileRequest::Read("qqqq", 0, 100)),
     })

@@ -319,7 +319,7 @@ fn what_nobody_wants_is_counted_and_not_sent() {
         let command = Command { stdin: Stdin::Stream, ..sh(script) };
         let mut process = client.spawn(&command, &[]).await.unwrap();
         read_until(&mut process, "one\n").await;
-        process.control.hush().await;
+        process.control.discard_output().await;
         process.control.write_stdin(Bytes::from_static(b"\n")).await.unwrap();
         let done = read_to_end(&mut process).await;
         assert_eq!((done.stdout.len(), done.stderr.len()), (0, 0));

@@ -61,7 +61,7 @@ fn every_message_to_the_agent_survives() {
     }
     to_agent_survives(&ToAgent::Signal(1, 9));
     to_agent_survives(&ToAgent::Kill(1));
-    to_agent_survives(&ToAgent::Hush(1));
+    to_agent_survives(&ToAgent::DiscardOutput(1));
     to_agent_survives(&ToAgent::Keep(7, vec![1, 3]));
     to_agent_survives(&ToAgent::Resize(1, Size { rows: 1, cols: u16::MAX }));
     for request in requests() {

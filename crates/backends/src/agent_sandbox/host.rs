@@ -8,8 +8,8 @@ use stockade_core::{EffectiveLimits, ExitStatus, LimitKind, Process, Result, Spa
 
 use super::{BegunExecution, Monitor, StartedProgram};
 use crate::linux::executions::KnownProgram;
+use crate::linux::limit_monitor::{Before, Begun, Kernel, Watched, held_apart, process_limits};
 use crate::linux::running::LiveWalls;
-use crate::linux::watch::{Before, Begun, Kernel, Watched, held_apart, process_limits};
 
 /// The host's counters of one sandbox.
 pub(crate) struct HostMonitor {

@@ -1,6 +1,6 @@
 //! The one sandbox over an agent's pipe: processes, files and snapshots come from the agent's client. Walls and a
 //! pipe are enough for it; what else a backend has is added: a monitor of its executions, rules for commands and
-//! paths, archives, a brake.
+//! paths, archives, a freezer.
 //!
 //! The agent is not trusted: whether a limit was exceeded, its monitor tells.
 
@@ -13,22 +13,22 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use stockade_agent::client::{AgentClient, Limit, ProgramPid};
 use stockade_core::{
-    CarriedProgram, Command, EffectiveLimits, Error, ExitStatus, Feature, Files, Parts, Process,
-    ProcessControl, Result, Sandbox, SandboxId, SandboxPath, SnapshotKind, User,
+    CarriedProgram, Command, EffectiveLimits, Error, ExitStatus, Feature, Files, Process,
+    ProcessControl, Result, Sandbox, SandboxId, SandboxPath, SnapshotFiles, SnapshotKind, User,
 };
 
 use crate::linux::archives::Archives;
-use crate::linux::brake::{Brake, Braked};
-use crate::linux::watch::process_limits;
+use crate::linux::freezer::{FreezableControl, Freezer};
+use crate::linux::limit_monitor::process_limits;
 use crate::linux::{ended, settle_command};
 pub(crate) use files::MappedFiles;
 pub(crate) use host::HostMonitor;
 
-/// Who watches the executions of a sandbox: this host's counters, or the other side of a connection. It also keeps
+/// Who watches the executions of a sandbox: this host's counters, or the peer of a connection. It also keeps
 /// a workspace that is copied there the same.
 #[async_trait]
 pub(crate) trait Monitor: Send + Sync {
-    /// Whether what it watches has not ended. Asks nobody who may take time.
+    /// Whether what it watches has not ended. Answers at once, without a request.
     fn is_alive(&self) -> bool {
         true
     }
@@ -89,7 +89,7 @@ pub struct AgentSandbox {
     files: Option<Box<dyn Files>>,
     monitor: Option<Arc<dyn Monitor>>,
     archives: Option<Archives>,
-    brake: Option<Arc<Brake>>,
+    freezer: Option<Arc<Freezer>>,
 }
 
 impl AgentSandbox {
@@ -102,7 +102,7 @@ impl AgentSandbox {
             files: None,
             monitor: None,
             archives: None,
-            brake: None,
+            freezer: None,
         }
     }
 
@@ -130,16 +130,16 @@ impl AgentSandbox {
     }
 
     /// With a way to stop it where it is.
-    pub(crate) fn with_brake(self, brake: Arc<Brake>) -> Self {
-        Self { brake: Some(brake), ..self }
+    pub(crate) fn with_freezer(self, freezer: Arc<Freezer>) -> Self {
+        Self { freezer: Some(freezer), ..self }
     }
 
     /// What a snapshot needs. Refuses one of a sandbox that stands still.
     async fn archives(&self, operation: &'static str, kind: SnapshotKind) -> Result<&Archives> {
         let unsupported = || Error::unsupported(operation, kind.feature());
         let archives = self.archives.as_ref().ok_or_else(unsupported)?;
-        if let Some(brake) = &self.brake {
-            drop(brake.goes_on(operation).await?);
+        if let Some(freezer) = &self.freezer {
+            drop(freezer.goes_on(operation).await?);
         }
         if let Some(monitor) = &self.monitor {
             monitor.push_changes().await?;
@@ -149,7 +149,7 @@ impl AgentSandbox {
 
     async fn set_paused(&self, operation: &'static str, paused: bool) -> Result<()> {
         let unsupported = || Error::unsupported(operation, Feature::Pause);
-        self.brake.as_ref().ok_or_else(unsupported)?.set(paused).await
+        self.freezer.as_ref().ok_or_else(unsupported)?.set(paused).await
     }
 }
 
@@ -179,8 +179,8 @@ impl Sandbox for AgentSandbox {
                     return monitor.ended_with_sandbox().map(ended::ended_process).ok_or(error);
                 }
             };
-        let control: Arc<dyn ProcessControl> = match &self.brake {
-            Some(brake) => Arc::new(Braked { control, brake: Arc::clone(brake) }),
+        let control: Arc<dyn ProcessControl> = match &self.freezer {
+            Some(freezer) => Arc::new(FreezableControl { control, freezer: Arc::clone(freezer) }),
             None => control,
         };
         let started = StartedProgram { channel, pid, arguments: command.argv() };
@@ -204,7 +204,7 @@ impl Sandbox for AgentSandbox {
         archives.write_tree(&self.client, path, into, most).await
     }
 
-    async fn restore(&self, from: &Parts) -> Result<()> {
+    async fn restore(&self, from: &SnapshotFiles) -> Result<()> {
         self.archives("restore", from.kind).await?.bring_back(&self.client, from).await?;
         match &self.monitor {
             Some(monitor) => monitor.pull_changes().await,

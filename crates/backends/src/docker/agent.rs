@@ -11,7 +11,7 @@ use stockade_core::{Error, ErrorCode, Result};
 use stockade_fs::{Survives, draft_name, write_atomically};
 
 use super::NAME;
-use crate::linux::{embed, private};
+use crate::linux::{embed, private_dirs};
 
 /// The agent's path inside a container.
 pub(super) const AGENT_PATH: &str = "/.stockade-agent";
@@ -20,10 +20,10 @@ const AGENT_FILE_MODE: u32 = 0o555;
 
 /// Where it lies on the host.
 pub(super) fn ensure_host_agent() -> Result<PathBuf> {
-    private::ensure_base_dir().and_then(|base| ensure_agent_file(&base)).map_err(|error| {
+    private_dirs::ensure_base_dir().and_then(|base| ensure_agent_file(&base)).map_err(|error| {
         Error::new(ErrorCode::System, "create", "the agent's file cannot be written for the engine")
             .backend(NAME)
-            .remedy(private::PRIVATE_DIR_REMEDY)
+            .remedy(private_dirs::PRIVATE_DIR_REMEDY)
             .source(error)
     })
 }

@@ -23,12 +23,12 @@ use tokio_util::io::StreamReader;
 
 use super::socket::{is_missing, is_underway};
 use super::{NAME, engine_failed, helpers, plan};
-use crate::linux::brake::Stopper;
 use crate::linux::cgroup::Group;
+use crate::linux::dir_lock::DirectoryLock;
 use crate::linux::find;
-use crate::linux::hold::DirectoryLock;
-use crate::linux::running::{self, Built, KillMethod, LiveWalls, left_behind};
-use crate::linux::site::{START_TIMEOUT, TEARDOWN_TIMEOUT};
+use crate::linux::freezer::Stopper;
+use crate::linux::host::{START_TIMEOUT, TEARDOWN_TIMEOUT};
+use crate::linux::running::{self, BuiltWalls, KillMethod, LiveWalls, left_behind};
 
 /// Interval at which the engine is asked whether a container and its helpers are gone.
 const ENGINE_POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -85,7 +85,7 @@ impl Container {
         Ok(volume.map(|volume| volume.destination.unwrap_or_default()))
     }
 
-    /// Attaches before it starts, so that the agent never runs without anybody at its pipe.
+    /// Attaches before it starts, so that the agent never runs without a reader of its pipe.
     pub(super) async fn start(&self) -> Result<(ContainerPipe, StartedContainer)> {
         let told = |error| engine_failed("create", &error);
         let options = AttachContainerOptions {
@@ -181,7 +181,7 @@ impl StartedContainer {
             let (api, name) = (api.clone(), name.clone());
             runtime.spawn(async move { kill_container(&api, &name).await });
         };
-        let built = Built {
+        let built = BuiltWalls {
             backend: NAME,
             last: (pid, pidfd),
             ending: KillMethod::Asked(Box::new(kill)),

@@ -34,11 +34,11 @@ use tokio::time::Instant;
 
 use crate::agent_sandbox::{AgentSandbox, HostMonitor};
 use crate::linux::archives::Archives;
-use crate::linux::brake::Brake;
 use crate::linux::cgroup::throwaway;
+use crate::linux::freezer::Freezer;
+use crate::linux::limit_monitor::Kernel;
 use crate::linux::running::LiveWalls;
-use crate::linux::watch::Kernel;
-use crate::linux::{self, hold, lock};
+use crate::linux::{self, dir_lock, lock};
 use crate::managed::{Cancellation, Managed, WallBuilder};
 use container::{Container, RemovalCaller};
 use images::DockerImage;
@@ -145,7 +145,7 @@ impl DockerWalls {
         purpose: Purpose,
     ) -> Result<(AgentSandbox, MeasuredWalls)> {
         let engine = self.get_engine().await?;
-        let held = hold::hold_layers(&NAME, admitted.spec())?;
+        let held = dir_lock::hold_layers(&NAME, admitted.spec())?;
         let body = plan::build_create_body(id, admitted, engine, image)?;
         self.check_image(engine, image, body.host_config.as_ref()).await?;
         let container = Container::create(&engine.api, id, body).await?;
@@ -173,7 +173,7 @@ impl DockerWalls {
         let sandbox = AgentSandbox::new(id, client, user)
             .with_monitor(HostMonitor::new(&running, kernel))
             .with_archives(Archives::new(NAME, admitted))
-            .with_brake(Brake::new(NAME, container));
+            .with_freezer(Freezer::new(NAME, container));
         let one_user = shared && walls::has_one_user(running.pid);
         Ok((sandbox, MeasuredWalls { boundary, loose, one_user }))
     }

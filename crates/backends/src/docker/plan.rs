@@ -22,7 +22,7 @@ use crate::linux::limits::{counted_inside, per_process, with_runtime};
 use crate::linux::paths::{resolve_directory, resolve_path, unusable_path};
 use crate::linux::{DEFAULT_USER, MAX_SCRATCH_BYTES, OWN_PROCESSES};
 
-/// Whom a rootless engine's own user is inside.
+/// The user inside that a rootless engine's own user is mapped to.
 const ROOTLESS_SELF: User = User { uid: 0, gid: 0 };
 /// More processes than any user has, and no more than any engine may set.
 const MANY_PROCESSES: u64 = 32_768;
@@ -258,7 +258,7 @@ fn build_bind_mount(source: &Path, target: &str, read_only: bool) -> Result<Moun
     })
 }
 
-/// Whom everything in the sandbox runs as: whom the caller chose, or whose files it works on. A
+/// The user that everything in the sandbox runs as: the caller's choice, or the owner of its files. A
 /// container has no way to show files as anybody else's.
 pub(super) fn choose_user(spec: &SandboxSpec, engine: &EngineHandle) -> Result<User> {
     if let Some(chosen) = spec.user {

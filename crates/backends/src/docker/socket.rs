@@ -35,7 +35,7 @@ pub struct DockerOptions {
 pub(super) struct EngineHandle {
     pub api: Api,
     pub socket: PathBuf,
-    /// Whom it runs as on the host.
+    /// The user it runs as on the host.
     pub uid: u32,
     /// Whether it runs as an ordinary user, whose containers have that user as their root.
     pub rootless: bool,

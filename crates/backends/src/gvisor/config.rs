@@ -16,7 +16,7 @@ use stockade_launcher::{Made, Rlimits};
 
 use super::bundle::AGENT_PATH;
 use super::plan::{Bind, BundlePlan, TmpfsMount};
-use crate::linux::private;
+use crate::linux::private_dirs;
 
 type Result<T> = std::result::Result<T, OciSpecError>;
 
@@ -30,7 +30,7 @@ pub(super) fn write_config(
 ) -> Result<()> {
     let spec = serde_json::to_vec(&build_spec(root, id, plan, rlimits)?)?;
     // Other users can pass through the bundle: none may change what the runtime is about to read.
-    let mut file = private::create_file(&bundle.join("config.json"))?;
+    let mut file = private_dirs::create_file(&bundle.join("config.json"))?;
     file.write_all(&spec)?;
     Ok(())
 }

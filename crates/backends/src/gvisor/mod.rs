@@ -14,10 +14,10 @@ mod private;
 mod probe;
 mod root;
 mod runsc;
+mod runtime_stderr;
 mod spawner;
 mod stopper;
 mod views;
-mod words;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -37,19 +37,19 @@ use tokio::net::unix::pipe;
 
 use private::{GvisorPrivate, PRIVATE_DIRS};
 use runsc::{Runsc, RunscPlatform};
+use runtime_stderr::RuntimeStderr;
 use spawner::Spawner;
 use stopper::Runtime;
-use words::RuntimeStderr;
 
 use crate::agent_sandbox::{AgentSandbox, HostMonitor};
 use crate::linux::archives::Archives;
-use crate::linux::brake::Brake;
-use crate::linux::cgroup::{Group, House};
-use crate::linux::hold::DirectoryLock;
+use crate::linux::cgroup::{CgroupLayout, Group};
+use crate::linux::dir_lock::DirectoryLock;
+use crate::linux::freezer::Freezer;
+use crate::linux::host::{LinuxHost, START_TIMEOUT, TEARDOWN_TIMEOUT};
+use crate::linux::limit_monitor::Kernel;
 use crate::linux::limits::{counted_inside, with_runtime};
-use crate::linux::running::{self, Built, KillMethod};
-use crate::linux::site::{START_TIMEOUT, Site, TEARDOWN_TIMEOUT};
-use crate::linux::watch::Kernel;
+use crate::linux::running::{self, BuiltWalls, KillMethod};
 use crate::linux::{self, find, lock};
 use crate::managed::{Cancellation, Managed, WallBuilder};
 
@@ -57,14 +57,14 @@ use crate::managed::{Cancellation, Managed, WallBuilder};
 pub const NAME: BackendName = BackendName::literal("gvisor");
 
 /// The backend's control groups.
-const CGROUP_HOUSE: House = House { parent: "stockade-gvisor", own_processes: 0 };
+const CGROUP_LAYOUT: CgroupLayout = CgroupLayout { parent: "stockade-gvisor", own_processes: 0 };
 
 /// The gvisor backend. Its sandboxes end with this value, and with what it still has under way.
 pub type Gvisor = Managed<GvisorWalls>;
 
 /// What has the gvisor backend's walls built.
 pub struct GvisorWalls {
-    site: Site,
+    linux_host: LinuxHost,
     program: Option<PathBuf>,
     spawner: OnceLock<Spawner>,
     platform: tokio::sync::Mutex<Option<RunscPlatform>>,
@@ -93,7 +93,7 @@ impl Gvisor {
 impl GvisorWalls {
     fn new(program: Option<PathBuf>) -> Self {
         Self {
-            site: Site::new(NAME, CGROUP_HOUSE, Launcher::start),
+            linux_host: LinuxHost::new(NAME, CGROUP_LAYOUT, Launcher::start),
             program,
             spawner: OnceLock::new(),
             platform: tokio::sync::Mutex::default(),
@@ -150,7 +150,7 @@ impl GvisorWalls {
         let private = GvisorPrivate::make(id)?;
         let views = views::stage_views(&private, &mut plan)?;
         let root::BundleRoot { path: root, held } = root::prepare_root(&private, &plan)?;
-        let group = self.site.group_of(id, &with_runtime(admitted.limits()))?;
+        let group = self.linux_host.group_of(id, &with_runtime(admitted.limits()))?;
         let rlimits = counted_inside(admitted.limits());
         config::write_config(private.path(), &root, id, &plan, &rlimits).map_err(not_described)?;
         let cgroup = group.as_ref().map(Group::plan);
@@ -163,7 +163,7 @@ impl GvisorWalls {
         Ok(AgentSandbox::new(id, client, plan.user)
             .with_monitor(HostMonitor::new(&running, Kernel::Apart))
             .with_archives(Archives::new(NAME, admitted))
-            .with_brake(Brake::new(NAME, Runtime { runsc, private, id: id.clone() })))
+            .with_freezer(Freezer::new(NAME, Runtime { runsc, private, id: id.clone() })))
     }
 
     /// Notes a runtime that was started, and takes its streams.
@@ -183,7 +183,7 @@ impl GvisorWalls {
         else {
             return Err(not_started(lost(), String::new()));
         };
-        let built = Built {
+        let built = BuiltWalls {
             backend: NAME,
             last: (pid, pidfd),
             // Its helpers take a parent-death signal, but each only when the one before is gone.
@@ -192,7 +192,7 @@ impl GvisorWalls {
             written: Vec::new(),
             held,
         };
-        let running = self.site.register_running(id, built, admitted);
+        let running = self.linux_host.register_running(id, built, admitted);
         Ok(RuntimeStreams {
             running,
             stdin: stdin.into(),
@@ -292,11 +292,11 @@ impl WallBuilder for GvisorWalls {
     }
 
     async fn take_down(&self, id: &SandboxId) -> Result<()> {
-        if !self.site.end(id).await? {
-            self.site.remove_leftover_group(id).await?;
+        if !self.linux_host.end(id).await? {
+            self.linux_host.remove_leftover_group(id).await?;
         }
         // A group that could be removed is proof that no process was left in it.
-        if self.site.hierarchy().find(id).is_none() {
+        if self.linux_host.hierarchy().find(id).is_none() {
             self.end_processes(id).await?;
         }
         if let Some(mut child) = lock(&self.children).remove(id) {
@@ -304,7 +304,7 @@ impl WallBuilder for GvisorWalls {
             let _ = child.wait();
         }
         PRIVATE_DIRS.remove(id)?;
-        self.site.forget(id);
+        self.linux_host.forget(id);
         Ok(())
     }
 
@@ -317,7 +317,7 @@ impl WallBuilder for GvisorWalls {
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
-        Ok(PRIVATE_DIRS.list().into_iter().chain(self.site.hierarchy().ids()).collect())
+        Ok(PRIVATE_DIRS.list().into_iter().chain(self.linux_host.hierarchy().ids()).collect())
     }
 
     fn leftovers(&self) -> Vec<SandboxId> {

@@ -27,9 +27,9 @@ pub(super) struct BundlePlan {
     pub places: Vec<TmpfsMount>,
     /// Where the agent finds the workspace.
     pub workspace_dir: String,
-    /// Whom everything inside runs as.
+    /// The user that everything inside runs as.
     pub user: User,
-    /// Whom that user, and the root of the runtime's helpers, stand for on the host; absent where
+    /// The host's users that this user and the root of the runtime's helpers are mapped to; absent where
     /// the runtime runs without root and decides that itself.
     pub hosts: Option<Vec<(User, User)>>,
 }
@@ -93,7 +93,7 @@ pub(super) fn build_plan(admitted: &Admitted, rootless: bool) -> Result<BundlePl
     })
 }
 
-/// Whom everything in the sandbox runs as. Without root there is only one user to be had, and it is
+/// The user that everything in the sandbox runs as. Without root there is only one user to be had, and it is
 /// root by number, inside.
 pub(super) fn choose_user(spec: &SandboxSpec, rootless: bool) -> User {
     let only = if rootless { User { uid: 0, gid: 0 } } else { DEFAULT_USER };

@@ -13,7 +13,7 @@ use super::private::PRIVATE_DIRS;
 use super::runsc::{Runsc, RunscPlatform};
 use super::{GvisorWalls, NAME};
 use crate::linux;
-use crate::linux::site::TEARDOWN_TIMEOUT;
+use crate::linux::host::TEARDOWN_TIMEOUT;
 use crate::managed::try_out;
 
 /// The file that caches the choice of a platform.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use stockade_core::{Result, SandboxId};
 
 use super::NAME;
-use crate::linux::private::PrivateDirs;
+use crate::linux::private_dirs::PrivateDirs;
 
 /// The private directories of this backend.
 pub(super) const PRIVATE_DIRS: PrivateDirs = PrivateDirs { backend: NAME, prefix: "gvisor-" };

@@ -10,7 +10,7 @@ use stockade_core::{
 
 use super::runsc::{Runsc, RunscPlatform};
 use super::{GvisorWalls, NAME, platform};
-use crate::linux::site::TEARDOWN_TIMEOUT;
+use crate::linux::host::TEARDOWN_TIMEOUT;
 use crate::linux::{self, limits};
 use crate::managed::{Cancellation, WallBuilder, try_out};
 
@@ -180,7 +180,7 @@ fn describe_features(gvisor: &GvisorWalls, runsc: &Runsc, platform: RunscPlatfor
         all = all.with(feature, Support::missing(reason, remedy));
     }
     let by_sentry = all.support(Feature::ProcessLimit);
-    let hierarchy = gvisor.site.hierarchy();
+    let hierarchy = gvisor.linux_host.hierarchy();
     for (feature, support) in
         limits::measure_limits(hierarchy, by_sentry.clone(), limits::disk_by_counting())
     {

@@ -19,8 +19,8 @@ use stockade_fs::remove_tree;
 use super::bundle::{self, RootPart, RootParts};
 use super::plan::BundlePlan;
 use super::private::{GvisorPrivate, PRIVATE_DIRS};
+use crate::linux::dir_lock::DirectoryLock;
 use crate::linux::embed;
-use crate::linux::hold::DirectoryLock;
 
 /// The prefix of the names of shared roots.
 const ROOT_PREFIX: &str = "root-";

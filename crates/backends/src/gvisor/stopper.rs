@@ -9,7 +9,7 @@ use stockade_core::{Error, ErrorCode, Result, SandboxId};
 use super::NAME;
 use super::private::GvisorPrivate;
 use super::runsc::Runsc;
-use crate::linux::brake::Stopper;
+use crate::linux::freezer::Stopper;
 
 /// How long the runtime may take to reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);

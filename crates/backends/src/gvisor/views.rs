@@ -11,7 +11,7 @@ use stockade_launcher::{Made, ReadOnlyView};
 
 use super::plan::BundlePlan;
 use super::private::{GvisorPrivate, PRIVATE_DIRS};
-use crate::linux::private::create_file;
+use crate::linux::private_dirs::create_file;
 
 /// Lets the plan name places of the sandbox's own instead of what the guest may only read, and returns what is
 /// to be shown at them.

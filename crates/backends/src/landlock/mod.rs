@@ -18,10 +18,10 @@ use stockade_core::{Admitted, BackendName, Capabilities, Result, Sandbox, Sandbo
 use stockade_launcher::{BARE_AGENT, Launcher};
 
 use crate::agent_sandbox::{AgentSandbox, HostMonitor, MappedFiles};
-use crate::linux::cgroup::{Group, House};
-use crate::linux::running::{self, Built, KillMethod};
-use crate::linux::site::{Site, TEARDOWN_TIMEOUT};
-use crate::linux::watch::Kernel;
+use crate::linux::cgroup::{CgroupLayout, Group};
+use crate::linux::host::{LinuxHost, TEARDOWN_TIMEOUT};
+use crate::linux::limit_monitor::Kernel;
+use crate::linux::running::{self, BuiltWalls, KillMethod};
 use crate::linux::{self, find};
 use crate::managed::{Cancellation, Managed, WallBuilder};
 use private::{LandlockPrivate, PRIVATE_DIRS};
@@ -31,7 +31,7 @@ pub const NAME: BackendName = BackendName::literal("landlock");
 
 /// The backend's control groups: the warden, the agent and the keeper of an execution are not the
 /// guest's.
-const CGROUP_HOUSE: House = House { parent: "stockade-landlock", own_processes: 3 };
+const CGROUP_LAYOUT: CgroupLayout = CgroupLayout { parent: "stockade-landlock", own_processes: 3 };
 
 /// The landlock backend. Its launcher is started with the first sandbox and ends with this value, and
 /// with it every sandbox it has launched.
@@ -39,12 +39,14 @@ pub type Landlock = Managed<LandlockWalls>;
 
 /// What builds the landlock backend's walls.
 pub struct LandlockWalls {
-    site: Site,
+    linux_host: LinuxHost,
 }
 
 impl Default for Landlock {
     fn default() -> Self {
-        Self::of(LandlockWalls { site: Site::new(NAME, CGROUP_HOUSE, Launcher::start_bare) })
+        Self::of(LandlockWalls {
+            linux_host: LinuxHost::new(NAME, CGROUP_LAYOUT, Launcher::start_bare),
+        })
     }
 }
 
@@ -59,15 +61,15 @@ impl LandlockWalls {
     async fn build_sandbox(&self, id: &SandboxId, admitted: &Admitted) -> Result<AgentSandbox> {
         let workspace = plan::resolve_workspace(admitted.spec())?;
         let private = LandlockPrivate::make(id)?;
-        let group = self.site.create_group(id, admitted)?;
-        let held = self.site.holds_memory(group.as_ref());
+        let group = self.linux_host.create_group(id, admitted)?;
+        let held = self.linux_host.holds_memory(group.as_ref());
         let mut plan = plan::build_plan(id, admitted, workspace, &private, held);
         plan.cgroup = group.as_ref().map(Group::plan);
-        let (ours, theirs) = self.site.open_pipe()?;
-        let pending = self.site.launcher()?.begin_bare(&plan, theirs.into());
+        let (ours, theirs) = self.linux_host.open_pipe()?;
+        let pending = self.linux_host.launcher()?.begin_bare(&plan, theirs.into());
         let pending = pending.map_err(|error| linux::not_launched(NAME, error))?;
         let launched = linux::finish_launch(NAME, pending).await?;
-        let built = Built {
+        let built = BuiltWalls {
             backend: NAME,
             last: (launched.pid.cast_signed(), launched.pidfd),
             // The warden ends everybody else first, and itself after them.
@@ -76,7 +78,7 @@ impl LandlockWalls {
             written: vec![private.path().to_owned()],
             held: None,
         };
-        let (running, client) = self.site.open(id, built, admitted, ours).await?;
+        let (running, client) = self.linux_host.open(id, built, admitted, ours).await?;
         let (client, user) = (Arc::new(client), linux::DEFAULT_USER);
         Ok(AgentSandbox::new(id, Arc::clone(&client), user)
             .with_command_rule(move |command| Ok(commands::settle_command(command, &private)))
@@ -97,7 +99,7 @@ impl LandlockWalls {
                 }
             }
         }
-        self.site.remove_leftover_group(id).await
+        self.linux_host.remove_leftover_group(id).await
     }
 }
 
@@ -123,18 +125,18 @@ impl WallBuilder for LandlockWalls {
     }
 
     async fn take_down(&self, id: &SandboxId) -> Result<()> {
-        if !self.site.end(id).await? {
+        if !self.linux_host.end(id).await? {
             self.end_foreign(id).await?;
         }
         // The warden has done it, unless it was itself killed.
         PRIVATE_DIRS.remove(id)?;
-        self.site.forget(id);
+        self.linux_host.forget(id);
         Ok(())
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
         let agents = find::find_agents(BARE_AGENT).into_iter().map(|(_, id)| id);
-        Ok(agents.chain(self.site.hierarchy().ids()).chain(PRIVATE_DIRS.list()).collect())
+        Ok(agents.chain(self.linux_host.hierarchy().ids()).chain(PRIVATE_DIRS.list()).collect())
     }
 
     fn leftovers(&self) -> Vec<SandboxId> {

@@ -102,13 +102,13 @@ fn describe_features(landlock: &LandlockWalls) -> Capabilities {
         all = all.with(feature, Support::missing(reason, remedy));
     }
     for (feature, support) in limits::measure_limits(
-        landlock.site.hierarchy(),
+        landlock.linux_host.hierarchy(),
         limits::processes_by_counting(),
         disk_support(),
     ) {
         all = all.with(feature, support);
     }
-    match landlock.site.hierarchy().controllers().memory {
+    match landlock.linux_host.hierarchy().controllers().memory {
         true => all,
         false => all.with_gap(
             "C-18",

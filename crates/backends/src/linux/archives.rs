@@ -11,8 +11,8 @@ use std::path::Path;
 use bytes::Bytes as Data;
 use stockade_agent::client::AgentClient;
 use stockade_core::{
-    Admitted, BackendName, Error, ErrorCode, Feature, Parts, Result, RootMode, SandboxPath,
-    SandboxSpec, SnapshotKind, WORKSPACE_ROOT,
+    Admitted, BackendName, Error, ErrorCode, Feature, Result, RootMode, SandboxPath, SandboxSpec,
+    SnapshotFiles, SnapshotKind, WORKSPACE_ROOT,
 };
 use stockade_launcher::PRIVATE_DIRECTORIES;
 
@@ -63,7 +63,11 @@ impl Archives {
     }
 
     /// Brings every place back. Nothing is removed before all of it has arrived.
-    pub(crate) async fn bring_back(&self, client: &AgentClient, from: &Parts) -> Result<()> {
+    pub(crate) async fn bring_back(
+        &self,
+        client: &AgentClient,
+        from: &SnapshotFiles,
+    ) -> Result<()> {
         if from.kind == SnapshotKind::Full {
             return Err(Error::unsupported("restore", Feature::FullSnapshot));
         }
@@ -135,7 +139,7 @@ impl Archives {
         Ok(())
     }
 
-    async fn stage_archives(&self, client: &AgentClient, from: &Parts) -> Result<()> {
+    async fn stage_archives(&self, client: &AgentClient, from: &SnapshotFiles) -> Result<()> {
         for place in &self.places {
             let unread = |error: std::io::Error| {
                 self.operation_failed("restore", format!("it cannot be read: {error}"))

@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use super::cgroup::Group;
 use super::disk_watch::{DiskWatch, Written};
+use super::process_usage;
 use super::running::LiveWalls;
-use super::tally;
 
 /// Poll interval of the counters where the kernel enforces memory itself.
 const RELAXED_POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -27,12 +27,12 @@ const MAX_DISK_POLLS: u32 = 2;
 pub(super) fn is_exceeded_now(running: &LiveWalls, limit: LimitKind) -> bool {
     match limit {
         LimitKind::Memory => {
-            let buffers = tally::socket_buffers(running.pid);
-            let memory = tally::proportional_memory(running.pid).saturating_add(buffers);
+            let buffers = process_usage::socket_buffers(running.pid);
+            let memory = process_usage::proportional_memory(running.pid).saturating_add(buffers);
             running.limits.memory.is_some_and(|most| memory > most.0)
         }
         LimitKind::Processes => most_tasks(running)
-            .is_some_and(|most| tally::tally_process_tree(running.pid).tasks > most),
+            .is_some_and(|most| process_usage::tally_process_tree(running.pid).tasks > most),
         LimitKind::CpuRate
         | LimitKind::CpuTime
         | LimitKind::WallTime
@@ -48,7 +48,7 @@ pub(super) fn has_room_for_at_most(running: &LiveWalls, spare: u64) -> bool {
     let counted = running.group.as_ref().and_then(Group::refused_processes).is_some();
     let most = most_tasks(running).filter(|_| !counted);
     most.is_some_and(|most| {
-        tally::tally_process_tree(running.pid).tasks.saturating_add(spare) >= most
+        process_usage::tally_process_tree(running.pid).tasks.saturating_add(spare) >= most
     })
 }
 
@@ -125,7 +125,7 @@ impl Counters {
         if most_tasks.is_none() && most_memory.is_none() {
             return LimitsReport::default();
         }
-        let tally = tally::tally_process_tree(running.pid);
+        let tally = process_usage::tally_process_tree(running.pid);
         let mut look = look_at_number(running, most_tasks, tally.tasks);
         if let (None, Some(most)) = (look.exceeded, most_memory)
             && self.is_beyond(running.pid, tally.memory, most.0).await
@@ -143,12 +143,12 @@ impl Counters {
     /// Whether memory is beyond its limit. Pages that processes share are told apart only where it would be
     /// without: that takes the kernel a look at every page.
     async fn is_beyond(&mut self, pid: i32, resident: u64, most: u64) -> bool {
-        let buffers = tally::socket_buffers(pid);
+        let buffers = process_usage::socket_buffers(pid);
         if resident.saturating_add(buffers) <= most || self.waits_for_memory() {
             return false;
         }
         let started = Instant::now();
-        let counting = tokio::task::spawn_blocking(move || tally::proportional_memory(pid));
+        let counting = tokio::task::spawn_blocking(move || process_usage::proportional_memory(pid));
         let memory = counting.await.unwrap_or(resident).saturating_add(buffers);
         let wait = (started.elapsed() * 3).min(MAX_MEMORY_WAIT);
         self.memory = Some(Instant::now() + wait);

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use stockade_launcher::{Launcher, Program, seal};
+use stockade_launcher::{Launcher, Program, copy_to_sealed_memfd};
 
 /// The agent's program: static, so that it runs in any root.
 static AGENT_BYTES: &[u8] = include_bytes!(env!("STOCKADE_AGENT"));
@@ -16,14 +16,14 @@ pub(crate) fn start_launcher(
     start: impl FnOnce(&Program<'_>, BorrowedFd<'_>) -> io::Result<Launcher>,
 ) -> io::Result<Launcher> {
     // Sealed copies in memory: no process can change them while they run.
-    let agent = seal("stockade-agent", &mut &*AGENT_BYTES)?;
-    let program = seal("stockade-launcher", &mut &*LAUNCHER_BYTES)?;
+    let agent = copy_to_sealed_memfd("stockade-agent", &mut &*AGENT_BYTES)?;
+    let program = copy_to_sealed_memfd("stockade-launcher", &mut &*LAUNCHER_BYTES)?;
     start(&Program::Fd(program.as_fd()), agent.as_fd())
 }
 
 /// The agent alone, in a sealed copy, for those who start it themselves.
 pub(crate) fn seal_agent() -> io::Result<OwnedFd> {
-    seal("stockade-agent", &mut &*AGENT_BYTES)
+    copy_to_sealed_memfd("stockade-agent", &mut &*AGENT_BYTES)
 }
 
 /// The agent's bytes, for those whose engine wants it as a file.

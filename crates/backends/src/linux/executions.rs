@@ -8,7 +8,7 @@ use std::time::Duration;
 use stockade_agent::client::ProgramPid;
 use stockade_core::{LimitKind, Span};
 
-use super::{lock, tally};
+use super::{lock, process_usage};
 
 /// All that run, and what those that have ended used.
 #[derive(Default)]
@@ -59,7 +59,7 @@ const MAX_MISSES: u32 = 200;
 
 impl ExecutionAccount {
     fn find_keeper(&mut self, first: i32) -> Option<i32> {
-        let found = || tally::keeper_of(first, self.program.pid()?);
+        let found = || process_usage::keeper_of(first, self.program.pid()?);
         self.keeper = self.keeper.or_else(found);
         self.keeper
     }
@@ -87,7 +87,8 @@ impl ExecutionAccount {
 
     /// Never less than before: who has ended took its time with it.
     fn count_cpu(&mut self, first: i32) -> Duration {
-        let now = self.find_keeper(first).map(|keeper| tally::tally_process_tree(keeper).cpu);
+        let now =
+            self.find_keeper(first).map(|keeper| process_usage::tally_process_tree(keeper).cpu);
         self.cpu = self.cpu.max(now.unwrap_or_default());
         self.cpu
     }
@@ -96,9 +97,9 @@ impl ExecutionAccount {
 /// What a process and everything below it use of what there is a limit on.
 fn amount_below(pid: i32, limit: LimitKind) -> u64 {
     match limit {
-        LimitKind::Memory => tally::tally_process_tree(pid).memory,
-        LimitKind::Processes => tally::tally_process_tree(pid).tasks,
-        LimitKind::Disk => tally::bytes_written(pid),
+        LimitKind::Memory => process_usage::tally_process_tree(pid).memory,
+        LimitKind::Processes => process_usage::tally_process_tree(pid).tasks,
+        LimitKind::Disk => process_usage::bytes_written(pid),
         LimitKind::CpuRate
         | LimitKind::CpuTime
         | LimitKind::WallTime

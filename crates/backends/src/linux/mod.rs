@@ -4,9 +4,9 @@
 //! Decides nothing about walls.
 
 pub(crate) mod archives;
-pub(crate) mod brake;
 pub(crate) mod cgroup;
 mod counters;
+pub(crate) mod dir_lock;
 mod disk;
 mod disk_watch;
 pub(crate) mod embed;
@@ -14,16 +14,16 @@ pub(crate) mod ended;
 pub(crate) mod executions;
 pub(crate) mod find;
 pub(crate) mod fingerprint;
-pub(crate) mod hold;
+pub(crate) mod freezer;
+pub(crate) mod host;
+pub(crate) mod limit_monitor;
 pub(crate) mod limits;
 pub(crate) mod paths;
-pub(crate) mod private;
+pub(crate) mod private_dirs;
+mod process_usage;
 pub(crate) mod ready;
 pub(crate) mod running;
-pub(crate) mod site;
-mod tally;
 mod unreachable;
-pub(crate) mod watch;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

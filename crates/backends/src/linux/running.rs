@@ -16,10 +16,10 @@ use stockade_core::{
 };
 
 use super::cgroup::Group;
+use super::dir_lock::DirectoryLock;
 use super::executions::Executions;
-use super::hold::DirectoryLock;
 use super::ready::wait_until_readable;
-use super::{lock, no_group, tally, unreachable};
+use super::{lock, no_group, process_usage, unreachable};
 
 /// How long the kernel may take to end everything that was killed.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -27,7 +27,7 @@ const END_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 pub(crate) struct LiveWalls {
     pub id: SandboxId,
-    /// The process with whose end everything in it has ended, as the host numbers it.
+    /// Its init process by the host's number: when that has exited, nothing in the sandbox is left.
     pub pid: i32,
     pub pidfd: OwnedFd,
     ending: KillMethod,
@@ -69,9 +69,9 @@ pub(crate) enum KillMethod {
 }
 
 /// What a backend says about a sandbox that it has just built.
-pub(crate) struct Built {
+pub(crate) struct BuiltWalls {
     pub backend: BackendName,
-    /// The process with whose end everything in it has ended.
+    /// Its init process: when that has exited, nothing in the sandbox is left.
     pub last: (i32, OwnedFd),
     /// How it is ended.
     pub ending: KillMethod,
@@ -83,8 +83,8 @@ pub(crate) struct Built {
 }
 
 impl LiveWalls {
-    pub(crate) fn new(id: SandboxId, built: Built, admitted: &Admitted) -> Self {
-        let Built { backend, last: (pid, pidfd), ending, group, mut written, held } = built;
+    pub(crate) fn new(id: SandboxId, built: BuiltWalls, admitted: &Admitted) -> Self {
+        let BuiltWalls { backend, last: (pid, pidfd), ending, group, mut written, held } = built;
         written.extend(written_of_host(admitted.spec()));
         Self {
             id,
@@ -118,7 +118,7 @@ impl LiveWalls {
     /// Processor time used so far by everything in it.
     pub(crate) fn cpu_time(&self) -> Span {
         let counted = self.group.as_ref().and_then(Group::cpu_time);
-        counted.unwrap_or_else(|| tally::tally_process_tree(self.pid).cpu.into())
+        counted.unwrap_or_else(|| process_usage::tally_process_tree(self.pid).cpu.into())
     }
 
     /// How many processes in it the kernel has killed for want of memory.

@@ -3,7 +3,7 @@
 
 use stockade_fs::read_kernel_file;
 
-use super::tally::shares_network;
+use super::process_usage::shares_network;
 
 /// Counters of IPv4: the protocol and the column.
 const IPV4_COUNTERS: [(&str, &str); 2] = [("Ip:", "OutNoRoutes"), ("Udp:", "NoPorts")];

@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use stockade_core::{
-    Admitted, Backend, BackendName, Capabilities, Error, ErrorCode, Feature, Parts, Result,
-    Sandbox, SandboxId, SnapshotKind, create_and_restore,
+    Admitted, Backend, BackendName, Capabilities, Error, ErrorCode, Feature, Result, Sandbox,
+    SandboxId, SnapshotFiles, SnapshotKind, create_and_restore,
 };
 use tokio::sync::{OnceCell, oneshot};
 use tokio::task::JoinError;
@@ -63,7 +63,7 @@ pub trait WallBuilder: Send + Sync + Sized + 'static {
         self: Arc<Self>,
         _id: &SandboxId,
         _admitted: &Admitted,
-        _from: &Parts,
+        _from: &SnapshotFiles,
         _cancellation: &Cancellation,
     ) -> Result<Arc<dyn Sandbox>> {
         Err(Error::unsupported("restore", Feature::FullSnapshot))
@@ -206,7 +206,7 @@ impl<W: WallBuilder> Backend for Managed<W> {
         &self,
         id: &SandboxId,
         admitted: &Admitted,
-        from: &Parts,
+        from: &SnapshotFiles,
     ) -> Result<Arc<dyn Sandbox>> {
         if from.kind == SnapshotKind::Files {
             return create_and_restore(self, id, admitted, from).await;
@@ -263,7 +263,7 @@ impl<W: WallBuilder> UnderWay<W> {
             weak
         };
         if reply.send(Ok(built)).is_ok() {
-            // Not held meanwhile: nobody knows when the caller looks.
+            // Not held meanwhile: the caller may poll it at any time, or never.
             lock.release();
             if is_taken.await.is_ok() {
                 untaken.take(lock.id(), &mark);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, CWD, linkat};
 use serde::{Deserialize, Serialize};
 use stockade_core::{
-    Admitted, Bytes, Error, ErrorCode, Limits, Parts, Result, SandboxSpec, Workspace,
+    Admitted, Bytes, Error, ErrorCode, Limits, Result, SandboxSpec, SnapshotFiles, Workspace,
 };
 use stockade_fs::copy_sparse;
 
@@ -18,8 +18,8 @@ use super::create::Incarnation;
 use super::driver::{Driver, MachineDisk, MachineSpec, Saved};
 use super::store::HeldEntry;
 use super::{NAME, system_error};
-use crate::across::far::FAR_DIGEST;
-use crate::across::near::UsedNumbers;
+use crate::peer::client::UsedNumbers;
+use crate::peer::far_program::FAR_DIGEST;
 
 /// The parts of a capture, as files: the machine's description, its root and its disk.
 const MACHINE_FILE: &str = "machine";
@@ -151,7 +151,7 @@ fn unsupported_error(message: impl Into<String>, remedy: &str) -> Error {
 
 /// What a captured machine is continued from, if it can be as it is asked for.
 pub(super) async fn resolve_source(
-    parts: &Parts,
+    parts: &SnapshotFiles,
     driver: &dyn Driver,
     admitted: &Admitted,
 ) -> Result<(MachineSource, UsedNumbers)> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use stockade_core::{
-    Admitted, Bytes, Error, ErrorCode, Image, Millicores, Parts, Result, Sandbox, SandboxId,
+    Admitted, Bytes, Error, ErrorCode, Image, Millicores, Result, Sandbox, SandboxId, SnapshotFiles,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
@@ -22,10 +22,10 @@ use super::sandbox::MicrovmSandbox;
 use super::store::HeldEntry;
 use super::template::{BOOT_TIMEOUT, WantedMachine};
 use super::{MicrovmWalls, NAME, identity, system_error};
-use crate::across::near::{self, Bridge, FarSandbox, Peer, PeerConnection};
-use crate::across::words::HELLO_LINE;
-use crate::linux::brake::{Brake, Stopper};
-use crate::linux::{lock, paths, private};
+use crate::linux::freezer::{Freezer, Stopper};
+use crate::linux::{lock, paths, private_dirs};
+use crate::peer::client::{self, FarSandbox, Peer, PeerConnection, WorkspaceSync};
+use crate::peer::protocol::HELLO_LINE;
 
 /// Timeout for a copy to send its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(30);
@@ -36,9 +36,9 @@ const MIN_CPU_RATE: Millicores = Millicores(1000);
 /// A sandbox of this value, or one that it is about to build.
 pub(super) struct LiveSandbox {
     pub now: Arc<Now>,
-    pub brake: Arc<Brake>,
+    pub freezer: Arc<Freezer>,
     /// Taken by who destroys it.
-    pub bridge: tokio::sync::Mutex<Option<Arc<Bridge>>>,
+    pub sync: tokio::sync::Mutex<Option<Arc<WorkspaceSync>>>,
     /// Held while its machine is ended, or replaced by another one.
     pub changing: tokio::sync::Mutex<()>,
 }
@@ -100,7 +100,7 @@ impl MicrovmWalls {
         id: &SandboxId,
         admitted: &Admitted,
     ) -> Result<Arc<dyn Sandbox>> {
-        near::check_workspace(&NAME, admitted)?;
+        client::check_workspace(&NAME, admitted)?;
         let root = self.resolve_root(&admitted.spec().image)?;
         let wanted = WantedMachine::from_limits(root, admitted.limits());
         let workshop = self.workshop().await?;
@@ -108,7 +108,7 @@ impl MicrovmWalls {
         let live = self.start_machine(id, admitted, &template.machine_source()).await?;
         let now = live.now.get();
         let connection = handshake_with_guest(id, now.vm.connect().await?, &*now.vm).await?;
-        let inside = near::build_sandbox(build_peer(), connection, id, admitted).await?;
+        let inside = client::build_sandbox(build_peer(), connection, id, admitted).await?;
         Ok(self.finish_sandbox(live, inside, admitted).await)
     }
 
@@ -117,16 +117,16 @@ impl MicrovmWalls {
         self: &Arc<Self>,
         id: &SandboxId,
         admitted: &Admitted,
-        parts: &Parts,
+        parts: &SnapshotFiles,
     ) -> Result<Arc<dyn Sandbox>> {
-        near::check_workspace(&NAME, admitted)?;
+        client::check_workspace(&NAME, admitted)?;
         let driver = &self.workshop().await?.driver;
         let (source, used) = capture::resolve_source(parts, &**driver, admitted).await?;
         let live = self.start_machine(id, admitted, &source).await?;
         let connection = connection_from_stream(live.now.get().vm.connect().await?);
         let identity = identity::generate_identity(id)?;
         let inside =
-            near::take_over(build_peer(), connection, (id, admitted), identity, used).await?;
+            client::take_over(build_peer(), connection, (id, admitted), identity, used).await?;
         Ok(self.finish_sandbox(live, inside, admitted).await)
     }
 
@@ -136,7 +136,7 @@ impl MicrovmWalls {
         inside: FarSandbox,
         admitted: &Admitted,
     ) -> Arc<dyn Sandbox> {
-        *live.bridge.lock().await = Some(Arc::clone(&inside.bridge));
+        *live.sync.lock().await = Some(Arc::clone(&inside.sync));
         Arc::new(MicrovmSandbox::new(self, live, inside, admitted.clone()))
     }
 
@@ -150,9 +150,9 @@ impl MicrovmWalls {
         let private = PrivateDir::make(id)?;
         let now = self.resume_machine(&private, admitted, source).await?;
         let now = Arc::new(Now(Mutex::new(Arc::new(now))));
-        let brake = Brake::new(NAME, Arc::clone(&now));
-        let (bridge, changing) = (tokio::sync::Mutex::default(), tokio::sync::Mutex::default());
-        let live = Arc::new(LiveSandbox { now, brake, bridge, changing });
+        let freezer = Freezer::new(NAME, Arc::clone(&now));
+        let (sync, changing) = (tokio::sync::Mutex::default(), tokio::sync::Mutex::default());
+        let live = Arc::new(LiveSandbox { now, freezer, sync, changing });
         lock(&self.live).insert(id.clone(), Arc::clone(&live));
         Ok(live)
     }
@@ -202,7 +202,8 @@ pub(super) fn connection_from_stream(pipe: UnixStream) -> PeerConnection {
 }
 
 pub(super) async fn copy_disk(from: PathBuf, to: PathBuf) -> Result<()> {
-    let copy = move || stockade_fs::copy_sparse(&File::open(from)?, private::create_file(&to)?);
+    let copy =
+        move || stockade_fs::copy_sparse(&File::open(from)?, private_dirs::create_file(&to)?);
     let copied = tokio::task::spawn_blocking(copy).await;
     let copied = copied.unwrap_or_else(|error| Err(io::Error::other(error)));
     copied

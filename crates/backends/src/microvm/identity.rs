@@ -7,7 +7,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use stockade_core::{Result, SandboxId};
 
 use super::system_error;
-use crate::across::guest::Identity;
+use crate::peer::guest::Identity;
 
 const SEED_BYTES: usize = 64;
 

@@ -4,10 +4,10 @@
 //!
 //! What runs the machine is itself inside native walls, and is shown little of this host; or in a jail of its own.
 
-mod cage;
 mod capture;
 mod create;
 mod decompress;
+mod dirty_pages;
 mod driver;
 #[cfg(feature = "factory")]
 pub mod factory;
@@ -25,9 +25,9 @@ mod qemu;
 mod sandbox;
 mod store;
 mod template;
-mod touched;
 mod tsc;
-mod words;
+mod vmm_output;
+mod vmm_sandbox;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -36,16 +36,16 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use stockade_core::{
-    Admitted, Backend, BackendName, Boundary, Capabilities, Error, ErrorCode, Parts, Result,
-    Sandbox, SandboxId, SandboxSpec,
+    Admitted, Backend, BackendName, Boundary, Capabilities, Error, ErrorCode, Result, Sandbox,
+    SandboxId, SandboxSpec, SnapshotFiles,
 };
 use tokio::time::timeout;
 
-use crate::across::far::FAR_DIGEST;
-use crate::across::words::RemoteRequest;
 use crate::linux::{fingerprint, lock};
 use crate::managed::{Cancellation, Managed, WallBuilder};
 use crate::native::Native;
+use crate::peer::far_program::FAR_DIGEST;
+use crate::peer::protocol::RemoteRequest;
 use create::LiveSandbox;
 use driver::Driver;
 use firecracker::Firecracker;
@@ -86,7 +86,7 @@ pub struct Options {
     /// Where what was prepared is kept; absent: below the user's cache.
     pub cache: Option<PathBuf>,
     /// The Firecracker that runs them; absent: QEMU does.
-    pub firecracker: Option<firecracker::Settings>,
+    pub firecracker: Option<firecracker::FirecrackerSettings>,
     /// Whether what is not prepared yet is prepared to be measured, which may take minutes and gigabytes.
     #[cfg_attr(feature = "factory", serde(skip))]
     pub prepare: bool,
@@ -152,7 +152,10 @@ impl MicrovmWalls {
     }
 
     /// The driver that needs a processor which runs guests, if there is one.
-    async fn open_firecracker(&self, settings: &firecracker::Settings) -> Result<Firecracker> {
+    async fn open_firecracker(
+        &self,
+        settings: &firecracker::FirecrackerSettings,
+    ) -> Result<Firecracker> {
         match self.probe_kvm() {
             Kvm::Works => Firecracker::open(settings.clone(), native_with_kvm()).await,
             lacking @ (Kvm::Absent | Kvm::Denied | Kvm::CannotRunLinux { .. }) => {
@@ -268,24 +271,24 @@ impl LiveSandbox {
     /// Brings the last changes, and ends the machine. What could not be brought is told when nothing is left.
     async fn shut_down(&self) -> Result<()> {
         // One that stands still does not answer.
-        let goes_on = self.brake.set(false).await;
-        let bridge = self.bridge.lock().await.take();
-        if let Some(bridge) = &bridge {
+        let goes_on = self.freezer.set(false).await;
+        let sync = self.sync.lock().await.take();
+        if let Some(sync) = &sync {
             let asked = match goes_on {
                 Ok(()) => {
-                    timeout(TEARDOWN_TIMEOUT, bridge.ask("destroy", &RemoteRequest::Destroy)).await
+                    timeout(TEARDOWN_TIMEOUT, sync.ask("destroy", &RemoteRequest::Destroy)).await
                 }
                 Err(error) => Ok(Err(error)),
             };
-            bridge.link().close();
-            bridge.wait_until_still().await;
+            sync.link().close();
+            sync.wait_until_still().await;
             let slow = || Err(system_error("destroy", "its machine did not remove it in time"));
             if let Err(error) = asked.unwrap_or_else(|_| slow()) {
-                bridge.mark_parted(error);
+                sync.mark_parted(error);
             }
         }
         self.now.get().vm.end().await?;
-        bridge.map_or(Ok(()), |bridge| bridge.report_conflicts())
+        sync.map_or(Ok(()), |sync| sync.report_conflicts())
     }
 }
 
@@ -325,7 +328,7 @@ impl WallBuilder for MicrovmWalls {
         self: Arc<Self>,
         id: &SandboxId,
         admitted: &Admitted,
-        from: &Parts,
+        from: &SnapshotFiles,
         cancellation: &Cancellation,
     ) -> Result<Arc<dyn Sandbox>> {
         cancellation.forbid();

@@ -7,7 +7,7 @@ use stockade_core::{Result, SandboxId};
 
 use super::NAME;
 use crate::linux;
-use crate::linux::private::PrivateDirs;
+use crate::linux::private_dirs::PrivateDirs;
 
 /// The private directories of this backend.
 pub(super) const PRIVATE_DIRS: PrivateDirs = PrivateDirs { backend: NAME, prefix: "microvm-" };

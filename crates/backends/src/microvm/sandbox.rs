@@ -6,17 +6,17 @@ use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use stockade_core::{
-    Admitted, CarriedProgram, Command, EffectiveLimits, Files, Parts, Process, ProcessControl,
-    Result, Sandbox, SandboxId, SandboxPath, SnapshotKind,
+    Admitted, CarriedProgram, Command, EffectiveLimits, Files, Process, ProcessControl, Result,
+    Sandbox, SandboxId, SandboxPath, SnapshotFiles, SnapshotKind,
 };
 
 use super::create::{Incarnation, LiveSandbox, connection_from_stream};
 use super::private::PrivateDir;
 use super::{MicrovmWalls, NAME, capture, identity, system_error};
-use crate::across::near::{FarSandbox, UsedNumbers};
 use crate::linux;
-use crate::linux::brake::Braked;
+use crate::linux::freezer::FreezableControl;
 use crate::managed::to_its_end;
+use crate::peer::client::{FarSandbox, UsedNumbers};
 
 /// A sandbox in a machine of its own.
 pub(super) struct MicrovmSandbox(Arc<Parted>);
@@ -44,9 +44,9 @@ impl MicrovmSandbox {
 
 impl Parted {
     /// A program that is let go on before it is ended.
-    fn with_brake(&self, Process { events, control }: Process) -> Process {
-        let brake = Arc::clone(&self.live.brake);
-        let control: Arc<dyn ProcessControl> = Arc::new(Braked { control, brake });
+    fn with_freezer(&self, Process { events, control }: Process) -> Process {
+        let freezer = Arc::clone(&self.live.freezer);
+        let control: Arc<dyn ProcessControl> = Arc::new(FreezableControl { control, freezer });
         Process { events, control }
     }
 
@@ -56,9 +56,9 @@ impl Parted {
 
     /// Captures the machine as a whole. It stands still meanwhile, and goes on also if the capture fails.
     async fn capture_machine(&self, into: &Path) -> Result<()> {
-        self.inside.bridge.push_changes().await?;
-        let _goes_on = self.live.brake.goes_on("snapshot").await?;
-        let link = self.inside.bridge.link();
+        self.inside.sync.push_changes().await?;
+        let _goes_on = self.live.freezer.goes_on("snapshot").await?;
+        let link = self.inside.sync.link();
         let _standing = link.stand_still("snapshot").await?;
         let (now, used) = (self.live.now.get(), self.inside.executions.numbers());
         let backend = self.upgrade_backend("snapshot")?;
@@ -69,11 +69,11 @@ impl Parted {
         captured
     }
 
-    /// Goes on with a machine that was captured, in the place of the one there is.
-    async fn restore_machine(&self, from: &Parts) -> Result<()> {
+    /// Replaces the machine by one that is restored from a snapshot.
+    async fn restore_machine(&self, from: &SnapshotFiles) -> Result<()> {
         let backend = self.upgrade_backend("restore")?;
         let _alone = self.live.changing.lock().await;
-        let _goes_on = self.live.brake.goes_on("restore").await?;
+        let _goes_on = self.live.freezer.goes_on("restore").await?;
         let driver = &backend.workshop().await?.driver;
         let (source, used) = capture::resolve_source(from, &**driver, &self.admitted).await?;
         // The one there is has the sandbox's name.
@@ -111,7 +111,7 @@ impl Sandbox for MicrovmSandbox {
 
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let process = self.0.inside.sandbox.spawn(command, limits).await?;
-        Ok(self.0.with_brake(process))
+        Ok(self.0.with_freezer(process))
     }
 
     fn take_carried(&self) -> Vec<CarriedProgram> {
@@ -119,7 +119,7 @@ impl Sandbox for MicrovmSandbox {
         carried
             .map(|CarriedProgram { command, process }| CarriedProgram {
                 command,
-                process: self.0.with_brake(process),
+                process: self.0.with_freezer(process),
             })
             .collect()
     }
@@ -139,7 +139,7 @@ impl Sandbox for MicrovmSandbox {
     async fn snapshot(&self, kind: SnapshotKind, into: &Path) -> Result<()> {
         match kind {
             SnapshotKind::Files => {
-                drop(self.0.live.brake.goes_on("snapshot").await?);
+                drop(self.0.live.freezer.goes_on("snapshot").await?);
                 self.0.inside.sandbox.snapshot(kind, into).await
             }
             SnapshotKind::Full => {
@@ -149,10 +149,10 @@ impl Sandbox for MicrovmSandbox {
         }
     }
 
-    async fn restore(&self, from: &Parts) -> Result<()> {
+    async fn restore(&self, from: &SnapshotFiles) -> Result<()> {
         match from.kind {
             SnapshotKind::Files => {
-                drop(self.0.live.brake.goes_on("restore").await?);
+                drop(self.0.live.freezer.goes_on("restore").await?);
                 self.0.inside.sandbox.restore(from).await
             }
             SnapshotKind::Full => {
@@ -163,10 +163,10 @@ impl Sandbox for MicrovmSandbox {
     }
 
     async fn pause(&self) -> Result<()> {
-        self.0.live.brake.set(true).await
+        self.0.live.freezer.set(true).await
     }
 
     async fn resume(&self) -> Result<()> {
-        self.0.live.brake.set(false).await
+        self.0.live.freezer.set(false).await
     }
 }

@@ -15,7 +15,7 @@ use stockade_core::{Error, ErrorCode, Result};
 use stockade_fs::{Locked, Sharing, Survives, draft_name, remove_tree, write_atomically};
 
 use super::{NAME, system_error};
-use crate::across::far::{FAR_DIGEST, FAR_PROGRAM};
+use crate::peer::far_program::{FAR_DIGEST, FAR_PROGRAM};
 
 /// Timeout of the store's lock, which another process holds while it makes something.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(900);
@@ -24,7 +24,7 @@ const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 const MAX_CACHED_ENTRIES: usize = 6;
 /// Name prefix of unfinished entries.
 const DRAFT_PREFIX: &str = "new-";
-/// File whose lock is held by who makes an entry.
+/// File whose lock is held while an entry is made.
 const LOCK_FILE: &str = "lock";
 
 /// The store.

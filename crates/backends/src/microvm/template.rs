@@ -23,10 +23,10 @@ use super::kernel::HostKernel;
 use super::private::Trial;
 use super::store::{HeldEntry, MachineStore, Maker, StoreKind};
 use super::{NAME, Progress, create, probe, system_error, tsc};
-use crate::across::far::{FAR_DIGEST, FAR_PROGRAM};
-use crate::across::guest::{MAX_LINE_BYTES, Ready};
 use crate::linux::fingerprint;
 use crate::native::Native;
+use crate::peer::far_program::{FAR_DIGEST, FAR_PROGRAM};
+use crate::peer::guest::{MAX_LINE_BYTES, Ready};
 
 /// Version of how a template is made; a change makes all of them anew.
 const TEMPLATE_VERSION: u32 = 3;
@@ -302,7 +302,7 @@ fn command_line(kilohertz: u64) -> String {
     format!("console=ttyS0 quiet loglevel=3 panic=-1 reboot=t {time}")
 }
 
-/// A file system on a file of which most is nothing. No journal: it never outlives its machine.
+/// A file system on a sparse file. No journal: it never outlives its machine.
 fn format_disk(path: &Path, size: Bytes) -> io::Result<()> {
     File::create_new(path)?.set_len(size.0)?;
     let made = Command::new("/sbin/mke2fs")
@@ -352,9 +352,9 @@ mod tests {
     use tokio::io::AsyncWriteExt;
 
     use super::*;
-    use crate::across::words::HELLO_LINE;
     use crate::microvm::identity;
     use crate::microvm::qemu::{Power, Qemu};
+    use crate::peer::protocol::HELLO_LINE;
 
     fn make_root(place: &Path) -> RootSource {
         let root = place.join("root");

@@ -1,9 +1,9 @@
-//! The mock for whoever names it: three programs, no walls.
+//! The mock, chosen by its name alone: three programs, no walls.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Mock, NAME, Script, Step};
+use super::{Mock, NAME, Script, ScriptStep};
 use crate::factory::BackendFactory;
 
 /// The mock's line in a registry.
@@ -17,6 +17,6 @@ pub fn factory() -> BackendFactory {
 fn build_mock() -> Mock {
     Mock::new()
         .with_program("true", Script::default())
-        .with_program("cat", Script(vec![Step::Echo]))
-        .with_program("sleep", Script(vec![Step::Sleep(Duration::MAX / 4)]))
+        .with_program("cat", Script(vec![ScriptStep::Echo]))
+        .with_program("sleep", Script(vec![ScriptStep::Sleep(Duration::MAX / 4)]))
 }

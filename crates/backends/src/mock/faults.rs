@@ -19,7 +19,7 @@ pub enum Fault {
     ErrorTimes(Arc<AtomicU32>),
     /// It never answers.
     Hang,
-    /// The other side is gone: for streams, the events end without an exit.
+    /// The peer is gone: for streams, the events end without an exit.
     Drop,
 }
 

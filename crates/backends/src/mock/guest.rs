@@ -32,7 +32,7 @@ pub struct Guest {
     pub env: BTreeMap<EnvName, String>,
     /// Its working directory.
     pub dir: String,
-    /// Whom it runs as, if the caller chose.
+    /// The user it runs as, if the caller chose one.
     pub user: Option<User>,
     /// Its sandbox.
     pub sandbox: SandboxId,

@@ -17,14 +17,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use stockade_core::{
-    Admitted, Backend, BackendName, Boundary, Capabilities, Error, ErrorCode, Feature, Parts,
-    Result, Sandbox, SandboxId, Support, create_and_restore,
+    Admitted, Backend, BackendName, Boundary, Capabilities, Error, ErrorCode, Feature, Result,
+    Sandbox, SandboxId, SnapshotFiles, Support, create_and_restore,
 };
 
 pub use faults::{Fault, Faults};
 pub use guest::{Guest, MockProgram};
 use sandbox::MockSandbox;
-pub use script::{Script, Step};
+pub use script::{Script, ScriptStep};
 pub use tree::{Errno, MockNode, MockTree};
 
 /// The mock's name.
@@ -146,7 +146,7 @@ impl Backend for Mock {
         &self,
         id: &SandboxId,
         admitted: &Admitted,
-        from: &Parts,
+        from: &SnapshotFiles,
     ) -> Result<Arc<dyn Sandbox>> {
         let made = create_and_restore(self, id, admitted, from).await?;
         let sandbox = lock(&self.sandboxes).get(id).cloned();

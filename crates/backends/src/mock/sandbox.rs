@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use bytes::Bytes as Data;
 use stockade_core::{
     Admitted, CarriedProgram, Command, EffectiveLimits, Entry, EntryKind, Error, ErrorCode,
-    ExitStatus, Files, Parts, Process, ProcessEvent, Result, RootMode, Sandbox, SandboxId,
-    SandboxPath, SnapshotKind, StartFailure, WORKSPACE_ROOT,
+    ExitStatus, Files, Process, ProcessEvent, Result, RootMode, Sandbox, SandboxId, SandboxPath,
+    SnapshotFiles, SnapshotKind, StartFailure, WORKSPACE_ROOT,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinHandle};
@@ -160,7 +160,7 @@ impl MockSandbox {
     /// Starts what ran when this state was captured with its memory.
     pub(super) async fn resume_programs(
         &self,
-        from: &Parts,
+        from: &SnapshotFiles,
         limits: &EffectiveLimits,
     ) -> Result<()> {
         if from.kind != SnapshotKind::Full {
@@ -285,7 +285,7 @@ impl Sandbox for MockSandbox {
         })
     }
 
-    async fn restore(&self, from: &Parts) -> Result<()> {
+    async fn restore(&self, from: &SnapshotFiles) -> Result<()> {
         let read = fs::read(from.get(TREE_PART)?);
         let tree = read.and_then(|tree| Ok(serde_json::from_slice(&tree)?)).map_err(|error| {
             Error::new(ErrorCode::System, "restore", "the tree").backend(NAME).source(error)

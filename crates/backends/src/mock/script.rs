@@ -10,7 +10,7 @@ use super::guest::{Guest, MockProgram};
 
 /// One step of a scripted program.
 #[derive(Debug, Clone)]
-pub enum Step {
+pub enum ScriptStep {
     /// Writes this.
     Write(StreamId, Data),
     /// Writes this many bytes in pieces of this size, as fast as they are taken.
@@ -31,31 +31,31 @@ pub enum Step {
 
 /// A program that takes its steps one by one and exits with 0 after the last.
 #[derive(Debug, Clone, Default)]
-pub struct Script(pub Vec<Step>);
+pub struct Script(pub Vec<ScriptStep>);
 
 #[async_trait]
 impl MockProgram for Script {
     async fn run(&self, guest: &mut Guest) -> ExitStatus {
         for step in &self.0 {
             match step {
-                Step::Write(stream, data) => guest.out(*stream, data.clone()).await,
-                Step::Flood(stream, bytes, piece) => {
+                ScriptStep::Write(stream, data) => guest.out(*stream, data.clone()).await,
+                ScriptStep::Flood(stream, bytes, piece) => {
                     write_flood(guest, *stream, *bytes, *piece).await
                 }
-                Step::Echo => {
+                ScriptStep::Echo => {
                     while let Some(data) = guest.input().await {
                         guest.out(StreamId::Stdout, data).await;
                     }
                 }
-                Step::Sleep(duration) => guest.sleep(*duration).await,
-                Step::Burn(time) => {
+                ScriptStep::Sleep(duration) => guest.sleep(*duration).await,
+                ScriptStep::Burn(time) => {
                     if let Err(status) = guest.burn(*time) {
                         return status;
                     }
                 }
-                Step::IgnoreSignals => guest.ignore_signals(),
-                Step::Exit(code) => return ExitStatus::Exited(*code),
-                Step::Die(signal) => return ExitStatus::Signalled(*signal),
+                ScriptStep::IgnoreSignals => guest.ignore_signals(),
+                ScriptStep::Exit(code) => return ExitStatus::Exited(*code),
+                ScriptStep::Die(signal) => return ExitStatus::Signalled(*signal),
             }
         }
         ExitStatus::Exited(0)

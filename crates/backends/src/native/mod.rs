@@ -7,7 +7,7 @@
 pub mod factory;
 mod plan;
 mod probe;
-#[cfg(feature = "across")]
+#[cfg(feature = "peer")]
 mod walls;
 
 use std::os::fd::OwnedFd;
@@ -20,17 +20,17 @@ use rustix::process::Signal;
 use stockade_core::{Admitted, BackendName, Capabilities, Error, Result, Sandbox, SandboxId};
 use stockade_launcher::{LaunchError, LaunchPlan, Launched, Launcher};
 
-#[cfg(feature = "across")]
+#[cfg(feature = "peer")]
 pub use walls::{LimitedExecution, Walls};
 
 use crate::agent_sandbox::{AgentSandbox, HostMonitor};
 use crate::linux::archives::Archives;
-use crate::linux::brake::Brake;
-use crate::linux::cgroup::{Group, House};
-use crate::linux::running::{self, Built, KillMethod};
-use crate::linux::site::{Site, TEARDOWN_TIMEOUT};
-use crate::linux::watch::Kernel;
-use crate::linux::{self, OWN_PROCESSES, embed, find, hold};
+use crate::linux::cgroup::{CgroupLayout, Group};
+use crate::linux::freezer::Freezer;
+use crate::linux::host::{LinuxHost, TEARDOWN_TIMEOUT};
+use crate::linux::limit_monitor::Kernel;
+use crate::linux::running::{self, BuiltWalls, KillMethod};
+use crate::linux::{self, OWN_PROCESSES, dir_lock, embed, find};
 use crate::managed::{Cancellation, Managed, WallBuilder};
 
 /// The native backend's name.
@@ -40,7 +40,8 @@ pub const NAME: BackendName = BackendName::literal("native");
 const AGENT_NAME: &str = "stockade-agent";
 
 /// Its control groups: the agent and the keeper of an execution are not the guest's.
-const CGROUP_HOUSE: House = House { parent: "stockade", own_processes: OWN_PROCESSES };
+const CGROUP_LAYOUT: CgroupLayout =
+    CgroupLayout { parent: "stockade", own_processes: OWN_PROCESSES };
 
 /// The native backend. Its launcher is started with the first sandbox and ends with this value, and
 /// with it every sandbox it has launched.
@@ -48,7 +49,7 @@ pub type Native = Managed<NativeWalls>;
 
 /// What builds the native backend's walls.
 pub struct NativeWalls {
-    site: Site,
+    linux_host: LinuxHost,
     own: OnceLock<Own>,
     /// What of the host's devices its sandboxes are trusted with beyond those that all have.
     devices: &'static [&'static str],
@@ -85,12 +86,12 @@ impl Native {
 
     /// Whether the kernel holds its sandboxes to a rate of the processor here.
     pub(crate) fn holds_cpu_rate(&self) -> bool {
-        self.builder().site.hierarchy().controllers().cpu
+        self.builder().linux_host.hierarchy().controllers().cpu
     }
 
     /// The first process of one of its sandboxes, as the host numbers it.
     pub(crate) fn first_process(&self, id: &SandboxId) -> Option<i32> {
-        self.builder().site.first_process(id)
+        self.builder().linux_host.first_process(id)
     }
 
     /// A backend for one sandbox, whose launcher gets ready from now on, while this process does
@@ -98,7 +99,7 @@ impl Native {
     pub fn ahead() -> Self {
         let native = Self::new();
         if let Ok(launcher) = embed::copy_as_launcher() {
-            native.builder().site.adopt_launcher(launcher);
+            native.builder().linux_host.adopt_launcher(launcher);
         }
         native
     }
@@ -111,8 +112,8 @@ impl Native {
 
 impl NativeWalls {
     fn trusted_with(devices: &'static [&'static str]) -> Self {
-        let site = Site::new(NAME, CGROUP_HOUSE, Launcher::start);
-        Self { site, own: OnceLock::new(), devices }
+        let linux_host = LinuxHost::new(NAME, CGROUP_LAYOUT, Launcher::start);
+        Self { linux_host, own: OnceLock::new(), devices }
     }
 
     /// Has the walls built and waits for the proof.
@@ -123,7 +124,7 @@ impl NativeWalls {
         group: Option<&Group>,
         pipe: OwnedFd,
     ) -> Result<Launched> {
-        let mut plan = plan::build_plan(id, admitted, self.site.holds_memory(group))?;
+        let mut plan = plan::build_plan(id, admitted, self.linux_host.holds_memory(group))?;
         plan.cgroup = group.map(Group::plan);
         plan.devices = self.devices.iter().map(|device| (*device).to_owned()).collect();
         if let Some(own) = self.own.get() {
@@ -133,7 +134,7 @@ impl NativeWalls {
     }
 
     async fn send_plan(&self, plan: &LaunchPlan, pipe: OwnedFd) -> Result<Launched> {
-        let pending = self.site.launcher()?.begin(plan, pipe).map_err(not_launched)?;
+        let pending = self.linux_host.launcher()?.begin(plan, pipe).map_err(not_launched)?;
         linux::finish_launch(NAME, pending).await
     }
 
@@ -142,12 +143,12 @@ impl NativeWalls {
         &self,
         id: &SandboxId,
         admitted: &Admitted,
-    ) -> Result<(Built, UnixStream)> {
-        let held = hold::hold_layers(&NAME, admitted.spec())?;
-        let group = self.site.create_group(id, admitted)?;
-        let (ours, theirs) = self.site.open_pipe()?;
+    ) -> Result<(BuiltWalls, UnixStream)> {
+        let held = dir_lock::hold_layers(&NAME, admitted.spec())?;
+        let group = self.linux_host.create_group(id, admitted)?;
+        let (ours, theirs) = self.linux_host.open_pipe()?;
         let launched = self.launch_agent(id, admitted, group.as_ref(), theirs.into()).await?;
-        let built = Built {
+        let built = BuiltWalls {
             backend: NAME,
             last: (launched.pid.cast_signed(), launched.pidfd),
             ending: KillMethod::Signal(Signal::KILL),
@@ -160,16 +161,16 @@ impl NativeWalls {
 
     async fn build_sandbox(&self, id: &SandboxId, admitted: &Admitted) -> Result<AgentSandbox> {
         let (built, ours) = self.build_walls(id, admitted).await?;
-        let (running, client) = self.site.open(id, built, admitted, ours).await?;
+        let (running, client) = self.linux_host.open(id, built, admitted, ours).await?;
         Ok(AgentSandbox::new(id, client, plan::sandbox_user(admitted.spec()))
             .with_monitor(HostMonitor::new(&running, Kernel::Shared))
             .with_archives(Archives::new(NAME, admitted))
-            .with_brake(Brake::new(NAME, running)))
+            .with_freezer(Freezer::new(NAME, running)))
     }
 
     /// Ends what is there of a sandbox that this value did not make.
     async fn end_foreign(&self, id: &SandboxId) -> Result<()> {
-        self.site.hierarchy().find(id).iter().for_each(running::thaw_group);
+        self.linux_host.hierarchy().find(id).iter().for_each(running::thaw_group);
         let agents = find::find_agents(AGENT_NAME).into_iter().filter(|(_, of)| of == id);
         for (pid, _) in agents {
             if let Some(pidfd) =
@@ -179,7 +180,7 @@ impl NativeWalls {
                     tokio::time::timeout(TEARDOWN_TIMEOUT, running::wait_for_exit(&pidfd)).await;
             }
         }
-        self.site.remove_leftover_group(id).await
+        self.linux_host.remove_leftover_group(id).await
     }
 }
 
@@ -205,16 +206,16 @@ impl WallBuilder for NativeWalls {
     }
 
     async fn take_down(&self, id: &SandboxId) -> Result<()> {
-        if !self.site.end(id).await? {
+        if !self.linux_host.end(id).await? {
             self.end_foreign(id).await?;
         }
-        self.site.forget(id);
+        self.linux_host.forget(id);
         Ok(())
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
         let agents = find::find_agents(AGENT_NAME).into_iter().map(|(_, id)| id);
-        Ok(agents.chain(self.site.hierarchy().ids()).collect())
+        Ok(agents.chain(self.linux_host.hierarchy().ids()).collect())
     }
 }
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use stockade_core::{
-    Admitted, Image, Layers, Network, Result, RootMode, SandboxId, SandboxSpec, User,
+    Admitted, Image, Network, OverlayDirs, Result, RootMode, SandboxId, SandboxSpec, User,
     WORKSPACE_ROOT, Workspace,
 };
 use stockade_launcher as launcher;
@@ -90,12 +90,12 @@ pub(super) fn call_machine(plan: &mut launcher::LaunchPlan, own: &Own) {
     }
 }
 
-/// Whom everything in the sandbox runs as.
+/// The user that everything in the sandbox runs as.
 pub(super) fn sandbox_user(spec: &SandboxSpec) -> User {
     spec.user.unwrap_or(DEFAULT_USER)
 }
 
-/// Whom the guest stands for on the host, where root may choose: whose files it works on. Root without
+/// The guest's user on the host, where root may choose: the owner of the files it works on. Root without
 /// its capabilities could not write to them, and what it made would be root's.
 fn workspace_owner(workspace: &launcher::PlanWorkspace) -> Option<User> {
     if !rustix::process::geteuid().is_root() {
@@ -124,11 +124,13 @@ fn build_workspace(workspace: &Workspace, bytes: u64) -> Result<launcher::PlanWo
         Workspace::Local(path) => Ok(launcher::PlanWorkspace::Local {
             path: resolve_directory(&NAME, "workspace", path)?,
         }),
-        Workspace::Overlay(Layers { lower, upper, work }) => Ok(launcher::PlanWorkspace::Overlay {
-            lower: resolve_directory(&NAME, "workspace.overlay.lower", lower)?,
-            upper: resolve_directory(&NAME, "workspace.overlay.upper", upper)?,
-            work: resolve_directory(&NAME, "workspace.overlay.work", work)?,
-        }),
+        Workspace::Overlay(OverlayDirs { lower, upper, work }) => {
+            Ok(launcher::PlanWorkspace::Overlay {
+                lower: resolve_directory(&NAME, "workspace.overlay.lower", lower)?,
+                upper: resolve_directory(&NAME, "workspace.overlay.upper", upper)?,
+                work: resolve_directory(&NAME, "workspace.overlay.work", work)?,
+            })
+        }
     }
 }
 

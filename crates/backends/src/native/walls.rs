@@ -8,8 +8,8 @@ use stockade_core::{Admitted, Exit, ProcessControl, Result, SandboxId, Span};
 use stockade_core::{SandboxSpec, User};
 
 use super::Native;
+use crate::linux::limit_monitor::Watching;
 use crate::linux::running::LiveWalls;
-use crate::linux::watch::Watching;
 
 /// The walls of one sandbox. They stand until the backend destroys them.
 pub struct Walls {
@@ -26,19 +26,19 @@ impl Native {
         let admitted = admitted.clone();
         self.build_locked(id, |native, id, _| async move {
             let (built, pipe) = native.build_walls(&id, &admitted).await?;
-            Ok((Walls { running: native.site.register_running(&id, built, &admitted) }, pipe))
+            Ok((Walls { running: native.linux_host.register_running(&id, built, &admitted) }, pipe))
         })
         .await
     }
 
-    /// Whom everything in a sandbox of this spec runs as.
+    /// The user that everything in a sandbox of this spec runs as.
     pub(crate) fn sandbox_user(spec: &SandboxSpec) -> User {
         super::plan::sandbox_user(spec)
     }
 }
 
 impl Walls {
-    /// The process with whose end everything in them ends.
+    /// Their init process: when that exits, everything in them ends.
     pub fn first_process(&self) -> i32 {
         self.running.pid
     }

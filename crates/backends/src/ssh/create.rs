@@ -9,9 +9,9 @@ use stockade_core::{Admitted, Error, ErrorCode, Result, SandboxId};
 
 use super::start::start_far;
 use super::{HostedSandbox, NAME, SshWalls};
-use crate::across::near::{build_sandbox, check_workspace};
 use crate::agent_sandbox::AgentSandbox;
 use crate::linux::lock;
+use crate::peer::client::{build_sandbox, check_workspace};
 
 pub(super) async fn create_sandbox(
     ssh: &SshWalls,
@@ -20,7 +20,7 @@ pub(super) async fn create_sandbox(
 ) -> Result<AgentSandbox> {
     check_workspace(&NAME, admitted)?;
     let live =
-        Arc::new(HostedSandbox { host: Mutex::default(), bridge: tokio::sync::Mutex::new(None) });
+        Arc::new(HostedSandbox { host: Mutex::default(), sync: tokio::sync::Mutex::new(None) });
     lock(&ssh.live).insert(id.clone(), Arc::clone(&live));
     let mut reasons = Vec::new();
     for at in rank_hosts(ssh, id, admitted.spec().host.as_deref()) {
@@ -35,7 +35,7 @@ pub(super) async fn create_sandbox(
         *lock(&live.host) = Some(at);
         match build_sandbox(host.peer(), started, id, admitted).await {
             Ok(built) => {
-                *live.bridge.lock().await = Some(built.bridge);
+                *live.sync.lock().await = Some(built.sync);
                 return Ok(built.sandbox);
             }
             // It is full: nothing was built there.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde::de::Error as _;
 
-use super::{Host, NAME, Ssh, carry};
+use super::{Host, NAME, Ssh, upload};
 use crate::factory::{BackendFactory, TableReader, read_table};
 
 /// Other hosts.
@@ -30,7 +30,7 @@ pub fn factory() -> BackendFactory {
                 files.map(|file| (file, "the configuration of a host")).collect()
             },
         }),
-        caches: |_, _| carry::cache_dirs(),
+        caches: |_, _| upload::cache_dirs(),
         typical_start: Some("0.15 s"),
         ..BackendFactory::new(NAME, |table, _| {
             Ok(Arc::new(Ssh::new(read_table::<SshSettings>(table)?.hosts)))

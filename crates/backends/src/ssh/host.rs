@@ -13,8 +13,8 @@ use tokio::process::Command;
 use tokio::sync::Semaphore;
 
 use super::NAME;
-use crate::across::near::Peer;
-use crate::linux::private;
+use crate::linux::private_dirs;
+use crate::peer::client::Peer;
 
 /// Lifetime of an unused connection, in seconds: less than what a killed engine may leave behind for a while.
 const CONTROL_PERSIST_SECS: u32 = 3;
@@ -143,7 +143,7 @@ fn private_dir() -> io::Result<PathBuf> {
         |path: &PathBuf| path.is_absolute() && path.as_os_str().len() + 30 < MAX_SOCKET_PATH_BYTES;
     let dir = match given.filter(short).filter(|dir| is_private(dir, user)) {
         Some(dir) => dir.join("stockade-ssh"),
-        None => private::ensure_base_dir()?.join("ssh"),
+        None => private_dirs::ensure_base_dir()?.join("ssh"),
     };
     private_below(dir, user)
 }

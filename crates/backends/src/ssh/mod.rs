@@ -1,18 +1,18 @@
-//! Sandboxes on other hosts: the program for the other side is carried there, and builds the native
+//! Sandboxes on other hosts: the program for the peer is carried there, and builds the native
 //! backend's walls there. The system's `ssh` makes the connection, with the user's own configuration.
 //!
 //! A host on which the walls cannot be built is refused, never used bare, and one whose key is not known
 //! is not connected to. `docs/backends/ssh.md` says what this does not protect from.
 
-mod carry;
 mod create;
-mod errand;
 #[cfg(feature = "factory")]
 pub mod factory;
 mod host;
 mod probe;
+mod remote_command;
+mod ssh_error;
 mod start;
-mod trouble;
+mod upload;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -25,18 +25,18 @@ use stockade_core::{
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::across::far::FAR_DIGEST;
-use crate::across::near::Bridge;
-use crate::across::words::{RemoteRequest, Said};
 use crate::linux::lock;
 use crate::managed::{Cancellation, Managed, WallBuilder};
-pub use errand::{Errand, Party};
+use crate::peer::client::WorkspaceSync;
+use crate::peer::far_program::FAR_DIGEST;
+use crate::peer::protocol::{ProbeReply, RemoteRequest};
 pub use host::Host;
+pub use remote_command::{RemoteCommand, RemoteProgram};
 
 /// The ssh backend's name.
 pub const NAME: BackendName = BackendName::literal("ssh");
 
-/// How long the other side may take to take a sandbox down before it is told so in another way.
+/// How long the peer may take to take a sandbox down before it is told so in another way.
 const TAKING_DOWN: Duration = Duration::from_secs(15);
 
 /// The ssh backend: a pool of hosts.
@@ -53,7 +53,7 @@ struct HostedSandbox {
     /// Which host, once one was reached. Until then nothing can be left anywhere.
     host: Mutex<Option<usize>>,
     /// Taken by who destroys it; everybody else waits for the same end.
-    bridge: tokio::sync::Mutex<Option<Arc<Bridge>>>,
+    sync: tokio::sync::Mutex<Option<Arc<WorkspaceSync>>>,
 }
 
 impl Ssh {
@@ -65,12 +65,12 @@ impl Ssh {
 
 impl SshWalls {
     /// Has every host answer one question at once.
-    async fn ask_all(&self, verb: &'static str, input: &str) -> Vec<(Host, Result<Said>)> {
+    async fn ask_all(&self, verb: &'static str, input: &str) -> Vec<(Host, Result<ProbeReply>)> {
         let mut asking = JoinSet::new();
         for (at, host) in self.hosts.iter().cloned().enumerate() {
             let input = input.to_owned();
             asking.spawn(async move {
-                let said = carry::ask_far(&host, verb, input.as_bytes()).await;
+                let said = upload::ask_far(&host, verb, input.as_bytes()).await;
                 (at, host, said)
             });
         }
@@ -85,9 +85,9 @@ impl SshWalls {
         for (host, said) in self.ask_all("destroy", id.as_str()).await {
             match said {
                 // It was there, so it is nowhere else.
-                Ok(Said::Gone { found: true }) => return Ok(()),
-                Ok(Said::Gone { found: false }) => {}
-                Ok(Said::Measured(_) | Said::Listed(_) | Said::Failed(_)) => {
+                Ok(ProbeReply::Gone { found: true }) => return Ok(()),
+                Ok(ProbeReply::Gone { found: false }) => {}
+                Ok(ProbeReply::Measured(_) | ProbeReply::Listed(_) | ProbeReply::Failed(_)) => {
                     unsure = Some(unexpected_answer(&host, "destroy"));
                 }
                 Err(error) => unsure = Some(error),
@@ -98,9 +98,9 @@ impl SshWalls {
 
     async fn destroy_on(&self, at: usize, id: &SandboxId) -> Result<()> {
         let host = &self.hosts[at];
-        match carry::ask_far(host, "destroy", id.as_str().as_bytes()).await? {
-            Said::Gone { .. } => Ok(()),
-            Said::Measured(_) | Said::Listed(_) | Said::Failed(_) => {
+        match upload::ask_far(host, "destroy", id.as_str().as_bytes()).await? {
+            ProbeReply::Gone { .. } => Ok(()),
+            ProbeReply::Measured(_) | ProbeReply::Listed(_) | ProbeReply::Failed(_) => {
                 Err(unexpected_answer(host, "destroy"))
             }
         }
@@ -108,20 +108,20 @@ impl SshWalls {
 
     /// Takes a sandbox of this value down: by way of its connection, or another one if that is lost.
     async fn destroy_live(&self, id: &SandboxId, live: &HostedSandbox) -> Result<()> {
-        let mut held = live.bridge.lock().await;
+        let mut held = live.sync.lock().await;
         let Some(at) = *lock(&live.host) else { return Ok(()) };
-        let Some(bridge) = held.clone() else { return self.destroy_on(at, id).await };
-        let asked = timeout(TAKING_DOWN, bridge.ask("destroy", &RemoteRequest::Destroy)).await;
-        bridge.link().close();
-        bridge.wait_until_still().await;
+        let Some(sync) = held.clone() else { return self.destroy_on(at, id).await };
+        let asked = timeout(TAKING_DOWN, sync.ask("destroy", &RemoteRequest::Destroy)).await;
+        sync.link().close();
+        sync.wait_until_still().await;
         let asked = asked.unwrap_or_else(|_| Err(too_slow(&self.hosts[at])));
         if let Err(error) = asked {
             // After any error: that nothing is left has to be certain first.
-            bridge.mark_parted(error);
+            sync.mark_parted(error);
             self.destroy_on(at, id).await?;
         }
         *held = None;
-        bridge.report_conflicts()
+        sync.report_conflicts()
     }
 }
 
@@ -145,8 +145,8 @@ impl WallBuilder for SshWalls {
         }
         let measured = self.ask_all("probe", "").await.into_iter().map(|(host, said)| {
             let found = said.and_then(|said| match said {
-                Said::Measured(found) => Ok(found.from_a_peer()),
-                Said::Listed(_) | Said::Gone { .. } | Said::Failed(_) => {
+                ProbeReply::Measured(found) => Ok(found.from_a_peer()),
+                ProbeReply::Listed(_) | ProbeReply::Gone { .. } | ProbeReply::Failed(_) => {
                     Err(unexpected_answer(&host, "probe"))
                 }
             });
@@ -159,7 +159,7 @@ impl WallBuilder for SshWalls {
         Some(probe::ONLY_BY_NAME.into())
     }
 
-    /// The other side looks again before it builds: what is kept here need only be the usual case.
+    /// The peer looks again before it builds: what is kept here need only be the usual case.
     fn fingerprint(&self) -> Option<String> {
         (!self.hosts.is_empty()).then(|| format!("{}\n{:?}", FAR_DIGEST, self.hosts))
     }
@@ -185,12 +185,12 @@ impl WallBuilder for SshWalls {
         }
     }
 
-    /// The other side takes down what it has begun when its connection is dropped; the `destroy` that follows
+    /// The peer takes down what it has begun when its connection is dropped; the `destroy` that follows
     /// asks it. Where that is stays known until then: no other host has to answer.
     async fn clear_unfinished(&self, id: &SandboxId, _: &Error) -> Result<()> {
         let live = lock(&self.live).get(id).cloned();
         let Some(live) = live else { return Ok(()) };
-        let stands = live.bridge.lock().await.is_some();
+        let stands = live.sync.lock().await.is_some();
         if stands { self.destroy_live(id, &live).await } else { Ok(()) }
     }
 
@@ -198,8 +198,8 @@ impl WallBuilder for SshWalls {
         let mut ids = Vec::new();
         for (host, said) in self.ask_all("list", "").await {
             match said? {
-                Said::Listed(listed) => ids.extend(listed),
-                Said::Measured(_) | Said::Gone { .. } | Said::Failed(_) => {
+                ProbeReply::Listed(listed) => ids.extend(listed),
+                ProbeReply::Measured(_) | ProbeReply::Gone { .. } | ProbeReply::Failed(_) => {
                     return Err(unexpected_answer(&host, "list"));
                 }
             }

@@ -1,4 +1,4 @@
-//! Starts the program on the other side and waits for its first word. What it needs and what it said is
+//! Starts the program on the peer and waits for its first word. What it needs and what it said is
 //! told apart from what a login shell prints.
 
 use std::process::Stdio;
@@ -11,11 +11,11 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use super::NAME;
-use super::carry::{is_missing, read_stderr, start_script, upload_far};
 use super::host::{CONNECT_PERMITS, Host};
-use super::trouble::{no_connection, no_ssh};
-use crate::across::near::PeerConnection;
-use crate::across::words::HELLO_LINE;
+use super::ssh_error::{no_connection, no_ssh};
+use super::upload::{is_missing, read_stderr, start_script, upload_far};
+use crate::peer::client::PeerConnection;
+use crate::peer::protocol::HELLO_LINE;
 
 /// How long connecting and the first word may take.
 pub(super) const FIRST_WORD: Duration = Duration::from_secs(20);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use stockade_core::EffectiveLimits;
 use tokio::sync::{RwLock, watch};
 
-use super::ledger::DiskLedger;
+use super::disk_quota::DiskQuota;
 
 /// Disk space charged for a new directory entry, however little it holds.
 pub(super) const DIR_ENTRY_BYTES: u64 = 4096;
@@ -24,7 +24,7 @@ pub(super) struct ResourceAccount {
 enum DiskBalance {
     Own(AtomicU64),
     /// With other processes.
-    Shared(DiskLedger),
+    Shared(DiskQuota),
 }
 
 impl ResourceAccount {
@@ -37,8 +37,8 @@ impl ResourceAccount {
     }
 
     /// One whose disk is shared with other processes.
-    pub(super) fn with_ledger(limits: &EffectiveLimits, ledger: DiskLedger) -> Self {
-        Self::with_disk(limits, DiskBalance::Shared(ledger))
+    pub(super) fn with_quota(limits: &EffectiveLimits, quota: DiskQuota) -> Self {
+        Self::with_disk(limits, DiskBalance::Shared(quota))
     }
 
     fn with_disk(limits: &EffectiveLimits, disk: DiskBalance) -> Self {
@@ -64,9 +64,9 @@ impl ResourceAccount {
         match &self.disk {
             DiskBalance::Own(left) => reserve_bytes(left, bytes),
             // A number that cannot be read leaves no room.
-            DiskBalance::Shared(ledger) => {
+            DiskBalance::Shared(quota) => {
                 bytes == 0
-                    || ledger.update_bytes_left(|left| left.checked_sub(bytes)).unwrap_or(false)
+                    || quota.update_bytes_left(|left| left.checked_sub(bytes)).unwrap_or(false)
             }
         }
     }
@@ -77,8 +77,8 @@ impl ResourceAccount {
             DiskBalance::Own(left) => release_bytes(left, bytes),
             DiskBalance::Shared(_) if bytes == 0 => {}
             // What cannot be given back counts as written.
-            DiskBalance::Shared(ledger) => {
-                drop(ledger.update_bytes_left(|left| Some(left.saturating_add(bytes))))
+            DiskBalance::Shared(quota) => {
+                drop(quota.update_bytes_left(|left| Some(left.saturating_add(bytes))))
             }
         }
     }
@@ -109,12 +109,12 @@ mod tests {
     use stockade_core::{Bytes, Limits};
 
     #[test]
-    fn accounts_with_one_ledger_have_no_more_together_than_one_alone() {
+    fn accounts_with_one_quota_have_no_more_together_than_one_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk");
-        DiskLedger::create_file(&path, 100).unwrap();
+        DiskQuota::create_file(&path, 100).unwrap();
         let limits = Limits { memory: Some(Bytes(10)), ..Limits::default() };
-        let account = || ResourceAccount::with_ledger(&limits, DiskLedger::open(&path).unwrap());
+        let account = || ResourceAccount::with_quota(&limits, DiskQuota::open(&path).unwrap());
         let (one, two) = (account(), account());
         assert!(one.take_disk(60));
         assert!(!two.take_disk(60));

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{NAME, Settings, Wasm, Worker, cache};
+use super::{NAME, Wasm, WasmSettings, Worker, cache};
 use crate::factory::{BackendFactory, BuildContext, Isolation};
 
 /// Directory of compiled code, below the state directory.
@@ -17,8 +17,8 @@ pub fn factory() -> BackendFactory {
     }
 }
 
-fn settings_for(context: &BuildContext) -> Settings {
-    let settings = Settings::default();
+fn settings_for(context: &BuildContext) -> WasmSettings {
+    let settings = WasmSettings::default();
     let settings = match &context.state_dir {
         Some(state) => settings.cached(&state.join(CACHE_DIR)),
         None => settings,

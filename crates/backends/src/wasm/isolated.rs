@@ -12,20 +12,20 @@ use bytes::Bytes as Data;
 use sha2::{Digest as _, Sha256};
 use stockade_core::{
     Admitted, Backend, Bytes, Command, EffectiveLimits, Error, ErrorCode, ExitStatus, Files,
-    HostPath, Limits, Network, Parts, Process, ProcessControl, Result, Sandbox, SandboxId,
-    SandboxSpec, Signal, SnapshotKind, Span, StartFailure, Stdin, Workspace,
+    HostPath, Limits, Network, Process, ProcessControl, Result, Sandbox, SandboxId, SandboxSpec,
+    Signal, SnapshotFiles, SnapshotKind, Span, StartFailure, Stdin, Workspace,
 };
 use stockade_fs::{Survives, write_atomically};
 
-use super::body::{WasmBody, build_environment};
 use super::cache::{Cache, encode_hex};
+use super::compiler_sandbox::{self, ProgramSource, Worker, WorkerWalls, build_mount};
+use super::disk_quota::{self, DiskQuota};
 use super::engine::EngineMode;
-use super::ledger::{self, DiskLedger};
 use super::process::{self, PresenceGuard, ProcessInside};
 use super::relay::{WorkerRelay, relay_process};
 use super::report::{WORKER_DIR, WorkerOrder};
 use super::sandbox::ProgramHandles;
-use super::workshop::{self, ProgramSource, Worker, WorkerWalls, build_mount};
+use super::sandbox_parts::{WasmSandboxParts, build_environment};
 use super::{NAME, find};
 use crate::linux;
 
@@ -49,7 +49,7 @@ pub(super) struct IsolatedSandbox {
 
 /// What its programs share.
 struct Floor {
-    body: WasmBody,
+    body: WasmSandboxParts,
     walls: Arc<WorkerWalls>,
     inner: Arc<dyn Sandbox>,
     /// Where code is kept if the backend has no cache.
@@ -61,7 +61,7 @@ struct Floor {
 
 impl IsolatedSandbox {
     pub(super) async fn new(
-        body: WasmBody,
+        body: WasmSandboxParts,
         admitted: &Admitted,
         walls: Arc<WorkerWalls>,
     ) -> Result<Self> {
@@ -110,8 +110,8 @@ fn prepare_private_dir(
     }
     let mut given = vec![private.join("answers"), private.join("tmp")];
     if let Some(disk) = limits.disk {
-        let path = private.join("answers").join(ledger::LEDGER_FILE_NAME);
-        DiskLedger::create_file(&path, disk.0)?;
+        let path = private.join("answers").join(disk_quota::QUOTA_FILE_NAME);
+        DiskQuota::create_file(&path, disk.0)?;
         given.push(path);
     }
     if rustix::process::geteuid().is_root() {
@@ -121,7 +121,11 @@ fn prepare_private_dir(
 }
 
 /// The native sandbox that a worker runs in: the same directories, each at a place of its own.
-fn build_spec(body: &WasmBody, admitted: &Admitted, worker: &Worker) -> Result<SandboxSpec> {
+fn build_spec(
+    body: &WasmSandboxParts,
+    admitted: &Admitted,
+    worker: &Worker,
+) -> Result<SandboxSpec> {
     let (tree, limits) = (&body.tree, admitted.limits());
     let private = |name: &str| tree.private.join(name);
     let mut mounts = vec![
@@ -259,7 +263,8 @@ impl Floor {
         let lacking = |what: String| StartFailure::NoResources(what);
         let machine = self.body.shared.machines.get_or_create(source.mode);
         let key = machine.ok_or_else(|| lacking("no virtual machine".into()))?.cache_key();
-        let code = workshop::load_or_compile(&self.walls, self.cache()?, &key, source).await?;
+        let code =
+            compiler_sandbox::load_or_compile(&self.walls, self.cache()?, &key, source).await?;
         let digest = encode_hex(&Sha256::digest(&code));
         self.publish_code(number, &digest, &code)
             .map_err(|error| lacking(format!("its code cannot be shown: {error}")))?;
@@ -332,7 +337,7 @@ impl Sandbox for IsolatedSandbox {
         self.floor.body.write_snapshot(kind, into).await
     }
 
-    async fn restore(&self, from: &Parts) -> Result<()> {
+    async fn restore(&self, from: &SnapshotFiles) -> Result<()> {
         self.floor.body.restore_snapshot(from).await
     }
 

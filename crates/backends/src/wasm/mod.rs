@@ -4,25 +4,25 @@
 //! This module decides nothing about what a program may do: the machine and its host functions do.
 
 mod account;
-mod body;
 mod cache;
 pub mod call;
 mod check;
 mod code;
+mod compiler_sandbox;
+mod deterministic;
+mod disk_quota;
 mod engine;
+mod executor;
 #[cfg(feature = "factory")]
 pub mod factory;
 mod files;
 mod find;
-mod fixed;
 mod isolated;
-mod lane;
-mod ledger;
-mod names1;
-mod names2;
-mod openings;
+mod preopens;
 mod preview1;
+mod preview1_paths;
 mod preview2;
+mod preview2_paths;
 mod probe;
 mod process;
 mod program;
@@ -30,13 +30,13 @@ mod relay;
 mod report;
 mod run;
 mod sandbox;
+mod sandbox_parts;
 mod snapshot;
 mod state;
 mod streams;
 mod threads;
 mod tree;
 mod worker;
-mod workshop;
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -48,16 +48,16 @@ use stockade_core::{
     Admitted, Backend, BackendName, Capabilities, Error, ErrorCode, Result, Sandbox, SandboxId,
 };
 
+pub use compiler_sandbox::Worker;
 pub use worker::worker;
-pub use workshop::Worker;
 
-use body::WasmBody;
+use compiler_sandbox::WorkerWalls;
 use engine::{Machines, Supply};
 use isolated::IsolatedSandbox;
 use program::{Library, ProgramBytes};
 use sandbox::WasmSandbox;
+use sandbox_parts::WasmSandboxParts;
 use threads::Threads;
-use workshop::WorkerWalls;
 
 /// The wasm backend's name.
 pub const NAME: BackendName = BackendName::literal("wasm");
@@ -104,14 +104,14 @@ impl LiveWasmSandbox {
 
 /// How a wasm backend is to be.
 #[derive(Default)]
-pub struct Settings {
+pub struct WasmSettings {
     cache: Option<PathBuf>,
     modules: HashMap<String, Data>,
     worker: Option<Worker>,
     walls_may_lack: bool,
 }
 
-impl Settings {
+impl WasmSettings {
     /// Keeps compiled code in this directory, shared with other processes that use it. A directory that
     /// cannot be used costs time and nothing else.
     #[must_use]
@@ -143,15 +143,15 @@ impl Settings {
 
 impl Default for Wasm {
     fn default() -> Self {
-        Self::new(Settings::default())
+        Self::new(WasmSettings::default())
     }
 }
 
 impl Wasm {
     /// A backend as told; by default one that runs programs in this process. Nothing is made before it
     /// is needed.
-    pub fn new(settings: Settings) -> Self {
-        let Settings { cache, modules, worker, walls_may_lack } = settings;
+    pub fn new(settings: WasmSettings) -> Self {
+        let WasmSettings { cache, modules, worker, walls_may_lack } = settings;
         let supply = if worker.is_some() { Supply::Single } else { Supply::Pool };
         let shared = WasmShared {
             machines: Machines::new(supply),
@@ -173,7 +173,7 @@ impl Wasm {
     }
 
     async fn build_sandbox(&self, id: &SandboxId, admitted: &Admitted) -> Result<LiveWasmSandbox> {
-        let body = || WasmBody::new(id, admitted, Arc::clone(&self.shared));
+        let body = || WasmSandboxParts::new(id, admitted, Arc::clone(&self.shared));
         let Some(walls) = &self.walls else {
             return Ok(LiveWasmSandbox::Here(Arc::new(WasmSandbox::new(body()?))));
         };

@@ -9,7 +9,7 @@ use wiggle::{GuestMemory, GuestPtr};
 
 use stockade_core::Signal;
 
-use super::names1;
+use super::preview1_paths;
 use super::state::{StopReason, StoreState};
 
 /// Module name under which programs import this interface.
@@ -37,7 +37,7 @@ pub(super) fn build_linker(engine: &Engine) -> Result<Linker<StoreState>> {
     let mut linker = Linker::new(engine);
     add_to_linker_async(&mut linker, |state: &mut StoreState| &mut state.wasi)?;
     linker.allow_shadowing(true);
-    names1::add_name_calls(&mut linker)?;
+    preview1_paths::add_name_calls(&mut linker)?;
     add_slow_calls(&mut linker)?;
     add_open_file_calls(&mut linker)?;
     add_write_calls(&mut linker)?;
@@ -64,7 +64,7 @@ pub(super) fn split_memory_and_state<'a>(
 pub(super) fn wait_for_own_thread(
     caller: &Caller<'_, StoreState>,
 ) -> impl Future<Output = ()> + Send + use<> {
-    caller.data().meter.lane.wait_for_own_thread()
+    caller.data().meter.thread.wait_for_own_thread()
 }
 
 /// Calls of the library that wait for a file system. There is no file open before the first of them
@@ -345,8 +345,8 @@ mod tests {
     use super::*;
     use crate::wasm::account::ResourceAccount;
     use crate::wasm::engine::{EngineMode, Machines, Supply, WasmMachine};
-    use crate::wasm::lane::ThreadLane;
-    use crate::wasm::openings::Openings;
+    use crate::wasm::executor::ProgramThread;
+    use crate::wasm::preopens::Preopens;
     use crate::wasm::run::{self, ProgramJob};
 
     /// Functions that never take long: each looks at nothing but the program's own state, fails at once
@@ -384,15 +384,15 @@ mod tests {
         "sock_shutdown",
     ];
 
-    fn lane_store(machine: &WasmMachine, lane: Arc<ThreadLane>) -> Store<StoreState> {
+    fn store_on_thread(machine: &WasmMachine, thread: Arc<ProgramThread>) -> Store<StoreState> {
         let limits = Limits::defaults();
         let job = ProgramJob {
             argv: Vec::new(),
             env: Vec::new(),
-            openings: Openings::default(),
+            preopens: Preopens::default(),
             limits,
             account: Arc::new(ResourceAccount::new(&limits)),
-            lane,
+            thread,
             streams: Box::new(|_| ()),
         };
         run::build_store(machine, job)
@@ -409,7 +409,7 @@ mod tests {
     #[test]
     fn what_may_take_long_is_not_done_on_the_callers_thread() {
         let machine = Machines::new(Supply::Single).get_or_create(EngineMode::Plain).unwrap();
-        let mut all = lane_store(&machine, ThreadLane::callers());
+        let mut all = store_on_thread(&machine, ProgramThread::callers());
         let functions: Vec<_> = machine
             .core
             .iter(&mut all)
@@ -427,8 +427,8 @@ mod tests {
     #[test]
     fn many_random_bytes_are_not_made_on_the_callers_thread() {
         let machine = Machines::new(Supply::Single).get_or_create(EngineMode::Plain).unwrap();
-        for (lane, leaving) in [(ThreadLane::callers(), true), (ThreadLane::own(), false)] {
-            let mut store = lane_store(&machine, lane);
+        for (thread, leaving) in [(ProgramThread::callers(), true), (ProgramThread::own(), false)] {
+            let mut store = store_on_thread(&machine, thread);
             let found = machine.core.get(&mut store, PREVIEW1_MODULE, "random_get").unwrap();
             let given = [Val::I32(0), Val::I32(-1)];
             assert_eq!(is_pending_call(&mut store, found.into_func().unwrap(), &given), leaving);

@@ -13,7 +13,7 @@ use wasmtime_wasi::{WasiView, async_trait};
 use std::sync::Arc;
 
 use super::account::ResourceAccount;
-use super::names2;
+use super::preview2_paths;
 use super::state::StoreState;
 
 /// The interface whose functions use up disk space or descriptors, as the library names it.
@@ -25,7 +25,7 @@ pub(super) fn build_linker(engine: &Engine) -> Result<Linker<StoreState>> {
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
     linker.allow_shadowing(true);
     let mut files = linker.instance(FILESYSTEM_INTERFACE)?;
-    names2::add_name_calls(&mut files)?;
+    preview2_paths::add_name_calls(&mut files)?;
     add_write_calls(&mut files)?;
     add_stream_calls(&mut files)?;
     linker.allow_shadowing(false);

@@ -34,7 +34,7 @@ pub(super) struct WorkerOrder {
     /// Where it starts: a path in one of them.
     pub start: (usize, String),
     pub memory: Option<u64>,
-    /// Whether what is written is bounded, by a [`super::ledger`] among the answers.
+    /// Whether what is written is bounded, by a [`super::disk_quota`] among the answers.
     pub disk: bool,
     pub open_files: Option<u32>,
     pub fuel: Option<u64>,

@@ -11,10 +11,10 @@ use wasmtime_wasi::filesystem::WasiFilesystemView;
 use wasmtime_wasi::{I32Exit, WasiCtxBuilder, WasiView};
 
 use super::account::ResourceAccount;
+use super::deterministic;
 use super::engine::{EngineMode, TIME_SLICE_TICKS, WasmMachine};
-use super::fixed;
-use super::lane::ThreadLane;
-use super::openings::Openings;
+use super::executor::ProgramThread;
+use super::preopens::Preopens;
 use super::program::LoadedProgram;
 use super::state::{Descriptors, Meter, STDIO_STREAMS, StopReason, StoreState};
 
@@ -25,10 +25,10 @@ const MAX_HOST_RESOURCES: usize = 100_000;
 pub(super) struct ProgramJob {
     pub argv: Vec<String>,
     pub env: Vec<(String, String)>,
-    pub openings: Openings,
+    pub preopens: Preopens,
     pub limits: EffectiveLimits,
     pub account: Arc<ResourceAccount>,
-    pub lane: Arc<ThreadLane>,
+    pub thread: Arc<ProgramThread>,
     /// Gives it its streams.
     pub streams: Box<dyn FnOnce(&mut WasiCtxBuilder) + Send>,
 }
@@ -64,11 +64,11 @@ pub(super) async fn run_program(
 
 /// A store with everything the program may use.
 pub(super) fn build_store(machine: &WasmMachine, job: ProgramJob) -> Store<StoreState> {
-    let ProgramJob { argv, env, openings, limits, account, lane, streams } = job;
+    let ProgramJob { argv, env, preopens, limits, account, thread, streams } = job;
     let fixed = machine.mode == EngineMode::Fixed;
-    let given = openings.count() + STDIO_STREAMS;
-    let wasi = build_wasi(&argv, &env, openings, streams, fixed);
-    let meter = Meter::start(account, lane, limits.cpu_time.map(Into::into));
+    let given = preopens.count() + STDIO_STREAMS;
+    let wasi = build_wasi(&argv, &env, preopens, streams, fixed);
+    let meter = Meter::start(account, thread, limits.cpu_time.map(Into::into));
     let descriptors = Descriptors::new(limits.open_files, given);
     let mut store = Store::new(
         &machine.engine,
@@ -103,18 +103,18 @@ fn check_epoch_tick(meter: &Meter) -> Result<UpdateDeadline, Error> {
 fn build_wasi(
     argv: &[String],
     env: &[(String, String)],
-    openings: Openings,
+    preopens: Preopens,
     streams: Box<dyn FnOnce(&mut WasiCtxBuilder) + Send>,
     fixed: bool,
 ) -> wasmtime_wasi::p1::WasiP1Ctx {
     let mut builder = WasiCtxBuilder::new();
     builder.args(argv).envs(env).allow_tcp(false).allow_udp(false).allow_ip_name_lookup(false);
     if fixed {
-        fixed::make_deterministic(&mut builder);
+        deterministic::make_deterministic(&mut builder);
     }
     streams(&mut builder);
     let mut built = builder.build_p1();
-    *built.filesystem().ctx = openings.into_filesystem();
+    *built.filesystem().ctx = preopens.into_filesystem();
     built
 }
 

@@ -7,22 +7,22 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use stockade_core::{
-    Command, EffectiveLimits, Error, ErrorCode, ExitStatus, Files, Parts, Process, Result, Sandbox,
-    SandboxId, Signal, SnapshotKind, StartFailure, Stdin, StreamId,
+    Command, EffectiveLimits, Error, ErrorCode, ExitStatus, Files, Process, Result, Sandbox,
+    SandboxId, Signal, SnapshotFiles, SnapshotKind, StartFailure, Stdin, StreamId,
 };
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use wasmtime_wasi::WasiCtxBuilder;
 
 use super::NAME;
-use super::body::{WasmBody, build_environment};
 use super::engine::{EngineMode, WasmMachine};
+use super::executor::ProgramThread;
 use super::find::{self, StartDir};
-use super::lane::ThreadLane;
-use super::openings::{Opening, Openings};
+use super::preopens::{Preopen, Preopens};
 use super::process::{self, PresenceGuard, ProcessInside, ProgramHandle};
 use super::program::{LoadedProgram, ProgramBytes};
 use super::run::{self, ProgramJob};
+use super::sandbox_parts::{WasmSandboxParts, build_environment};
 use super::streams::{EventOutlet, Inlet};
 use super::tree::GuestPlace;
 use crate::linux::running::left_behind;
@@ -85,12 +85,12 @@ impl ProgramHandles {
 
 /// A sandbox in this process.
 pub(super) struct WasmSandbox {
-    body: Arc<WasmBody>,
+    body: Arc<WasmSandboxParts>,
     programs: ProgramHandles,
 }
 
 impl WasmSandbox {
-    pub(super) fn new(body: WasmBody) -> Self {
+    pub(super) fn new(body: WasmSandboxParts) -> Self {
         Self { body: Arc::new(body), programs: ProgramHandles::default() }
     }
 
@@ -113,14 +113,14 @@ impl Sandbox for WasmSandbox {
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let (process, inside, handle) = process::create_process(command.stdin != Stdin::None);
         self.programs.add_handle(&self.body.id, handle)?;
-        let lane = ThreadLane::callers();
+        let thread = ProgramThread::callers();
         let plan = ProgramPlan {
             body: Arc::clone(&self.body),
             command: command.clone(),
             limits: *limits,
-            lane: Arc::clone(&lane),
+            thread: Arc::clone(&thread),
         };
-        let begun = self.body.shared.threads.begin_course(lane, Box::pin(plan.run_plan(inside)));
+        let begun = self.body.shared.threads.begin_course(thread, Box::pin(plan.run_plan(inside)));
         begun.map_err(|error| {
             Error::new(ErrorCode::System, "spawn", "no thread for it").backend(NAME).source(error)
         })?;
@@ -135,7 +135,7 @@ impl Sandbox for WasmSandbox {
         self.body.write_snapshot(kind, into).await
     }
 
-    async fn restore(&self, from: &Parts) -> Result<()> {
+    async fn restore(&self, from: &SnapshotFiles) -> Result<()> {
         self.body.restore_snapshot(from).await
     }
 
@@ -152,10 +152,10 @@ impl Sandbox for WasmSandbox {
 
 /// One program that is about to run.
 struct ProgramPlan {
-    body: Arc<WasmBody>,
+    body: Arc<WasmSandboxParts>,
     command: Command,
     limits: EffectiveLimits,
-    lane: Arc<ThreadLane>,
+    thread: Arc<ProgramThread>,
 }
 
 struct PreparedProgram {
@@ -184,7 +184,7 @@ impl ProgramPlan {
             Some(Ok(PreparedProgram { machine, program, job })) => {
                 let ended = async move {
                     // Before that it cannot go on for long.
-                    self.lane.wait_for_own_thread().await;
+                    self.thread.wait_for_own_thread().await;
                     tokio::select! {
                         // An error means that no handle is left to end it: then it must not go on either.
                         _ = killed.wait_for(|killed| *killed) => ExitStatus::Signalled(Signal::KILL),
@@ -208,23 +208,23 @@ impl ProgramPlan {
     ) -> Result<PreparedProgram, StartFailure> {
         let body = &self.body;
         let start = find::resolve_start_dir(&body.tree, &self.command)?;
-        let openings = self.build_openings(&start)?;
+        let preopens = self.build_preopens(&start)?;
         let argv = self.command.argv();
         let name = argv.first().map_or("", String::as_str);
         let (machine, program) = match self.find_warm_program(name) {
             Some(found) => found,
             None => {
-                self.lane.wait_for_own_thread().await;
+                self.thread.wait_for_own_thread().await;
                 self.load_program(&start, name, present).await?
             }
         };
         let job = ProgramJob {
             env: build_environment(&self.command.env),
             argv,
-            openings,
+            preopens,
             limits: self.limits,
             account: Arc::clone(&body.account),
-            lane: Arc::clone(&self.lane),
+            thread: Arc::clone(&self.thread),
             streams,
         };
         Ok(PreparedProgram { machine, program, job })
@@ -288,30 +288,30 @@ impl ProgramPlan {
     }
 
     /// The directories it is given: opened once for all that start where most do.
-    fn build_openings(&self, start: &StartDir<'_>) -> Result<Openings, StartFailure> {
+    fn build_preopens(&self, start: &StartDir<'_>) -> Result<Preopens, StartFailure> {
         let usual = start.is_usual(&self.body.tree).then_some(&self.body.usual);
-        if let Some(openings) = usual.and_then(OnceLock::get) {
-            return Ok(openings.clone());
+        if let Some(preopens) = usual.and_then(OnceLock::get) {
+            return Ok(preopens.clone());
         }
-        let openings = Openings::of(&self.open_dirs(start)?)
+        let preopens = Preopens::of(&self.open_dirs(start)?)
             .map_err(|error| StartFailure::NoResources(run::shorten_error(&error)))?;
         Ok(match usual {
-            Some(usual) => usual.get_or_init(|| openings).clone(),
-            None => openings,
+            Some(usual) => usual.get_or_init(|| preopens).clone(),
+            None => preopens,
         })
     }
 
-    fn open_dirs(&self, start: &StartDir<'_>) -> Result<Vec<Opening>, StartFailure> {
-        let opening = |place: &GuestPlace| Opening {
+    fn open_dirs(&self, start: &StartDir<'_>) -> Result<Vec<Preopen>, StartFailure> {
+        let preopen = |place: &GuestPlace| Preopen {
             dir: Arc::clone(&place.dir),
             at: place.at.clone(),
             read_only: place.read_only,
         };
         let dir = Arc::new(start.open_dir(&self.command)?);
-        let mut openings: Vec<_> = self.body.tree.places.iter().map(opening).collect();
+        let mut preopens: Vec<_> = self.body.tree.places.iter().map(preopen).collect();
         // Last: of two that fit a relative path alike, programs take the one they saw later.
-        openings.push(Opening { dir, at: ".".into(), read_only: start.place.read_only });
-        Ok(openings)
+        preopens.push(Preopen { dir, at: ".".into(), read_only: start.place.read_only });
+        Ok(preopens)
     }
 }
 

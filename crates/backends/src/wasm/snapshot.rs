@@ -8,12 +8,12 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, mkdirat, openat, renameat, unlinkat};
-use stockade_core::{Error, ErrorCode, Parts, Result, SnapshotKind};
+use stockade_core::{Error, ErrorCode, Result, SnapshotFiles, SnapshotKind};
 use stockade_fs::{ClosedDirs, list_names};
 
 use super::NAME;
 use super::tree::{GuestPlace, GuestTree};
-use crate::across::tree::{self, Side};
+use crate::peer::tree::{self, Side};
 
 /// Staging directory: restored files wait there until all of them have arrived.
 const STAGING_DIR_NAME: &str = ".stockade-restored";
@@ -50,7 +50,7 @@ fn write_archive(place: &GuestPlace, most: u64, out: File) -> Result<()> {
 
 /// Brings a snapshot back: what was made since is gone, what was removed is there. Nothing is removed
 /// before all of it has arrived.
-pub(super) fn restore_snapshot(tree: &GuestTree, from: &Parts, most: u64) -> Result<()> {
+pub(super) fn restore_snapshot(tree: &GuestTree, from: &SnapshotFiles, most: u64) -> Result<()> {
     if from.kind == SnapshotKind::Full {
         return Err(Error::unsupported("restore", from.kind.feature()));
     }
@@ -71,7 +71,7 @@ pub(super) fn restore_snapshot(tree: &GuestTree, from: &Parts, most: u64) -> Res
 }
 
 /// Unpacks the archive of one place inside of it.
-fn stage_archive(place: &GuestPlace, from: &Parts, most: u64) -> Result<()> {
+fn stage_archive(place: &GuestPlace, from: &SnapshotFiles, most: u64) -> Result<()> {
     let failed =
         |error: io::Error| snapshot_error("restore", "the files cannot be unpacked").source(error);
     let dir = open_dir(&place.host).map_err(failed)?;

@@ -14,7 +14,7 @@ use wasmtime_wasi::{WasiCtxView, WasiView, async_trait};
 use super::account::ResourceAccount;
 use super::check::MAX_TABLE_ENTRIES;
 use super::engine::LARGEST_MEMORY;
-use super::lane::ThreadLane;
+use super::executor::ProgramThread;
 
 /// Memory that one table element takes.
 const TABLE_ELEMENT_BYTES: u64 = 16;
@@ -35,7 +35,7 @@ pub(super) struct StoreState {
     pub descriptors: Descriptors,
     /// Whether nothing of the host's time may be seen.
     pub fixed: bool,
-    /// How it ended, for who asks afterwards.
+    /// How it ended, for callers that ask afterwards.
     pub ended: Arc<OnceLock<ExitStatus>>,
 }
 
@@ -111,7 +111,7 @@ impl Descriptors {
 /// Memory, processor time and disk of one program, on its sandbox's account.
 pub(super) struct Meter {
     pub account: Arc<ResourceAccount>,
-    pub lane: Arc<ThreadLane>,
+    pub thread: Arc<ProgramThread>,
     cpu_most: Option<Duration>,
     held: u64,
     peak: u64,
@@ -122,22 +122,22 @@ impl Meter {
     /// Starts to count.
     pub(super) fn start(
         account: Arc<ResourceAccount>,
-        lane: Arc<ThreadLane>,
+        thread: Arc<ProgramThread>,
         cpu_most: Option<Duration>,
     ) -> Self {
-        lane.restart_clock();
-        Self { account, lane, cpu_most, held: 0, peak: 0, refused: false }
+        thread.restart_clock();
+        Self { account, thread, cpu_most, held: 0, peak: 0, refused: false }
     }
 
     /// Counts from here on anew, for another call.
     pub(super) fn restart_clock(&mut self) {
-        self.lane.restart_clock();
+        self.thread.restart_clock();
         self.refused = false;
     }
 
     /// Processor time so far.
     pub(super) fn cpu_time(&self) -> Duration {
-        self.lane.cpu_time()
+        self.thread.cpu_time()
     }
 
     /// Fails when the processor time is used up.
@@ -187,7 +187,7 @@ impl Meter {
     /// A program that has grown large leaves its caller's thread.
     async fn leave_caller_if_large(&self) {
         if self.held > INLINE_MEMORY_BYTES {
-            self.lane.wait_for_own_thread().await;
+            self.thread.wait_for_own_thread().await;
         }
     }
 }
@@ -248,16 +248,16 @@ mod tests {
     #[test]
     fn a_program_with_much_memory_does_not_stay_on_its_callers_thread() {
         let account = Arc::new(ResourceAccount::new(&Limits::defaults()));
-        let lane = ThreadLane::callers();
-        let mut meter = Meter::start(account, Arc::clone(&lane), None);
+        let thread = ProgramThread::callers();
+        let mut meter = Meter::start(account, Arc::clone(&thread), None);
         let mut context = Context::from_waker(Waker::noop());
         let little = pin!(meter.memory_growing(0, 1 << 20, None)).poll(&mut context);
         assert!(matches!(little, Poll::Ready(Ok(true))));
         {
             let mut much = pin!(meter.memory_growing(1 << 20, 64 << 20, None));
             assert!(much.as_mut().poll(&mut context).is_pending());
-            lane.leave_thread();
-            lane.arrive_on_thread();
+            thread.leave_thread();
+            thread.arrive_on_thread();
             assert!(matches!(much.poll(&mut context), Poll::Ready(Ok(true))));
         }
         assert_eq!(meter.peak(), 64 << 20);

@@ -13,7 +13,7 @@ use rustix::fs::Mode;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::unconstrained;
 
-use super::lane::ThreadLane;
+use super::executor::ProgramThread;
 
 /// Idle threads kept for the next program.
 const MAX_IDLE_THREADS: usize = 64;
@@ -39,13 +39,17 @@ fn lock(idle: &Idle) -> MutexGuard<'_, Vec<SyncSender<Task>>> {
 
 impl Threads {
     /// Begins a program on this thread, and goes on with it on one of its own if that was not all.
-    pub(super) fn begin_course(&self, lane: Arc<ThreadLane>, mut course: Course) -> io::Result<()> {
+    pub(super) fn begin_course(
+        &self,
+        thread: Arc<ProgramThread>,
+        mut course: Course,
+    ) -> io::Result<()> {
         match poll_once(&mut course) {
             Poll::Ready(()) => Ok(()),
             Poll::Pending => {
-                lane.leave_thread();
+                thread.leave_thread();
                 self.run_task(move |runtime| {
-                    lane.arrive_on_thread();
+                    thread.arrive_on_thread();
                     runtime.block_on(course);
                 })
             }

@@ -17,14 +17,14 @@ use wasmtime_wasi::cli::OutputFile;
 use super::account::ResourceAccount;
 use super::check::{self, MAX_PROGRAM_BYTES, ProgramKind, UnfitProgram};
 use super::code::Trusted;
+use super::disk_quota::DiskQuota;
 use super::engine::{Machines, Supply};
-use super::lane::ThreadLane;
-use super::ledger::DiskLedger;
-use super::openings::{Opening, Openings};
+use super::executor::ProgramThread;
+use super::preopens::{Preopen, Preopens};
 use super::program;
 use super::report::{WORKER_DIR, WorkerAnswer, WorkerMode, WorkerOrder};
 use super::run::{self, ProgramJob};
-use super::{cache, find, ledger};
+use super::{cache, disk_quota, find};
 
 /// The worker's own exit codes; a program's is in its answer.
 const EXIT_DONE: i32 = 0;
@@ -117,18 +117,18 @@ fn execute_order(mut order: WorkerOrder, limits: Limits) -> Result<Exit, StartFa
     let program = program::load_compiled(&machine, kind, &code)
         .map_err(|unfit| find::to_start_failure(&name, &unfit))?;
     let account = match order.disk {
-        true => DiskLedger::open(&answers_dir().join(ledger::LEDGER_FILE_NAME))
-            .map(|ledger| ResourceAccount::with_ledger(&limits, ledger))
+        true => DiskQuota::open(&answers_dir().join(disk_quota::QUOTA_FILE_NAME))
+            .map(|quota| ResourceAccount::with_quota(&limits, quota))
             .map_err(|error| lacking(&error.to_string()))?,
         false => ResourceAccount::new(&limits),
     };
     let job = ProgramJob {
-        openings: open_places(&order).map_err(|error| lacking(&error.to_string()))?,
+        preopens: open_places(&order).map_err(|error| lacking(&error.to_string()))?,
         argv: std::mem::take(&mut order.argv),
         env: std::mem::take(&mut order.env),
         limits,
         account: Arc::new(account),
-        lane: ThreadLane::own(),
+        thread: ProgramThread::own(),
         streams: Box::new(inherit_stdio),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
@@ -159,27 +159,27 @@ fn read_order_code(order: &WorkerOrder) -> Result<(ProgramKind, Trusted), StartF
     }
 }
 
-fn open_places(order: &WorkerOrder) -> wasmtime::Result<Openings> {
+fn open_places(order: &WorkerOrder) -> wasmtime::Result<Preopens> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let open = |path: &str| openat(CWD, path, flags, Access::empty());
-    let mut openings = Vec::new();
+    let mut preopens = Vec::new();
     for (at, path, read_only) in &order.places {
-        openings.push(Opening {
+        preopens.push(Preopen {
             dir: Arc::new(open(path)?),
             at: at.clone(),
             read_only: *read_only,
         });
     }
     let (number, rest) = &order.start;
-    let place = openings
+    let place = preopens
         .get(*number)
         .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::InvalidInput))?;
     let within = ResolveFlags::BENEATH;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
     let dir = Arc::new(open_beneath(&place.dir, rest, flags, Access::empty(), within)?);
     let read_only = place.read_only;
-    openings.push(Opening { dir, at: ".".into(), read_only });
-    Openings::of(&openings)
+    preopens.push(Preopen { dir, at: ".".into(), read_only });
+    Preopens::of(&preopens)
 }
 
 /// The worker's own streams, which the walls count and bound.

@@ -7,7 +7,7 @@
     reason = "a test fails where a value is missing"
 )]
 
-mod across;
 mod landlock;
 mod native;
+mod peer;
 mod wasm;

@@ -47,7 +47,11 @@ fn overlay(base: &std::path::Path) -> Workspace {
         std::fs::create_dir(base.join(name)).unwrap();
         HostPath::try_from(base.join(name)).unwrap()
     };
-    Workspace::Overlay(Layers { lower: layer("lower"), upper: layer("upper"), work: layer("work") })
+    Workspace::Overlay(OverlayDirs {
+        lower: layer("lower"),
+        upper: layer("upper"),
+        work: layer("work"),
+    })
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use stockade_backends::wasm::call::Val;
-use stockade_backends::wasm::{Settings, Wasm};
+use stockade_backends::wasm::{Wasm, WasmSettings};
 use stockade_core::*;
 use stockade_engine::*;
 
@@ -94,7 +94,7 @@ const GREETER_COMPONENT: &str = r#"(component
     (export "sum" (func $sum))
     (export "test:greets/texts" (instance $texts)))"#;
 
-async fn engine(settings: Settings) -> (Engine, tempfile::TempDir) {
+async fn engine(settings: WasmSettings) -> (Engine, tempfile::TempDir) {
     let state = tempfile::tempdir().unwrap();
     let config = EngineConfig::at(state.path().join("state"));
     (Engine::open(config, vec![Arc::new(Wasm::new(settings))]).await.unwrap(), state)
@@ -120,7 +120,7 @@ async fn run(engine: &Engine, spec: SandboxSpec, command: Command) -> (Outcome, 
 
 #[tokio::test]
 async fn a_program_is_given_by_bytes_by_file_or_lies_in_the_workspace_in_text_or_binary() {
-    let (engine, state) = engine(Settings::default().with_module("given", PRINT_PROGRAM)).await;
+    let (engine, state) = engine(WasmSettings::default().with_module("given", PRINT_PROGRAM)).await;
     let (outcome, out) = run(&engine, spec(), Command::program(["given"])).await;
     assert_eq!((outcome.ending, out.as_str()), (Ending::Exited(5), "hi\n"));
     let file = state.path().join("prog.wasm");
@@ -147,7 +147,7 @@ async fn a_program_is_given_by_bytes_by_file_or_lies_in_the_workspace_in_text_or
 async fn a_command_component_runs_and_says_how_it_ended() {
     for (result, code) in [(0, 0), (1, 1)] {
         let (engine, _state) =
-            engine(Settings::default().with_module("c", component(result))).await;
+            engine(WasmSettings::default().with_module("c", component(result))).await;
         let (outcome, _) = run(&engine, spec(), Command::program(["c"])).await;
         assert_eq!(outcome.ending, Ending::Exited(code));
     }
@@ -155,7 +155,7 @@ async fn a_command_component_runs_and_says_how_it_ended() {
 
 #[tokio::test]
 async fn an_ordinary_command_is_refused_with_a_remedy() {
-    let (engine, _state) = engine(Settings::default()).await;
+    let (engine, _state) = engine(WasmSettings::default()).await;
     let ordinary = SandboxSpec { backend: "wasm".parse().unwrap(), ..SandboxSpec::default() };
     let error = engine.run(ordinary, Command::program(["true"])).await.unwrap_err();
     assert_eq!(error.code(), ErrorCode::Refused);
@@ -174,7 +174,7 @@ async fn compiled_code_is_kept_and_a_tampered_entry_is_made_anew() {
     let cache = dir.path().join("cache");
     let ran = || async {
         let (engine, _state) =
-            engine(Settings::default().cached(&cache).with_module("p", PRINT_PROGRAM)).await;
+            engine(WasmSettings::default().cached(&cache).with_module("p", PRINT_PROGRAM)).await;
         run(&engine, spec(), Command::program(["p"])).await.0.ending
     };
     assert_eq!(ran().await, Ending::Exited(5));
@@ -204,7 +204,7 @@ async fn a_call_that_the_host_cannot_make_sense_of_ends_a_program_that_had_start
         (memory 1)
         (func (export "_start")
             (drop (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 8)))))"#;
-    let (engine, _state) = engine(Settings::default().with_module("m", module)).await;
+    let (engine, _state) = engine(WasmSettings::default().with_module("m", module)).await;
     let (outcome, _) = run(&engine, spec(), Command::program(["m"])).await;
     assert_eq!(outcome.ending, Ending::Signalled(Signal(6)));
 }
@@ -218,7 +218,7 @@ async fn memory_that_was_not_had_after_all_is_not_counted() {
             (if (i32.ne (memory.grow (i32.const 200)) (i32.const -1)) (then (unreachable)))
             (br_if 0 (local.tee $left (i32.sub (local.get $left) (i32.const 1)))))
         (if (i32.ne (memory.grow (i32.const 2)) (i32.const 1)) (then (unreachable)))))"#;
-    let (engine, _state) = engine(Settings::default().with_module("m", module)).await;
+    let (engine, _state) = engine(WasmSettings::default().with_module("m", module)).await;
     let mut spec = spec();
     spec.limits.memory = Some(Bytes::mib(16));
     let (outcome, _) = run(&engine, spec, Command::program(["m"])).await;
@@ -233,7 +233,7 @@ const SPIN_PROGRAM: &str =
 /// it comes back at all shows that the program has left.
 #[tokio::test(flavor = "current_thread")]
 async fn a_program_that_goes_on_leaves_its_callers_thread_and_ends_when_it_is_told_to() {
-    let wasm = Wasm::new(Settings::default().with_module("spins", SPIN_PROGRAM));
+    let wasm = Wasm::new(WasmSettings::default().with_module("spins", SPIN_PROGRAM));
     let admitted = admit(&spec(), &wasm.probe().await).unwrap();
     let id: SandboxId = "leaves".parse().unwrap();
     let sandbox = wasm.create(&id, &admitted).await.unwrap();
@@ -254,7 +254,7 @@ async fn what_would_show_private_files_is_refused_as_a_workspace_and_as_a_mount(
     let dir = tempfile::tempdir().unwrap();
     let cache = dir.path().join("cache");
     std::fs::create_dir(&cache).unwrap();
-    let settings = Settings::default().cached(&cache).with_module("p", PRINT_PROGRAM);
+    let settings = WasmSettings::default().cached(&cache).with_module("p", PRINT_PROGRAM);
     let (engine, _state) = engine(settings).await;
     for shown in ["/", "/tmp", "/var/tmp", dir.path().to_str().unwrap()] {
         let source = HostPath::try_from(Path::new(shown).to_owned()).unwrap();
@@ -401,7 +401,7 @@ fn fuzzing() -> Duration {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_module_that_was_tampered_with_ends_in_an_outcome_and_harms_nobody() {
-    let (engine, _state) = engine(Settings::default()).await;
+    let (engine, _state) = engine(WasmSettings::default()).await;
     let mut spec = spec();
     spec.limits.memory = Some(Bytes::mib(16));
     spec.limits.cpu_time = Some(Span::millis(200));

@@ -10,13 +10,12 @@ use stockade_engine::{FORK_CONCURRENCY, MAX_FORK_COPIES, Snapshot, Snapshots, sp
 use tokio::task::{JoinError, JoinSet};
 
 use super::snapshot;
-use super::teleport::ORIGIN_LABEL;
 use crate::config::Settings;
 use crate::daemon::client::SupervisorConnection;
 use crate::daemon::end::end_sandbox;
 use crate::daemon::launch::launch_now;
 use crate::daemon::message::{
-    Described, SandboxReady, SandboxStateRequest, SupervisorOrder, SupervisorReply,
+    Described, ORIGIN_LABEL, SandboxReady, SandboxStateRequest, SupervisorOrder, SupervisorReply,
     SupervisorRequest,
 };
 use crate::daemon::sandbox_directory::SandboxDirectory;
@@ -67,13 +66,13 @@ pub async fn fork(args: &ForkArgs, printer: &Printer) -> Result<i32> {
     let taken =
         snapshot::take_snapshot(&place, &sandbox, pick_fullest_kind(&described), printer).await?;
     let store = Arc::new(snapshot::open_snapshot_store(&settings)?);
-    let passing = store.passing(taken)?;
-    let order = build_order(described, passing.snapshot(), &store).await?;
+    let transient = store.hold_transient(taken)?;
+    let order = build_order(described, transient.snapshot(), &store).await?;
     warn_of_network(&order.spec.network, printer);
     let launching = launch_copies(&order, args.count, &mut interrupts);
     let LaunchedCopies { made, stop } = printer.patiently("building the sandbox", launching).await;
     // Copies whose ids are not printed are of no use, so none may be left by any failure.
-    let stop = stop.or_else(|| passing.end().err().map(ForkStop::Failed));
+    let stop = stop.or_else(|| transient.end().err().map(ForkStop::Failed));
     if let Some(stop) = stop {
         end_copies(&made, &place, &settings).await?;
         return match stop {

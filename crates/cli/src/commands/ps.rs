@@ -67,7 +67,7 @@ struct ListedLease {
 enum ListedState {
     /// Its owner lives.
     Alive,
-    /// The same, and it is kept ready for a caller who has not come yet.
+    /// The same, and it is kept ready in a pool, not yet given to a caller.
     Ready,
     /// Everything in it stands still.
     Paused,

@@ -76,7 +76,7 @@ impl SupervisorConnection {
         sent.map_err(|error| broken_connection_error(self.operation, error))
     }
 
-    /// Hears one thing. An error on the other side is one here.
+    /// Hears one thing. An error of the peer is one here.
     pub async fn hear(&mut self) -> Result<(SupervisorReply, Bytes)> {
         receive_reply(&mut self.reader, self.operation).await
     }
@@ -87,7 +87,7 @@ impl SupervisorConnection {
     }
 }
 
-/// Hears one thing. An error on the other side is one here.
+/// Hears one thing. An error of the peer is one here.
 pub async fn receive_reply(
     reader: &mut OwnedReadHalf,
     operation: &'static str,

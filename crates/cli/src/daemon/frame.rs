@@ -26,7 +26,7 @@ pub enum SupervisorFrameError {
     /// A header does not parse.
     #[error("a frame cannot be understood")]
     Malformed(#[from] serde_json::Error),
-    /// The other side went away in the middle of a frame, or before one that was due.
+    /// The peer went away in the middle of a frame, or before one that was due.
     #[error("the connection was closed")]
     Closed,
 }
@@ -49,7 +49,7 @@ pub async fn send_frame<T: Serialize>(
     Ok(to.write_all(&frame).await?)
 }
 
-/// Receives one frame; nothing if the other side went away between two.
+/// Receives one frame; nothing if the peer went away between two.
 pub async fn receive_frame<T: DeserializeOwned>(
     from: &mut (impl AsyncRead + Unpin),
 ) -> Result<Option<(T, Bytes)>, SupervisorFrameError> {

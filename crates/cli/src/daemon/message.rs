@@ -17,6 +17,9 @@ pub const PROTOCOL_VERSION: u32 = 9;
 /// Chunk size of file operations and of input.
 pub const CHUNK_BYTES: u32 = 256 << 10;
 
+/// Label that names the sandbox which a teleported one replaces.
+pub const ORIGIN_LABEL: &str = "teleported-from";
+
 /// What a command says to the supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]

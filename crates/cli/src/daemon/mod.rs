@@ -1,4 +1,4 @@
-//! The supervisor of a lasting sandbox and its wire: one process for each sandbox that lives on after the
+//! The supervisor of a persistent sandbox and its wire: one process for each sandbox that lives on after the
 //! command that made it, which is this program once more. Commands reach it over a Unix socket that only
 //! their user can open.
 //!

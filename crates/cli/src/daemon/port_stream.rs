@@ -24,7 +24,7 @@ const PIECE_BYTES: usize = 64 << 10;
 /// Frames that wait to be sent: what is on its way, and an answer to each that comes.
 const SEND_QUEUE_FRAMES: usize = 2 * WINDOW_PIECES as usize + 1;
 
-/// Pieces of the other side that wait for the stream.
+/// Pieces of the peer that wait for the stream.
 enum QueuedPiece {
     Data(Bytes),
     End,
@@ -86,7 +86,7 @@ async fn read_stream(
             Err(_) => break false,
         }
     };
-    // The other side has everything before it hears of the end, be it a good one or not.
+    // The peer has everything before it hears of the end, be it a good one or not.
     carried.credit.add_permits(1);
     let _ = carried.credit.acquire_many(WINDOW_PIECES).await.map(|permits| permits.forget());
     if complete {
@@ -96,7 +96,7 @@ async fn read_stream(
     false
 }
 
-/// Passes on what the other side sends. A stream that takes no more is left alone: whether it broke shows where it
+/// Passes on what the peer sends. A stream that takes no more is left alone: whether it broke shows where it
 /// is read.
 async fn write_stream(
     mut stream: impl AsyncWrite + Unpin,
@@ -121,7 +121,7 @@ async fn write_stream(
     }
 }
 
-/// Sends frames until both directions are done. False if the other side is gone.
+/// Sends frames until both directions are done. False if the peer is gone.
 async fn send_frames(
     writer: &mut OwnedWriteHalf,
     mut outbox: mpsc::Receiver<(PortFrame, Bytes)>,
@@ -134,7 +134,7 @@ async fn send_frames(
     true
 }
 
-/// Takes what the other side sends. Returns when it went away too early or broke the rules.
+/// Takes what the peer sends. Returns when it went away too early or broke the rules.
 async fn receive_frames(
     reader: &mut OwnedReadHalf,
     queue: mpsc::Sender<QueuedPiece>,
@@ -163,7 +163,7 @@ async fn receive_frames(
             Err(TrySendError::Full(_)) => return,
         }
     }
-    // The other side is done only when it has heard both ends. What it sent last may still be passed on here.
+    // The peer is done only when it has heard both ends. What it sent last may still be passed on here.
     if ended && carried.told_end.load(Ordering::Relaxed) {
         std::future::pending::<()>().await;
     }

@@ -51,7 +51,7 @@ impl SandboxDirectory {
         Ok(by_prefix("sandboxes", given.as_str(), ids, operation)?.unwrap_or_else(|| given.clone()))
     }
 
-    /// Connects to the owner of a lasting sandbox, or says why that is not possible. The beginning of an
+    /// Connects to the owner of a persistent sandbox, or says why that is not possible. The beginning of an
     /// id is enough; the connection has the whole.
     pub async fn reach(
         &self,

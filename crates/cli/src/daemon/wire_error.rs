@@ -43,7 +43,7 @@ impl From<&Error> for WireError {
     }
 }
 
-/// The causes are values of this process: on the other side only their words are left.
+/// The causes are values of this process: on the peer only their words are left.
 fn with_causes(error: &Error) -> String {
     let mut message = error.message().to_owned();
     let mut cause = std::error::Error::source(error);
@@ -108,7 +108,7 @@ pub fn broken_connection_error(operation: &'static str, error: SupervisorFrameEr
     }
 }
 
-/// The other side said something that does not fit.
+/// The peer said something that does not fit.
 pub fn out_of_turn(operation: &'static str) -> Error {
     Error::new(ErrorCode::Protocol, operation, "the peer sent an unexpected answer")
         .remedy("use the same version of stockade for the sandbox and the command")

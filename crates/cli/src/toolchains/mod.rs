@@ -24,7 +24,7 @@ pub use choice::ToolchainChoice;
 use table::{KNOWN_TOOLCHAINS, Toolchain, ToolchainRoot};
 
 const TOOLCHAIN_FLAG: &str = "--toolchain";
-/// The home directory of whom commands run as, inside.
+/// The home directory inside, of the user that commands run as.
 const HOME_INSIDE: &str = "/home/sandbox";
 /// The most trees of one toolchain; one that would need more is not shown.
 const MAX_TREES: usize = 64;

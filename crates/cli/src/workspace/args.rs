@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use stockade_core::{Error, ErrorCode, HostPath, Layers, Result, Workspace};
+use stockade_core::{Error, ErrorCode, HostPath, OverlayDirs, Result, Workspace};
 use stockade_workspaces::Hint;
 
 use super::{WorkspaceHandle, open_workspaces};
@@ -72,7 +72,7 @@ impl WantedWorkspace {
             Self::Checkout(_) | Self::Kept(_) => host_path(state.join("git/planned/tree"))?,
         };
         let layer = |name| host_path(state.join("workspaces/planned").join(name));
-        Ok(Workspace::Overlay(Layers { lower, upper: layer("upper")?, work: layer("work")? }))
+        Ok(Workspace::Overlay(OverlayDirs { lower, upper: layer("upper")?, work: layer("work")? }))
     }
 
     /// What to ask the library for, where there is something to make.

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Serialize;
-use stockade_core::{Image, Result, SandboxSpec, Workspace as Place, WorkspaceId};
+use stockade_core::{Image, Result, SandboxSpec, Workspace as SpecWorkspace, WorkspaceId};
 use stockade_engine::{Engine, WorkspaceGuard};
 use stockade_workspaces::{
-    Diff, Hint, Kind, Mechanism, Request, SandboxWorkspaces, Workspace, WorkspaceOrigin, Workspaces,
+    Diff, Hint, Kind, ManagedWorkspace, Mechanism, Request, SandboxWorkspaces, WorkspaceOrigin,
+    Workspaces,
 };
 
 use super::args::RESUME_FLAG;
@@ -23,7 +24,7 @@ pub struct SettledWorkspace {
     /// Where it is kept.
     pub workspaces: Workspaces,
     /// It.
-    pub workspace: Workspace,
+    pub workspace: ManagedWorkspace,
     /// What was changed.
     pub diff: Diff,
 }
@@ -170,14 +171,15 @@ async fn choose_mechanism(
     spec: &SandboxSpec,
     engine: &Engine,
 ) -> Mechanism {
-    let Place::Overlay(layers) = &spec.workspace else { return Mechanism::default() };
+    let SpecWorkspace::Overlay(layers) = &spec.workspace else { return Mechanism::default() };
     if workspaces.mechanism() == Mechanism::Copy {
         return Mechanism::Copy;
     }
     if engine.explain(spec).await.chosen.is_some() {
         return Mechanism::Kernel;
     }
-    let copied = SandboxSpec { workspace: Place::Local(layers.lower.clone()), ..spec.clone() };
+    let copied =
+        SandboxSpec { workspace: SpecWorkspace::Local(layers.lower.clone()), ..spec.clone() };
     match engine.explain(&copied).await.chosen {
         Some(_) => Mechanism::Copy,
         // What else stands in the way is told when the sandbox is asked for.

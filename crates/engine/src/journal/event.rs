@@ -23,7 +23,7 @@ pub enum Event {
         job: JobId,
         /// The sandbox it runs in.
         sandbox: SandboxId,
-        /// Whom it is run for.
+        /// The tenant it is run for.
         tenant: TenantName,
         /// Which backend built the walls.
         backend: BackendName,
@@ -74,7 +74,7 @@ pub enum Event {
     Created {
         /// Its id.
         sandbox: SandboxId,
-        /// Whom it is for.
+        /// The tenant it is for.
         tenant: TenantName,
         /// Which backend builds it.
         backend: BackendName,
@@ -108,7 +108,7 @@ pub enum Event {
     Prepared {
         /// Its id.
         sandbox: SandboxId,
-        /// Whose it is, and for whom alone.
+        /// The tenant it belongs to, and is used for alone.
         tenant: TenantName,
         /// Which backend builds it.
         backend: BackendName,
@@ -139,7 +139,7 @@ pub enum Event {
         /// The sandbox it is about; absent where there is none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         sandbox: Option<SandboxId>,
-        /// Whom it is for.
+        /// The tenant it is for.
         tenant: TenantName,
         /// The tool.
         tool: String,
@@ -216,9 +216,9 @@ pub enum Event {
         workspace: WorkspaceId,
         /// Its kind, as its manifest writes it.
         workspace_kind: String,
-        /// Whom it is for.
+        /// The tenant it is for.
         tenant: TenantName,
-        /// The directory it is about, or the repository without what proves who asks (C-41).
+        /// The directory it is about, or the repository without credentials (C-41).
         root: String,
     },
     /// A workspace was given back.

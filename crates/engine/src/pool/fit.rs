@@ -98,7 +98,7 @@ impl HostPlaces {
 fn thing_at(path: &Path) -> Option<Thing> {
     let stat = rustix::fs::stat(path).ok()?;
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    // The time of change cannot be set by anybody, and has nanoseconds of its own.
+    // The time of change (ctime) cannot be set by a program, and has nanoseconds of its own.
     let version =
         is_file.then_some((stat.st_size, stat.st_ctime as i64, stat.st_ctime_nsec as i64));
     Some(Thing { device: stat.st_dev, inode: stat.st_ino, version })

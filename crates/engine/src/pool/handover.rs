@@ -13,7 +13,7 @@ impl EngineInner {
     /// A prepared sandbox, where there is a pool for what is ordered.
     pub(crate) async fn claim(&self, order: &SandboxOrder) -> Result<Option<Claim>> {
         match self.pools.serving(order) {
-            Some(steward) => steward.claim(order).await.map(Some),
+            Some(driver) => driver.claim(order).await.map(Some),
             None => Ok(None),
         }
     }

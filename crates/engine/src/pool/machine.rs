@@ -39,7 +39,7 @@ pub(super) struct PoolBounds {
 pub(super) enum PoolAct {
     /// Make a sandbox; `made` or `failed` follows.
     Make(PoolSeat),
-    /// It is this caller's now, and never anybody else's. `answered` follows, and later `ended`.
+    /// It is this caller's now, and never another's. `answered` follows, and later `ended`.
     Give(PoolAsker, PoolSeat),
     /// This caller gets none.
     Refuse(PoolAsker, Why),
@@ -299,7 +299,7 @@ impl PoolMachine {
         }
     }
 
-    /// Those for whom one is being made wait for that, as they would without a pool.
+    /// Callers for which one is being made wait for that, as they would without a pool.
     fn expire_waiting(&mut self, now: Moment, acts: &mut Vec<PoolAct>) {
         let served = self.making.len().min(self.line.len());
         let unserved = self.line.split_off(served);

@@ -4,12 +4,12 @@
 //! their tenant's, and die with the engine like everything else.
 
 mod claim;
+mod driver;
 mod fit;
 mod handover;
 mod machine;
 #[cfg(test)]
 mod schedules;
-mod steward;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -23,8 +23,8 @@ pub(crate) use claim::{Claim, ClaimAnswer, Seated};
 
 use crate::engine::{Engine, EngineInner, lock_mutex};
 use crate::lifecycle::{RunningSandbox, SandboxOrder};
+use driver::PoolDriver;
 use machine::{PoolBounds, PoolCounts};
-use steward::Steward;
 
 const OPEN_OPERATION: &str = "open a pool";
 
@@ -32,7 +32,7 @@ const OPEN_OPERATION: &str = "open a pool";
 /// for one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolSpec {
-    /// What they are prepared for. Who asks for the same thing, labels aside, gets one of them.
+    /// What they are prepared for. A request for the same thing, labels aside, gets one of them.
     pub spec: SandboxSpec,
     /// How many are ready.
     pub minimum: u32,
@@ -73,7 +73,7 @@ pub struct PoolStatus {
 /// A pool of an engine. Clones are the same pool; dropping them changes nothing.
 #[derive(Clone)]
 pub struct Pool {
-    steward: Arc<Steward>,
+    driver: Arc<PoolDriver>,
 }
 
 impl PoolSpec {
@@ -116,13 +116,13 @@ impl Engine {
             return Err(Error::new(ErrorCode::Invalid, OPEN_OPERATION, message)
                 .remedy("lower the pool's minimum or its limits, or raise the quota"));
         }
-        let steward = self.inner.pools.open(order, bounds, &self.inner)?;
-        Ok(Pool { steward })
+        let driver = self.inner.pools.open(order, bounds, &self.inner)?;
+        Ok(Pool { driver })
     }
 
     /// Every pool of this engine.
     pub fn pools(&self) -> Vec<Pool> {
-        self.inner.pools.all().into_iter().map(|steward| Pool { steward }).collect()
+        self.inner.pools.all().into_iter().map(|driver| Pool { driver }).collect()
     }
 
     fn refuse_beyond_quota(&self, pool: &PoolSpec) -> Result<()> {
@@ -154,9 +154,9 @@ fn refuse_overlay(spec: &SandboxSpec) -> Result<()> {
 impl Pool {
     /// How it stands.
     pub fn status(&self) -> PoolStatus {
-        let (bounds, counts) = self.steward.counts();
+        let (bounds, counts) = self.driver.counts();
         let PoolCounts { ready, making, used, retiring, waiting } = counts;
-        let admitted = &self.steward.template.admitted;
+        let admitted = &self.driver.template.admitted;
         PoolStatus {
             tenant: admitted.spec().tenant.clone(),
             backend: admitted.backend().clone(),
@@ -173,17 +173,17 @@ impl Pool {
     /// Holds it to other numbers. What is ready beyond the new minimum is taken down; what callers
     /// have stays theirs.
     pub fn resize(&self, minimum: u32, maximum: u32) -> Result<()> {
-        let (bounds, _) = self.steward.counts();
+        let (bounds, _) = self.driver.counts();
         let PoolBounds { idle, patience, .. } = bounds;
         let spec = SandboxSpec::default();
-        self.steward.resize(PoolSpec { spec, minimum, maximum, idle, patience }.bounds()?);
+        self.driver.resize(PoolSpec { spec, minimum, maximum, idle, patience }.bounds()?);
         Ok(())
     }
 
     /// Ends it: waiting callers are refused, and nothing that was ready is left when this returns. What
     /// callers have stays theirs. Idempotent.
     pub async fn close(&self) {
-        self.steward.close().await;
+        self.driver.close().await;
     }
 }
 
@@ -193,7 +193,7 @@ fn saturate_count(count: usize) -> u32 {
 
 /// The pools of one engine.
 #[derive(Default)]
-pub(crate) struct Pools(Mutex<Vec<Arc<Steward>>>);
+pub(crate) struct Pools(Mutex<Vec<Arc<PoolDriver>>>);
 
 impl Pools {
     fn open(
@@ -201,56 +201,56 @@ impl Pools {
         order: SandboxOrder,
         bounds: PoolBounds,
         engine: &Arc<EngineInner>,
-    ) -> Result<Arc<Steward>> {
+    ) -> Result<Arc<PoolDriver>> {
         if order.secrets.is_some() {
             let message = "sandboxes with secrets, or with rules for methods and paths, are not prepared ahead";
             return Err(Error::new(ErrorCode::Invalid, OPEN_OPERATION, message)
                 .remedy("leave the secrets and those rules out of the pool's spec"));
         }
         let mut pools = lock_mutex(&self.0);
-        pools.retain(|steward| !steward.is_closed());
-        if pools.iter().any(|steward| steward.can_serve(&order)) {
+        pools.retain(|driver| !driver.is_closed());
+        if pools.iter().any(|driver| driver.can_serve(&order)) {
             let message = "there is a pool for the same spec";
             return Err(
                 Error::new(ErrorCode::Invalid, OPEN_OPERATION, message).remedy("resize that one")
             );
         }
-        let steward = Steward::open(order, bounds, engine);
-        pools.push(Arc::clone(&steward));
-        Ok(steward)
+        let driver = PoolDriver::open(order, bounds, engine);
+        pools.push(Arc::clone(&driver));
+        Ok(driver)
     }
 
-    fn all(&self) -> Vec<Arc<Steward>> {
-        lock_mutex(&self.0).iter().filter(|steward| !steward.is_closed()).cloned().collect()
+    fn all(&self) -> Vec<Arc<PoolDriver>> {
+        lock_mutex(&self.0).iter().filter(|driver| !driver.is_closed()).cloned().collect()
     }
 
     /// The one that has what is ordered.
-    fn serving(&self, order: &SandboxOrder) -> Option<Arc<Steward>> {
+    fn serving(&self, order: &SandboxOrder) -> Option<Arc<PoolDriver>> {
         let pools = lock_mutex(&self.0);
-        pools.iter().find(|steward| !steward.is_closed() && steward.can_serve(order)).cloned()
+        pools.iter().find(|driver| !driver.is_closed() && driver.can_serve(order)).cloned()
     }
 
     /// Takes back one that is ready, of this tenant.
     pub(crate) fn make_room(&self, tenant: &TenantName) -> Option<RunningSandbox> {
-        let theirs = self.all().into_iter().filter(|steward| steward.is_of(tenant));
-        theirs.into_iter().find_map(|steward| steward.withdraw(|_| true))
+        let theirs = self.all().into_iter().filter(|driver| driver.is_of(tenant));
+        theirs.into_iter().find_map(|driver| driver.withdraw(|_| true))
     }
 
     /// Takes back this one, if it is ready.
     pub(crate) fn withdraw(&self, id: &SandboxId) -> Option<RunningSandbox> {
-        self.all().iter().find_map(|steward| steward.withdraw(|live| live.sandbox.id() == id))
+        self.all().iter().find_map(|driver| driver.withdraw(|live| live.sandbox.id() == id))
     }
 
     /// Ends all of them.
     pub(crate) async fn close(&self) {
-        for steward in self.all() {
-            steward.close().await;
+        for driver in self.all() {
+            driver.close().await;
         }
     }
 }
 
 impl Drop for Pools {
     fn drop(&mut self) {
-        lock_mutex(&self.0).iter().for_each(|steward| steward.abandon_all());
+        lock_mutex(&self.0).iter().for_each(|driver| driver.abandon_all());
     }
 }

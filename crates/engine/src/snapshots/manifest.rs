@@ -1,6 +1,6 @@
 //! What a snapshot says about itself. Holds no environment, so that no secret can get into it (C-41),
 //! and nothing that only a caller may say: no path of a host, no mount, no feature that was given up
-//! (C-05). Its hash is no signature: anybody can make a manifest, so each is read as a stranger's.
+//! (C-05). Its hash is no signature: any caller can make a manifest, so each is treated as hostile.
 
 use std::collections::BTreeMap;
 

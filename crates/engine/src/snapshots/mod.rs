@@ -10,9 +10,9 @@
 //! that says so, and goes with that.
 
 mod blocks;
+mod bundle;
 mod manifest;
-mod parcel;
-mod passing;
+mod transient;
 mod verified;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -26,13 +26,13 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use stockade_core::{
-    BackendName, Boundary, Bytes, Error, ErrorCode, Parts, Result, SandboxSpec, SnapshotId,
+    BackendName, Boundary, Bytes, Error, ErrorCode, Result, SandboxSpec, SnapshotFiles, SnapshotId,
     SnapshotKind,
 };
 use stockade_fs::{Directory, LOCK_TIMEOUT, Locked, Sharing, StateDir, draft_name, fresh_id};
 
 pub use manifest::{HostThings, Part, Snapshot};
-pub use passing::Passing;
+pub use transient::TransientSnapshot;
 pub use verified::VerifiedParts;
 
 use crate::engine::lock_mutex;
@@ -160,13 +160,13 @@ impl Snapshots {
     }
 
     /// The parts of a snapshot, after every byte was found right.
-    pub fn parts(&self, snapshot: &Snapshot) -> Result<Parts> {
+    pub fn parts(&self, snapshot: &Snapshot) -> Result<SnapshotFiles> {
         let mut files = BTreeMap::new();
         for (name, part) in &snapshot.parts {
             self.check(name, part)?;
             files.insert(name.clone(), self.object_path(&part.digest));
         }
-        Ok(Parts { kind: snapshot.kind, files })
+        Ok(SnapshotFiles { kind: snapshot.kind, files })
     }
 
     fn object_path(&self, digest: &ContentHash) -> PathBuf {

@@ -5,22 +5,27 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use stockade_backends::mock::{Fault, Faults, Mock, Script, Step};
+use stockade_backends::mock::{Fault, Faults, Mock, Script, ScriptStep};
 use stockade_core::*;
 use stockade_engine::*;
 
 fn programs() -> Mock {
     let hello = vec![
-        Step::Write(StreamId::Stdout, "out".into()),
-        Step::Write(StreamId::Stderr, "err".into()),
-        Step::Exit(3),
+        ScriptStep::Write(StreamId::Stdout, "out".into()),
+        ScriptStep::Write(StreamId::Stderr, "err".into()),
+        ScriptStep::Exit(3),
     ];
-    let server =
-        vec![Step::Write(StreamId::Stdout, "listening".into()), Step::Sleep(Duration::MAX / 4)];
+    let server = vec![
+        ScriptStep::Write(StreamId::Stdout, "listening".into()),
+        ScriptStep::Sleep(Duration::MAX / 4),
+    ];
     Mock::new()
         .with_program("true", Script::default())
         .with_program("hello", Script(hello))
-        .with_program("forever", Script(vec![Step::IgnoreSignals, Step::Sleep(Duration::MAX / 4)]))
+        .with_program(
+            "forever",
+            Script(vec![ScriptStep::IgnoreSignals, ScriptStep::Sleep(Duration::MAX / 4)]),
+        )
         .with_program("server", Script(server))
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use stockade_backends::mock::{Fault, Faults, Mock, Script, Step};
+use stockade_backends::mock::{Fault, Faults, Mock, Script, ScriptStep};
 use stockade_core::*;
 use stockade_engine::*;
 
@@ -18,16 +18,19 @@ struct PipelineBench {
 }
 
 fn programs() -> Mock {
-    let write = |stream, text: &'static str| Step::Write(stream, text.into());
+    let write = |stream, text: &'static str| ScriptStep::Write(stream, text.into());
     let hello = vec![write(StreamId::Stdout, "out"), write(StreamId::Stderr, "err")];
-    let flood = vec![Step::Flood(StreamId::Stdout, 1 << 20, 4096), Step::Exit(3)];
+    let flood = vec![ScriptStep::Flood(StreamId::Stdout, 1 << 20, 4096), ScriptStep::Exit(3)];
     Mock::new()
         .with_program("true", Script::default())
-        .with_program("seven", Script(vec![Step::Exit(7)]))
-        .with_program("forever", Script(vec![Step::IgnoreSignals, Step::Sleep(Duration::MAX / 4)]))
-        .with_program("echo", Script(vec![Step::Echo]))
+        .with_program("seven", Script(vec![ScriptStep::Exit(7)]))
+        .with_program(
+            "forever",
+            Script(vec![ScriptStep::IgnoreSignals, ScriptStep::Sleep(Duration::MAX / 4)]),
+        )
+        .with_program("echo", Script(vec![ScriptStep::Echo]))
         .with_program("hello", Script(hello))
-        .with_program("endless", Script(vec![Step::Flood(StreamId::Stdout, u64::MAX, 4096)]))
+        .with_program("endless", Script(vec![ScriptStep::Flood(StreamId::Stdout, u64::MAX, 4096)]))
         .with_program("flood", Script(flood))
 }
 

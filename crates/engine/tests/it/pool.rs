@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use stockade_backends::mock::{Fault, Faults, Mock, Script, Step};
+use stockade_backends::mock::{Fault, Faults, Mock, Script, ScriptStep};
 use stockade_core::*;
 use stockade_engine::*;
 
@@ -20,7 +20,7 @@ struct PoolBench {
 fn programs() -> Mock {
     Mock::new()
         .with_program("true", Script::default())
-        .with_program("forever", Script(vec![Step::Sleep(Duration::MAX / 4)]))
+        .with_program("forever", Script(vec![ScriptStep::Sleep(Duration::MAX / 4)]))
 }
 
 async fn bench_with(mock: Mock, change: impl FnOnce(&mut EngineConfig)) -> PoolBench {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use stockade_backends::mock::{Mock, Script, Step};
+use stockade_backends::mock::{Mock, Script, ScriptStep};
 use stockade_core::*;
 use stockade_engine::*;
 
@@ -20,7 +20,7 @@ fn peak() -> u64 {
 async fn a_gibibyte_passes_a_stalled_reader_in_bounded_memory() {
     let state = tempfile::tempdir().unwrap();
     // Every piece is a fresh allocation, as it is with a real backend.
-    let flood = Script(vec![Step::Flood(StreamId::Stdout, TOTAL_BYTES, CHUNK_BYTES)]);
+    let flood = Script(vec![ScriptStep::Flood(StreamId::Stdout, TOTAL_BYTES, CHUNK_BYTES)]);
     let mock = Mock::new().with_program("flood", flood);
     let config = EngineConfig::at(state.path().join("state"));
     let bounds = config.history;

@@ -363,19 +363,19 @@ async fn one_that_is_passing_goes_with_its_holder() {
     let (here, there) = (SnapshotBench::new().await, SnapshotBench::new().await);
     let snapshot = here.taken("passing").await;
     let bytes = here.exported(&snapshot);
-    let held = here.store().passing(snapshot.clone()).unwrap();
+    let held = here.store().hold_transient(snapshot.clone()).unwrap();
     here.store().collect().unwrap();
     assert_eq!(here.store().get(&snapshot.id).unwrap(), snapshot);
     drop(held);
     here.nothing_stored();
-    let held = there.store().import_passing(&mut Cursor::new(&bytes), MAX_IMPORT_SIZE).unwrap();
+    let held = there.store().import_transient(&mut Cursor::new(&bytes), MAX_IMPORT_SIZE).unwrap();
     there.store().collect().unwrap();
     assert_eq!(there.store().get(&held.snapshot().id).unwrap(), snapshot);
     held.end().unwrap();
     there.nothing_stored();
     // One that was there before is not the holder's to remove.
     there.import(&bytes).unwrap();
-    drop(there.store().import_passing(&mut Cursor::new(&bytes), MAX_IMPORT_SIZE).unwrap());
+    drop(there.store().import_transient(&mut Cursor::new(&bytes), MAX_IMPORT_SIZE).unwrap());
     assert_eq!(there.store().list().unwrap().snapshots, [snapshot]);
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use stockade_backends::mock::{Fault, Faults, Mock, Script, Step};
+use stockade_backends::mock::{Fault, Faults, Mock, Script, ScriptStep};
 use stockade_core::*;
 use stockade_engine::*;
 use tokio::sync::{OnceCell, Semaphore};
@@ -90,7 +90,10 @@ async fn bench(faults: Faults) -> WorkspaceBench {
     let state = tempfile::tempdir().unwrap();
     let mock = Mock::new()
         .with_program("true", Script::default())
-        .with_program("forever", Script(vec![Step::IgnoreSignals, Step::Sleep(Duration::MAX / 4)]))
+        .with_program(
+            "forever",
+            Script(vec![ScriptStep::IgnoreSignals, ScriptStep::Sleep(Duration::MAX / 4)]),
+        )
         .with_faults(faults);
     let config = EngineConfig::at(state.path().join("state"));
     let engine = Engine::open(config, vec![Arc::new(mock.clone())]).await.unwrap();

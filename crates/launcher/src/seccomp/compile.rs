@@ -9,7 +9,7 @@ use libc::{self, sock_filter};
 use super::allowed::{
     ALLOWED_ARCH_SYSCALLS, ALLOWED_SYSCALLS, CHECKED_ARCH_SYSCALLS, CHECKED_SYSCALLS,
 };
-use super::bare::{BARE_ARCH_SYSCALLS, BARE_SYSCALLS};
+use super::without_namespaces::{BARE_ARCH_SYSCALLS, BARE_SYSCALLS};
 use super::{ArgumentCheck, DENIED_SYSCALLS, FilterKind, SyscallAction};
 
 #[cfg(target_arch = "x86_64")]

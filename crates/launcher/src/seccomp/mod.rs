@@ -2,9 +2,9 @@
 //! a program once, when the launcher starts. What no list names is refused.
 
 mod allowed;
-mod bare;
 mod compile;
 mod denied;
+mod without_namespaces;
 
 pub use denied::{DENIED_SYSCALLS, Denied};
 

@@ -12,7 +12,7 @@ mod watch;
 
 pub(crate) use watch::SocketWatch;
 
-/// Whom the guest is on the host: its peers are told so.
+/// The guest's user on the host, which its peers see (`SO_PEERCRED`).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SocketGuest {
     pub uid: u32,

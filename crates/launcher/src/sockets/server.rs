@@ -21,9 +21,9 @@ use stockade_fs::open_beneath;
 use super::diag::{Bound, Diag};
 use super::waiting::{ConnectOutcome, GuestConnect, WaitingConnect};
 use super::{SocketGuest, watch};
-use crate::bare::calls;
 use crate::sys;
 use crate::walls::scratch::PRIVATE_DIRECTORIES;
+use crate::without_namespaces::calls;
 
 /// The longest address that the kernel takes.
 const MAX_ADDRESS: usize = 128;

@@ -12,9 +12,9 @@ use std::path::PathBuf;
 use rustix::fs::CWD;
 use rustix::io::Errno;
 
+use crate::base_namespaces::{Ground, ROOTS_DIR};
 use crate::error::{At, Failure, Wall};
 use crate::fs;
-use crate::ground::{Ground, ROOTS_DIR};
 use crate::open::OpenSource;
 use crate::plan::{LaunchPlan, Root};
 use draft::Draft;

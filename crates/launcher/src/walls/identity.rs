@@ -10,8 +10,8 @@ use rustix::thread::{
     CapabilitiesSecureBits, set_capabilities_secure_bits, set_thread_res_gid, set_thread_res_uid,
 };
 
+use crate::base_namespaces::{Ground, write_file};
 use crate::error::{At, Failure, Wall};
-use crate::ground::{Ground, write_file};
 use crate::plan::LaunchPlan;
 
 /// In the launcher: writes the maps of a child that is waiting for them.
@@ -28,7 +28,7 @@ pub(crate) fn write_id_maps(ground: &Ground, plan: &LaunchPlan, child: Pid) -> R
     write("uid_map", format!("{} {uid} 1", plan.uid))
 }
 
-/// In the child: waits until it is mapped, and becomes whom the plan names.
+/// In the child: waits until it is mapped, and becomes the user that the plan names.
 pub(crate) fn become_mapped(go: BorrowedFd<'_>, plan: &LaunchPlan) -> Result<(), Failure> {
     wait_for_go(go).at(Wall::Identity, "waiting for the map")?;
     // Giving up one id for another would otherwise cost the capabilities that build the walls.

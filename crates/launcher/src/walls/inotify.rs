@@ -4,8 +4,8 @@
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::base_namespaces::write_file;
 use crate::error::{Failure, Wall};
-use crate::ground::write_file;
 
 /// The divisor of a user's limits that gives the share of one sandbox.
 const SHARE_DIVISOR: u64 = 8;

@@ -13,7 +13,7 @@ use crate::error::{At, Failure, Wall};
 use crate::plan::PlanNetwork;
 use crate::sys;
 
-/// Where a network namespace says from which port on anybody may listen.
+/// Where a network namespace says from which port on every process may listen.
 const FIRST_FREE_PORT: &str = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
 
 /// The network namespace that the next sandbox will be born into, if it is there already. The

@@ -6,9 +6,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, XattrFlags};
 use rustix::io::Errno;
 
+use crate::base_namespaces::{CHANGES_DIR, LOWER_DIR};
 use crate::error::{At, Failure, Wall};
 use crate::fs;
-use crate::ground::{CHANGES_DIR, LOWER_DIR};
 use crate::open::OpenLayers;
 
 /// The kernel's name for the file system.

@@ -8,9 +8,9 @@ use std::path::Path;
 
 use rustix::mount::MountAttrFlags;
 
+use crate::base_namespaces::STAGE_DIR;
 use crate::error::{At, Failure, Wall};
 use crate::fs;
-use crate::ground::STAGE_DIR;
 use crate::template::RootTemplate;
 
 /// Masked where the host has it: a directory by an empty one, a file by an empty one. The mount

@@ -33,7 +33,7 @@ fn soft_as_hard(limits: &Rlimits) -> [(Resource, &'static str, Option<u64>); 10]
         (Resource::Memlock, "memlock", limits.memlock),
         (Resource::Sigpending, "sigpending", Some(PENDING_SIGNALS)),
         (Resource::Msgqueue, "msgqueue", Some(QUEUE_BYTES)),
-        // A core file is the guest's memory on the guest's disk: of no use to anybody by default.
+        // A core file is the guest's memory on the guest's disk: of no use by default.
         (Resource::Core, "core", Some(limits.core.unwrap_or(0))),
     ]
 }

@@ -2,17 +2,17 @@
 
 use std::os::fd::OwnedFd;
 
+use crate::base_namespaces::STAGE_DIR;
 use crate::error::{At, Failure, Wall};
 use crate::fs;
-use crate::ground::STAGE_DIR;
 use crate::plan::LaunchPlan;
 use crate::template::{RootTemplate, clone_of};
-use crate::walls::layer;
+use crate::walls::root_overlay;
 
 /// Puts the root on the stage: read-only as prepared, or under a writable layer.
 pub(crate) fn stage_root(plan: &LaunchPlan, template: &RootTemplate) -> Result<OwnedFd, Failure> {
     match plan.copy_on_write {
-        Some(bytes) => layer::stage_layered_root(bytes, template, plan.uid),
+        Some(bytes) => root_overlay::stage_layered_root(bytes, template, plan.uid),
         None => {
             let root = clone_of(template).at(Wall::Root, "the prepared root")?;
             let stage = fs::open_path(STAGE_DIR).at(Wall::Root, "the stage")?;

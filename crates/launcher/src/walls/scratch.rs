@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Mode};
 use rustix::io::Errno;
 
+use crate::base_namespaces::SCRATCH_DIR;
 use crate::error::{At, Failure, Wall};
 use crate::fs;
-use crate::ground::SCRATCH_DIR;
 use crate::template::SANDBOX_HOME;
 
 /// The private writable directories of every sandbox, each with its mode.

@@ -8,8 +8,8 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Signal, parent_process_death_signal};
 
+use crate::base_namespaces::{Ground, read_namespace_id};
 use crate::error::{At, Failure, Wall};
-use crate::ground::{Ground, read_namespace_id};
 use crate::plan::{LaunchPlan, PlanWorkspace};
 use crate::walls::{landlock, overlay, parent, rlimits};
 use crate::wire::Proof;

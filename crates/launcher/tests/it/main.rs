@@ -8,8 +8,8 @@
 )]
 
 mod common;
-mod enter;
 mod life;
 mod overlay;
+mod runtime_start;
 mod sockets;
 mod walls;

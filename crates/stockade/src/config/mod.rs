@@ -50,7 +50,7 @@ pub struct Settings {
     pub backend: Option<BackendChoice>,
     /// Boundaries that are accepted.
     boundaries: Option<BTreeSet<Boundary>>,
-    /// Whom commands are run for.
+    /// The tenant that commands are run for.
     pub tenant: Option<TenantName>,
     /// Limits of every sandbox.
     pub limits: Limits,

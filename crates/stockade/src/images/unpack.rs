@@ -26,7 +26,7 @@ use crate::registry;
 
 const UNPACK_OPERATION: &str = "unpack an image";
 const NATIVE: BackendName = BackendName::literal("native");
-/// Whom the records of unpacking name, so that they count for no tenant's quota.
+/// The tenant that records of unpacking name, so that they count for no tenant's quota.
 const UNPACK_TENANT: &str = "images";
 /// Where the program lies in its sandbox.
 const PROGRAM_PATH: &str = "/tmp/stockade-unpack";
@@ -108,7 +108,7 @@ impl Unpack for ConfinedUnpack {
     }
 }
 
-/// A sandbox for one layer, destroyed even if nobody waits for it any more.
+/// A sandbox for one layer, destroyed even if its caller has given up.
 struct UnpackSandbox<'e> {
     engine: &'e Engine,
     id: Option<SandboxId>,

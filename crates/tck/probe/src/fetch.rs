@@ -15,7 +15,7 @@ const HTTP_PORT: u16 = 3128;
 const SOCKS_PORT: u16 = 1080;
 /// How long each step may take.
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);
-/// How much of an answer is told.
+/// Maximum length of an answer that is printed.
 const MAX_ANSWER_BYTES: u64 = 4096;
 
 /// `fetch WAY HOST PORT NAMED`: asks HOST by `name`, `connect`, `http`, `socks` or `address` for the page of

@@ -34,11 +34,9 @@ fn parse_subject() -> Result<Arc<dyn Subject>, EngineFailure> {
             let place = place.strip_prefix("docker:").unwrap_or_default();
             build_subject("docker", parse_docker_table(place), Isolation::Usual)
         }
-        Some(name @ ("gvisor" | "landlock" | "native")) => {
-            build_subject(name, toml::Table::new(), Isolation::Usual)
-        }
-        Some(_) | None => Err("name a subject: mock, control, gvisor, landlock, microvm, native, \
-                               ssh, wasm, wasm-isolated, docker:SOCKET or docker:RUNTIME@SOCKET"
+        Some(name) => build_subject(name, toml::Table::new(), Isolation::Usual),
+        None => Err("name a subject: mock, control, wasm-isolated, docker:SOCKET, \
+                     docker:RUNTIME@SOCKET or a backend of the registry"
             .into()),
     }
 }

@@ -6,7 +6,7 @@ use std::fs;
 use serde_json::json;
 use stockade_core::Feature;
 use stockade_engine::{Journal, JournalOptions};
-use stockade_workspaces::{Application, ApplyOptions, Hint, Request, Workspace, Workspaces};
+use stockade_workspaces::{Application, ApplyOptions, Hint, ManagedWorkspace, Request, Workspaces};
 
 use crate::case::{case, check, same};
 use crate::kit::Room;
@@ -36,7 +36,7 @@ const HELD_BACK_PATHS: &[&str] = &[".envrc", ".gitmodules", ".Rprofile", ".unhea
 /// A sandbox in a workspace whose changes are kept apart.
 struct Review {
     workspaces: Workspaces,
-    workspace: Workspace,
+    workspace: ManagedWorkspace,
     room: Room,
 }
 

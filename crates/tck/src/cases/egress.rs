@@ -80,7 +80,7 @@ impl HostServer {
     }
 }
 
-/// Answers each request until the other side ends.
+/// Answers each request until the peer ends.
 fn serve_page(mut stream: TcpStream, heard: &Mutex<Vec<u8>>) {
     let mut seen = Vec::new();
     let mut buffer = [0; 1024];

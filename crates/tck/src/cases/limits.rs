@@ -1,4 +1,4 @@
-//! Limits, one by one: each holds, and going beyond it is told by its name (C-16).
+//! Limits, one by one: each holds, and exceeding it is reported by its name (C-16).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -110,7 +110,7 @@ async fn cpu_time_of_descendants(kit: Kit) -> Verdict {
     ran.ended(&Ending::LimitExceeded(LimitKind::CpuTime)).map(drop)
 }
 
-/// How long a program burns at first, and at most, where the machine is so busy that nothing is told by less.
+/// CPU time that a program burns at first, and at most: on a busy machine a short burn decides nothing.
 const BURN_MS: [u64; 2] = [3000, 48_000];
 
 async fn cpu_rate(kit: Kit) -> Verdict {

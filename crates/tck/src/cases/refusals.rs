@@ -2,9 +2,9 @@
 //! remedy, before anything is created (C-01).
 
 use stockade_core::{
-    Bytes, Command, Error, ErrorCode, Feature, HostTree, Image, Layers, Millicores, Mount, Network,
-    RootMode, SandboxSpec, Signal, SnapshotKind, Span, Stdin, TerminalSize, User, Workspace,
-    WorkspaceAt,
+    Bytes, Command, Error, ErrorCode, Feature, HostTree, Image, Millicores, Mount, Network,
+    OverlayDirs, RootMode, SandboxSpec, Signal, SnapshotKind, Span, Stdin, TerminalSize, User,
+    Workspace, WorkspaceAt,
 };
 use stockade_engine::{Event, Filter};
 
@@ -115,7 +115,7 @@ fn build_feature_request(kit: &Kit, feature: Feature) -> Verdict<FeatureRequest>
         Feature::OverlayWorkspace => {
             let layer = |name| host_path(&kit.outside().join(name));
             let (upper, work) = (layer("upper")?, layer("work")?);
-            spec.workspace = Workspace::Overlay(Layers { lower: nowhere, upper, work });
+            spec.workspace = Workspace::Overlay(OverlayDirs { lower: nowhere, upper, work });
         }
         Feature::EphemeralWorkspace => spec.workspace = Workspace::Ephemeral,
         Feature::ReadOnlyWorkspace => spec.read_only = true,

@@ -1,4 +1,4 @@
-//! How programs start, and how it is told that they did not (C-10, C-22).
+//! How programs start, and how a failed start is reported (C-10, C-22).
 
 use serde_json::json;
 use stockade_core::{Command, Ending, Signal, StartFailure};

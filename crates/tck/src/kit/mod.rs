@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 use stockade_core::{
-    Backend, Boundary, Capabilities, Command, Feature, HostPath, Layers, SandboxId, SandboxSpec,
-    SnapshotId, Support, Workspace,
+    Backend, Boundary, Capabilities, Command, Feature, HostPath, OverlayDirs, SandboxId,
+    SandboxSpec, SnapshotId, Support, Workspace,
 };
 use stockade_engine::{Engine, EngineConfig, Execution, Watcher};
 use tempfile::{TempDir, TempPath};
@@ -219,7 +219,7 @@ impl Kit {
         };
         let (upper, work) = (layer("upper")?, layer("work")?);
         let lower = host_path(&self.workspace())?;
-        spec.workspace = Workspace::Overlay(Layers { lower, upper, work });
+        spec.workspace = Workspace::Overlay(OverlayDirs { lower, upper, work });
         Ok(spec)
     }
 

@@ -1,4 +1,4 @@
-//! What became of each case, and the three forms in which that is told.
+//! The result of each case, and the three forms of the report.
 
 mod junit;
 pub(crate) mod table;

@@ -8,9 +8,9 @@ use async_trait::async_trait;
 use bytes::Bytes as Data;
 use stockade_backends::mock::Mock;
 use stockade_core::{
-    Admitted, Backend, BackendName, Capabilities, Command, EffectiveLimits, Entry, Files, Parts,
-    Process, ProcessControl, ProcessEvent, ProcessEvents, Result, Sandbox, SandboxId, SandboxPath,
-    Signal, SnapshotKind, TerminalSize,
+    Admitted, Backend, BackendName, Capabilities, Command, EffectiveLimits, Entry, Files, Process,
+    ProcessControl, ProcessEvent, ProcessEvents, Result, Sandbox, SandboxId, SandboxPath, Signal,
+    SnapshotFiles, SnapshotKind, TerminalSize,
 };
 
 /// What becomes of each event of one process.
@@ -88,7 +88,7 @@ pub(super) trait Sabotage: Send + Sync + 'static {
         sandbox.pause().await
     }
 
-    async fn restore(&self, sandbox: &dyn Sandbox, from: &Parts) -> Result<()> {
+    async fn restore(&self, sandbox: &dyn Sandbox, from: &SnapshotFiles) -> Result<()> {
         sandbox.restore(from).await
     }
 }
@@ -160,7 +160,7 @@ impl<S: Sabotage> Sandbox for BrokenSandbox<S> {
         self.sandbox.snapshot(kind, into).await
     }
 
-    async fn restore(&self, from: &Parts) -> Result<()> {
+    async fn restore(&self, from: &SnapshotFiles) -> Result<()> {
         self.by.restore(self.sandbox.as_ref(), from).await
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use stockade_backends::mock::Mock;
 use stockade_core::{
-    Admitted, Backend, Error, ErrorCode, Feature, Parts, Result, Sandbox, SandboxId,
+    Admitted, Backend, Error, ErrorCode, Feature, Result, Sandbox, SandboxId, SnapshotFiles,
 };
 
 use super::frame::Sabotage;
@@ -147,7 +147,7 @@ pub(super) struct RestoresNothing;
 
 #[async_trait]
 impl Sabotage for RestoresNothing {
-    async fn restore(&self, _sandbox: &dyn Sandbox, _from: &Parts) -> Result<()> {
+    async fn restore(&self, _sandbox: &dyn Sandbox, _from: &SnapshotFiles) -> Result<()> {
         Ok(())
     }
 }

@@ -71,7 +71,7 @@ async fn approve_command(
     let line = args.command.clone().filter(|line| !line.trim().is_empty());
     let line = line.ok_or_else(|| ToolError::field("command", "is missing"))?;
     let job = place.engine.fresh_job()?;
-    // Before anybody is asked: what would be refused anyway is no question.
+    // Before a person is asked: what would be refused anyway is no question.
     place.refuse_outside(&args.working_directory.iter().collect::<Vec<_>>()).await?;
     let programs = Programs::of_line(&line)
         .in_chosen_env(!args.env.is_empty())

@@ -151,7 +151,7 @@ impl ToolPlace {
     }
 
     /// Ends it when its walls go down from outside: by `stockade kill`, by a container engine, with a
-    /// far side. So its lease is given back without anybody calling a tool.
+    /// far side. So its lease is given back without a tool call.
     pub(crate) fn watch(self: &Arc<Self>) {
         let place = Arc::downgrade(self);
         tokio::spawn(async move {
@@ -202,7 +202,7 @@ impl ToolPlace {
         format!("{files}; files outside the workspace, programs that ran and their output are lost")
     }
 
-    /// Refuses a path that leads out of the workspace of local execution, before anybody is asked.
+    /// Refuses a path that leads out of the workspace of local execution, before a person is asked.
     pub(crate) async fn refuse_outside(&self, paths: &[&SandboxPath]) -> Result<(), ToolError> {
         for path in paths {
             if let Some(error) = self.leads_outside(path).await? {

@@ -14,7 +14,7 @@ use super::SettledPaths;
 use crate::clock::ClockStamp;
 use crate::diff::Diff;
 use crate::digest::ContentDigest;
-use crate::fault::{FaultResult, FaultStep};
+use crate::error::{FaultResult, FaultStep};
 use crate::json::write_json;
 use crate::path::TreePath;
 use crate::tree::{NodeKind, OpenTree};

@@ -6,11 +6,11 @@ use rustix::fs::Stat;
 
 use super::intent::FileIdentity;
 use super::{Conflict, ConflictReason, Trees};
+use crate::changes::Layer;
 use crate::clock::ClockStamp;
 use crate::content;
 use crate::diff::{Change, ChangeKind};
-use crate::fault::{FaultResult, FaultStep};
-use crate::layer::Layer;
+use crate::error::{FaultResult, FaultStep};
 use crate::path::TreePath;
 use crate::tree::{NodeKind, OpenTree};
 use crate::walk::visit_tree;
@@ -42,7 +42,7 @@ pub(super) enum CheckLook {
 
 enum ChangeVerdict {
     Free,
-    /// It is so already.
+    /// The tree has this change already.
     Done,
     Against(ConflictReason),
 }

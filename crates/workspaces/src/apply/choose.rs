@@ -1,7 +1,7 @@
 //! Which changes are applied: all that are not held back, and those that were named.
 
 use crate::diff::{Change, Diff};
-use crate::fault::{FaultResult, WorkspaceFault};
+use crate::error::{FaultResult, WorkspaceFault};
 use crate::path::TreePath;
 
 /// The changes to apply, and the paths of the others.

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use stockade_fs::Survives;
 
 use super::Bases;
-use super::settled::{ApplyEnd, SettledPaths};
+use super::apply_log::{ApplyEnd, SettledPaths};
 use crate::clock::ClockStamp;
 use crate::diff::Diff;
-use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
+use crate::error::{FaultResult, FaultStep, WorkspaceFault};
 use crate::json::write_json;
 use crate::path::TreePath;
 use crate::tree::{NodeKind, OpenTree};

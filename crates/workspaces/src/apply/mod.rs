@@ -5,33 +5,33 @@
 //! down; what was replaced is dropped. After a kill the next process finds on disk how far it got, and
 //! brings the tree back to before or leaves it at after. No symbolic link in the target is ever followed.
 
-mod act;
+mod apply_log;
 mod bases;
 mod check;
 mod choose;
+mod execute;
 mod intent;
 mod recover;
-mod settled;
 mod stage;
 
 use std::path::PathBuf;
 
 use serde::Serialize;
 
+use crate::changes::Layer;
 use crate::clock::ClockStamp;
 use crate::diff::{Change, ChangeKind, Diff};
-use crate::fault::FaultResult;
-use crate::layer::Layer;
+use crate::error::FaultResult;
 use crate::path::TreePath;
 use crate::tree::OpenTree;
 
-use act::Acted;
+pub(crate) use apply_log::SettledPaths;
 pub(crate) use bases::Bases;
 use check::CheckLook;
+use execute::Acted;
 pub(crate) use intent::ApplyLedger;
 use intent::Intent;
 pub(crate) use recover::recover_apply;
-pub(crate) use settled::SettledPaths;
 
 /// What to apply, and where.
 #[derive(Debug, Clone, Default)]
@@ -182,7 +182,7 @@ fn finish_apply(
     if !again.conflicts.is_empty() {
         return Ok(Acted::Conflict(again.conflicts));
     }
-    let acted = act::perform_actions(trees.target, intent)?;
+    let acted = execute::perform_actions(trees.target, intent)?;
     if let Acted::Done = acted {
         intent::commit_intent(intent, ledger)?;
     }

@@ -7,10 +7,10 @@ use rustix::fs::{AtFlags, RenameFlags};
 use rustix::io::Errno;
 use stockade_fs::{ClosedDirs, remove_entry};
 
-use super::act::{RenameWay, rename_slot, set_mode};
+use super::apply_log::ApplyEnd;
+use super::execute::{RenameWay, rename_slot, set_mode};
 use super::intent::{ApplyAct, ApplyAction, ApplyLedger, ApplyPhase, Intent, root_of};
-use super::settled::ApplyEnd;
-use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
+use crate::error::{FaultResult, FaultStep, WorkspaceFault};
 use crate::path::TreePath;
 use crate::tree::{OpenTree, stat_at};
 
@@ -48,7 +48,7 @@ pub(super) fn roll_back(
     intent: &Intent,
     ledger: &ApplyLedger,
 ) -> FaultResult<()> {
-    let stage = match super::act::open_stage(target, intent) {
+    let stage = match super::execute::open_stage(target, intent) {
         // It is removed last of all, so everything was undone already.
         Err(WorkspaceFault::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
             return ledger.clear();

@@ -16,8 +16,8 @@ use crate::attributes;
 use crate::content;
 use crate::diff::{Change, ChangeKind};
 use crate::digest::ContentDigest;
-use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
-use crate::held::is_link_leaving;
+use crate::error::{FaultResult, FaultStep, WorkspaceFault};
+use crate::held_back::is_link_leaving;
 use crate::tree::NodeKind;
 
 /// Files up to which each is flushed: above, one flush of the whole file system is cheaper.
@@ -208,7 +208,7 @@ impl Stage<'_> {
         if now.is_some_and(|now| now.kind == NodeKind::File) {
             self.keep_attributes(change, &made)?;
         }
-        // After the list of who may, whose mask it sets.
+        // After the access list, whose mask it sets.
         rustix::fs::fchmod(&made, Mode::from_raw_mode(file_mode(change, now)))
             .step("set the mode of", &change.path)?;
         if self.flush_each {
@@ -217,7 +217,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// What the user noted about a file, and whom they let in, outlasts its content. Nothing else does:
+    /// Attributes `user.*` of a file and its access list outlast its content. Nothing else does:
     /// rights to run with were given to the old one.
     fn keep_attributes(&self, change: &Change, made: &File) -> FaultResult<()> {
         // What may not be read by this user had its attributes set by another.

@@ -9,7 +9,7 @@ use rustix::fs::Stat;
 use serde::Serialize;
 
 use crate::digest::ContentDigest;
-use crate::held::{self, HeldReason};
+use crate::held_back::{self, HeldReason};
 use crate::path::TreePath;
 use crate::tree::NodeKind;
 
@@ -122,14 +122,14 @@ impl Change {
 
 fn find_held_reason(path: &TreePath, new: Option<&Node>) -> Option<HeldReason> {
     let named = match new {
-        Some(_) => held::by_name(path),
-        None => held::by_listed_name(path),
+        Some(_) => held_back::by_name(path),
+        None => held_back::by_listed_name(path),
     };
     let named = named.map(HeldReason::RunsCode);
     match new.map(|node| node.kind) {
         Some(NodeKind::Special) => Some(HeldReason::Special),
         Some(NodeKind::Symlink) => {
-            named.or_else(|| held::by_what_is_in_it(path).map(HeldReason::RunsCode))
+            named.or_else(|| held_back::by_what_is_in_it(path).map(HeldReason::RunsCode))
         }
         Some(NodeKind::File) => {
             let set_id = new.is_some_and(|node| node.mode & 0o6000 != 0);

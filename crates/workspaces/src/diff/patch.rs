@@ -9,10 +9,10 @@ use similar::{Algorithm, TextDiff};
 use stockade_core::is_unsafe_to_show;
 
 use super::{Change, ChangeKind, Diff};
+use crate::changes::Layer;
 use crate::content;
 use crate::digest::ContentDigest;
-use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
-use crate::layer::Layer;
+use crate::error::{FaultResult, FaultStep, WorkspaceFault};
 use crate::tree::{NodeKind, OpenTree};
 
 /// The longest file whose text is compared.

@@ -10,11 +10,11 @@ use rustix::fs::Stat;
 use rustix::io::Errno;
 
 use super::{Change, ChangeKind, Diff};
+use crate::changes::{Index, Layer, is_opaque, is_redirected, is_whiteout};
 use crate::content;
 use crate::digest::ContentDigest;
-use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
-use crate::held::{self, HeldReason};
-use crate::layer::{Index, Layer, is_opaque, is_redirected, is_whiteout};
+use crate::error::{FaultResult, FaultStep, WorkspaceFault};
+use crate::held_back::{self, HeldReason};
 use crate::path::TreePath;
 use crate::tree::{NodeKind, OpenTree, list_names, stat_at};
 use crate::walk::visit_open;
@@ -69,7 +69,7 @@ pub(crate) fn scan_layer(lower: &OpenTree, layer: &Layer, contents: Contents) ->
     }
     let mut changes = scan.found;
     changes.sort_by(|one, other| one.path.cmp(&other.path));
-    crate::bare::hold_repository_changes(&mut changes, lower);
+    crate::bare_repository::hold_repository_changes(&mut changes, lower);
     hold_within_held(&mut changes);
     Ok(Diff { changes })
 }
@@ -321,7 +321,7 @@ impl LayerScan<'_> {
         if kind == ChangeKind::Changed && self.lower.link(&path).step("read", &path)? == target {
             return Ok(());
         }
-        let leaves = held::is_link_leaving(self.lower, &path, &target);
+        let leaves = held_back::is_link_leaving(self.lower, &path, &target);
         let mut change = Change::new(path, kind, old, Some(new));
         change.digest = Some(ContentDigest::of_bytes(&target));
         if leaves {
@@ -345,7 +345,7 @@ impl LayerScan<'_> {
             let mut first = None;
             let closed = visit_open(self.lower, &change.path, |path, _| {
                 change.beneath += 1;
-                if first.is_none() && held::is_listed(path) {
+                if first.is_none() && held_back::is_listed(path) {
                     first = Some(path.clone());
                 }
                 Ok(())

@@ -9,7 +9,7 @@ use stockade_fs::{ClosedDirs, draft_name, remove_entry};
 use super::run::GitRun;
 use super::source::short_hex;
 use super::{Commit, GitSource};
-use crate::fault::{FaultResult, FaultStep};
+use crate::error::{FaultResult, FaultStep};
 
 pub(super) const CHECKOUT_DRAFT_PREFIX: &str = "checkout";
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::run::GitRun;
 use super::{Commit, GitFault, GitSource};
-use crate::fault::FaultResult;
+use crate::error::FaultResult;
 
 const BRANCHES_REFSPEC: &str = "+refs/heads/*:refs/heads/*";
 const TAGS_REFSPEC: &str = "+refs/tags/*:refs/tags/*";
@@ -46,7 +46,7 @@ fn fetch_refs(bare: &Path, source: &GitSource, what: &[&str]) -> FaultResult<()>
     Ok(())
 }
 
-/// The branch that the other side's `HEAD` names.
+/// The branch that the remote's `HEAD` names.
 fn default_branch(bare: &Path, source: &GitSource) -> FaultResult<Option<String>> {
     let listed = GitRun::with_configuration("look at", source)
         .at(bare)

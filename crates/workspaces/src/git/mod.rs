@@ -2,8 +2,8 @@
 //!
 //! One bare store for each repository, fetched with the user's configuration, so that their
 //! credentials work; from it one checkout for each commit, made without that configuration, so that
-//! no filter or hook of anybody's runs. Workspaces are views of those checkouts: any number costs
-//! one. Git is never run in a tree that a guest has written to, and what proves who asks never gets
+//! no filter and no hook runs. Workspaces are views of those checkouts: any number costs
+//! one. Git is never run in a tree that a guest has written to, and credentials never get
 //! into a checkout, a manifest, a record or a message (C-41).
 
 mod checkout;
@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use stockade_core::ErrorCode;
 use stockade_fs::{Directory, Locked, Sharing};
 
-use crate::fault::{FaultResult, FaultStep, WorkspaceFault};
+use crate::error::{FaultResult, FaultStep, WorkspaceFault};
 pub(crate) use prune::prune_checkouts;
 pub(crate) use source::GitSource;
 

@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 use stockade_fs::{ClosedDirs, Directory, Locked, Sharing, draft_name, remove_entry};
 
 use super::checkout::{CHECKOUT_DRAFT_PREFIX, clear_drafts};
-use crate::fault::{FaultResult, FaultStep};
+use crate::error::{FaultResult, FaultStep};
 use crate::store::open_tree;
 use crate::tree::list_names;
 

@@ -67,7 +67,7 @@ impl<'a> GitRun<'a> {
         run
     }
 
-    /// A run without anybody's configuration.
+    /// A run without any git configuration of the user or the host.
     pub(crate) fn without_configuration(step: &'static str, source: &'a GitSource) -> Self {
         let mut run = Self::bare(step, source);
         run.command.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1");

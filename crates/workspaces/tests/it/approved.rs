@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::common;
 use crate::common::{Place, brief, done, mode, ordinary, picture, write};
 use rustix::fs::{CWD, RenameFlags};
-use stockade_workspaces::{ApplyOptions, Hint, Mechanism, Workspace};
+use stockade_workspaces::{ApplyOptions, Hint, ManagedWorkspace, Mechanism};
 
-fn each(mechanism: Mechanism) -> (Place, Workspace, std::path::PathBuf) {
+fn each(mechanism: Mechanism) -> (Place, ManagedWorkspace, std::path::PathBuf) {
     let place = Place::new();
     write(place.source().join("a"), "before\n");
     let workspace = place.acquire(Hint::Overlay(place.source()), mechanism);
@@ -110,7 +110,7 @@ fn text_that_is_shown_is_the_text_of_the_diff() {
     assert!(error.message().contains("`a` was changed after"), "{error}");
 }
 
-fn held(place: &Place, workspace: &Workspace) -> Vec<String> {
+fn held(place: &Place, workspace: &ManagedWorkspace) -> Vec<String> {
     place.diff(&workspace.id).held().map(|change| change.path.to_string()).collect()
 }
 

@@ -24,7 +24,7 @@ pub enum Greeting {
     Incomplete,
     /// This is to be sent, and so many bytes are used up.
     Reply(&'static [u8], usize),
-    /// A connection is wanted, and so many bytes are used up; the rest goes to the other side.
+    /// A connection is wanted, and so many bytes are used up; the rest goes to the peer.
     Wants {
         /// A name or an address.
         host: String,
@@ -32,7 +32,7 @@ pub enum Greeting {
         port: u16,
         /// How it was asked for.
         via: Via,
-        /// How many bytes the other side does not see.
+        /// How many bytes the peer does not see.
         used: usize,
     },
     /// It makes no sense: this is sent, and the connection closed.

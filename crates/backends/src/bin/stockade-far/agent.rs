@@ -5,8 +5,8 @@ use std::os::unix::net::UnixStream as Socket;
 use std::time::Duration;
 
 use bytes::Bytes;
-use stockade_backends::across::frame::Frame;
-use stockade_backends::across::vmm::send;
+use stockade_backends::peer::frame::Frame;
+use stockade_backends::peer::vmm::send;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};

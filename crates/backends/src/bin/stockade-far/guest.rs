@@ -12,9 +12,9 @@ use rustix::fs::Mode;
 use rustix::mount::{MountFlags, mount};
 use rustix::process::{WaitOptions, wait};
 use rustix::system::{RebootCommand, finit_module, reboot};
-use stockade_backends::across::guest::{GUEST_PORT_NAME, Identity, MAX_LINE_BYTES, Ready};
-use stockade_backends::across::words::HELLO_LINE;
 use stockade_backends::native::Native;
+use stockade_backends::peer::guest::{GUEST_PORT_NAME, Identity, MAX_LINE_BYTES, Ready};
+use stockade_backends::peer::protocol::HELLO_LINE;
 use tokio::sync::oneshot;
 
 use crate::base::{FarBase, GUEST_IMAGE_DIR, GUEST_ROOT_DIR};

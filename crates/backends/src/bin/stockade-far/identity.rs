@@ -10,8 +10,8 @@ use std::path::Path;
 use rustix::system::sethostname;
 use rustix::thread::LinkNameSpaceType;
 use rustix::time::{ClockId, Timespec, clock_settime};
-use stockade_backends::across::guest::Identity;
 use stockade_backends::native::Own;
+use stockade_backends::peer::guest::Identity;
 
 /// The directory of the identity files that sandboxes see in place of those that all copies share.
 const IDENTITY_DIR: &str = "/run/own";

@@ -19,8 +19,8 @@ mod watch;
 use std::io::{Read, Write};
 use std::process::ExitCode;
 
-use stockade_backends::across::words::{HELLO_LINE, Said};
 use stockade_backends::native::Native;
+use stockade_backends::peer::protocol::{HELLO_LINE, ProbeReply};
 use stockade_core::{Backend, Error, ErrorCode, Result, SandboxId};
 use stockade_launcher::make_private;
 
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
     let base = FarBase::from_current_exe();
     let answer =
         runtime.block_on(answer_request(asked.as_deref().unwrap_or_default(), &native, base));
-    let said = answer.unwrap_or_else(|error| Said::Failed((&error).into()));
+    let said = answer.unwrap_or_else(|error| ProbeReply::Failed((&error).into()));
     let Ok(text) = serde_json::to_string(&said) else { return ExitCode::FAILURE };
     match writeln!(std::io::stdout(), "{text}") {
         Ok(()) => ExitCode::SUCCESS,
@@ -80,19 +80,19 @@ async fn serve_stdio(native: Native) -> std::io::Result<()> {
 }
 
 /// One thing and no sandbox.
-async fn answer_request(asked: &str, native: &Native, base: Result<FarBase>) -> Result<Said> {
+async fn answer_request(asked: &str, native: &Native, base: Result<FarBase>) -> Result<ProbeReply> {
     let base = base?;
     match asked {
         "probe" => {
             base.reap_dead_sandboxes(native).await?;
             base.remove_stale_versions();
-            Ok(Said::Measured(Box::new(measure::measure_anew(native, &base).await)))
+            Ok(ProbeReply::Measured(Box::new(measure::measure_anew(native, &base).await)))
         }
-        "list" => Ok(Said::Listed(base.list_ids())),
+        "list" => Ok(ProbeReply::Listed(base.list_ids())),
         "destroy" => {
             let found = base.destroy_sandbox(&read_id_from_stdin()?, native).await?;
             base.reap_dead_sandboxes(native).await?;
-            Ok(Said::Gone { found })
+            Ok(ProbeReply::Gone { found })
         }
         other => Err(Error::new(ErrorCode::Invalid, "start", format!("`{other}` is no request"))),
     }

@@ -1,13 +1,13 @@
-//! One connection: reads, writes, and ends everything when the other side is not heard any more.
+//! One connection: reads, writes, and ends everything when the peer is not heard any more.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use stockade_backends::across::frame::{Frame, FrameError};
-use stockade_backends::across::words::{RemoteRequest, Tell};
 use stockade_backends::native::Native;
+use stockade_backends::peer::frame::{Frame, FrameError};
+use stockade_backends::peer::protocol::{PeerEvent, RemoteRequest};
 use stockade_core::Result;
 use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::sync::{Notify, mpsc};
@@ -25,11 +25,11 @@ pub const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Capacity of the queue of each direction, in frames.
 const QUEUE_CAPACITY: usize = 8;
 
-/// Where frames for the other side go.
+/// Where frames for the peer go.
 #[derive(Clone)]
 pub struct Outbox(mpsc::Sender<OutboxItem>);
 
-/// What waits for the other side.
+/// What waits for the peer.
 enum OutboxItem {
     Frame(Bytes),
     /// The last before this side stands still.
@@ -47,12 +47,12 @@ pub enum ResumeMode {
 }
 
 impl Outbox {
-    /// Waits while the other side does not read.
+    /// Waits while the peer does not read.
     pub async fn send_frame(&self, frame: Frame) -> Result<(), FrameError> {
         self.push_item(OutboxItem::Frame(frame.encode()?)).await
     }
 
-    /// What follows is for the other side of this copy.
+    /// What follows is for the peer of this copy.
     pub async fn mark_new_peer(&self) -> Result<(), FrameError> {
         self.push_item(OutboxItem::Anew).await
     }
@@ -76,7 +76,7 @@ pub enum SessionRequest {
     Nonsense(serde_json::Error),
 }
 
-/// How the other side is known to be there.
+/// How the peer is known to be there.
 pub enum PeerLiveness {
     /// It speaks at least once in so long.
     Within(Duration),
@@ -200,7 +200,7 @@ impl FrameReader {
 
     /// Replies as the last frame for now: the peer has no other request under way.
     async fn stand_still(&self) -> Result<(), FrameError> {
-        let text = serde_json::to_vec(&Tell::Done { conflicts: Vec::new() });
+        let text = serde_json::to_vec(&PeerEvent::Done { conflicts: Vec::new() });
         let text = text.map_err(io::Error::from)?;
         self.out.push_item(OutboxItem::Last(Frame::Word(text.into()).encode()?)).await
     }

@@ -5,12 +5,12 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use stockade_backends::across::frame::{Frame, FrameError};
-use stockade_backends::across::guest::Identity;
-use stockade_backends::across::pour;
-use stockade_backends::across::tree::{Conflict, Side, Tree, TreeError};
-use stockade_backends::across::words::{CounterReport, RemoteRequest, Tell};
 use stockade_backends::native::Native;
+use stockade_backends::peer::blocking_io;
+use stockade_backends::peer::frame::{Frame, FrameError};
+use stockade_backends::peer::guest::Identity;
+use stockade_backends::peer::protocol::{CounterReport, PeerEvent, RemoteRequest};
+use stockade_backends::peer::tree::{Conflict, Side, Tree, TreeError};
 use stockade_core::{
     Admitted, BackendChoice, Enforcement, Error, ErrorCode, Exit, HostPath, Image, LimitKind,
     Result, SandboxId, SandboxSpec, Workspace, admit,
@@ -33,7 +33,7 @@ struct Arriving {
     unpacked: JoinHandle<Result<Vec<Conflict>, TreeError>>,
 }
 
-/// One sandbox and who asks for it.
+/// One sandbox and the peer that it is built for.
 pub struct FarSession {
     native: Native,
     base: Result<FarBase>,
@@ -141,7 +141,7 @@ impl FarSession {
 
     async fn reject_unreadable(&mut self, error: serde_json::Error) -> Result<(), FrameError> {
         let error = protocol_error("the request cannot be read").source(error);
-        send_tell(&self.out, &Tell::Failed((&error).into())).await?;
+        send_tell(&self.out, &PeerEvent::Failed((&error).into())).await?;
         Err(io::Error::from(io::ErrorKind::InvalidData).into())
     }
 
@@ -167,7 +167,7 @@ impl FarSession {
             RemoteRequest::Become { identity, shared } => self.become_copy(&identity, shared).await,
             RemoteRequest::Destroy => self.destroy_sandbox().await,
         };
-        let answer = answer.unwrap_or_else(|error| Tell::Failed((&error).into()));
+        let answer = answer.unwrap_or_else(|error| PeerEvent::Failed((&error).into()));
         send_tell(&self.out, &answer).await
     }
 
@@ -196,7 +196,7 @@ impl FarSession {
     async fn receive_piece(&mut self, piece: Bytes) -> Result<(), FrameError> {
         let Some(tree) = &self.tree else { return Ok(()) };
         let arriving = self.arriving.get_or_insert_with(|| {
-            let (pieces, source) = pour::source();
+            let (pieces, source) = blocking_io::source();
             let tree = Arc::clone(tree);
             let unpacked = tokio::task::spawn_blocking(move || lock_tree(&tree).take(source));
             Arriving { pieces: Some(pieces), unpacked }
@@ -219,7 +219,11 @@ impl FarSession {
             .map_err(workspace_error)
     }
 
-    async fn create_walls(&mut self, spec: SandboxSpec, expected: &[Enforcement]) -> Result<Tell> {
+    async fn create_walls(
+        &mut self,
+        spec: SandboxSpec,
+        expected: &[Enforcement],
+    ) -> Result<PeerEvent> {
         if let Some(error) = self.no_place.take() {
             return Err(error);
         }
@@ -243,7 +247,10 @@ impl FarSession {
         self.start_agent(agent::spawn_carrier(pipe, self.out.clone()))
     }
 
-    fn start_agent(&mut self, carried: io::Result<(Carried, mpsc::Sender<Bytes>)>) -> Result<Tell> {
+    fn start_agent(
+        &mut self,
+        carried: io::Result<(Carried, mpsc::Sender<Bytes>)>,
+    ) -> Result<PeerEvent> {
         let broken = |error: io::Error| protocol_error("the agent's pipe failed").source(error);
         let (carried, inbox) = carried.map_err(broken)?;
         self.carried = Some(carried);
@@ -253,7 +260,7 @@ impl FarSession {
 
     /// This machine is a copy of another: another identity from now on, for another peer. What the guest runs
     /// goes on.
-    async fn become_copy(&mut self, identity: &Identity, shared: bool) -> Result<Tell> {
+    async fn become_copy(&mut self, identity: &Identity, shared: bool) -> Result<PeerEvent> {
         if self.papers.is_none() {
             return Err(protocol_error("this is no machine of its own"));
         }
@@ -264,7 +271,7 @@ impl FarSession {
             Some(tree) => self.reset_tree(tree)?,
             None => self.writable = false,
         }
-        // Nothing that was under way reaches the other side, and nothing waits for it.
+        // Nothing that was under way reaches the peer, and nothing waits for it.
         let _ = self.ways.send(ResumeMode::Anew).await;
         let renamed = self.papers.as_ref().map_or(Ok(()), |papers| papers.apply_identity(identity));
         let renewed = carried.reconnect_agent(self.out.clone()).await;
@@ -284,7 +291,7 @@ impl FarSession {
         Ok(())
     }
 
-    async fn end_execution(&mut self, execution: u32, exit: Exit) -> Result<Tell> {
+    async fn end_execution(&mut self, execution: u32, exit: Exit) -> Result<PeerEvent> {
         // An execution that was not watched began after what this machine was taken back to.
         let judged = self
             .watches
@@ -292,13 +299,13 @@ impl FarSession {
             .map_or(exit.clone(), |watched| watched.judge(exit));
         let verdict = CounterReport::of(&judged);
         self.send_changes().await?;
-        Ok(Tell::Judged(verdict))
+        Ok(PeerEvent::Judged(verdict))
     }
 
     /// Sends what the guest has changed.
     async fn send_changes(&mut self) -> Result<()> {
         let Some(tree) = self.tree.clone().filter(|_| self.writable) else { return Ok(()) };
-        let (drain, mut pieces) = pour::drain();
+        let (drain, mut pieces) = blocking_io::drain();
         let pack = move || {
             let mut tree = lock_tree(&tree);
             tree.send(drain)?;
@@ -321,7 +328,7 @@ impl FarSession {
     }
 
     /// The walls first: the guest writes no more when the last changes are looked for.
-    async fn destroy_sandbox(&mut self) -> Result<Tell> {
+    async fn destroy_sandbox(&mut self) -> Result<PeerEvent> {
         self.destroy_walls().await?;
         let changed = self.send_changes().await;
         self.tear_down().await?;
@@ -333,8 +340,8 @@ fn lock_tree(tree: &SharedTree) -> std::sync::MutexGuard<'_, Tree> {
     tree.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn done_reply(conflicts: Vec<Conflict>) -> Tell {
-    Tell::Done { conflicts: conflicts.into_iter().map(|conflict| conflict.entry).collect() }
+fn done_reply(conflicts: Vec<Conflict>) -> PeerEvent {
+    PeerEvent::Done { conflicts: conflicts.into_iter().map(|conflict| conflict.entry).collect() }
 }
 
 /// The spec as it is on this host. What names paths of the other one is refused, never looked for here.

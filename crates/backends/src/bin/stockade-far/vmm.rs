@@ -10,7 +10,7 @@ use std::process::Command;
 
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-use stockade_backends::across::vmm::{FIRST_FILE_FD, MAX_MESSAGE_BYTES, MAX_MESSAGE_FILES};
+use stockade_backends::peer::vmm::{FIRST_FILE_FD, MAX_MESSAGE_BYTES, MAX_MESSAGE_FILES};
 
 /// Only comes back if it fails.
 pub fn become_vmm(socket: &str) -> io::Error {

@@ -8,7 +8,7 @@ use std::ptr;
 
 use rustix::net::addr::{SocketAddrArg, SocketAddrLen, SocketAddrOpaque};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, accept_with, bind, listen, socket_with};
-use stockade_backends::across::guest::VSOCK_PORT;
+use stockade_backends::peer::guest::VSOCK_PORT;
 
 /// The wildcard context id: binds to the id of this machine, which need not be known.
 const VMADDR_CID_ANY: u32 = u32::MAX;

@@ -1,14 +1,14 @@
 //! The executions that are held to their limits here, by the counters of this host. They are ended by way
-//! of the other side, which alone speaks to the agent, or with everything else if it does not.
+//! of the peer, which alone speaks to the agent, or with everything else if it does not.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use stockade_backends::across::frame::{Frame, FrameError};
-use stockade_backends::across::words::Tell;
 use stockade_backends::native::{LimitedExecution, Walls};
+use stockade_backends::peer::frame::{Frame, FrameError};
+use stockade_backends::peer::protocol::PeerEvent;
 use stockade_core::{Error, ErrorCode, ProcessControl, Result, Span};
 
 use crate::serve::Outbox;
@@ -36,8 +36,8 @@ struct Killer {
     execution: u32,
 }
 
-/// Says something to the other side.
-pub async fn send_tell(out: &Outbox, tell: &Tell) -> Result<(), FrameError> {
+/// Says something to the peer.
+pub async fn send_tell(out: &Outbox, tell: &PeerEvent) -> Result<(), FrameError> {
     let text = serde_json::to_vec(tell).map_err(std::io::Error::from)?;
     out.send_frame(Frame::Word(text.into())).await
 }
@@ -49,7 +49,7 @@ impl ProcessControl for Killer {
         let gone = |error: FrameError| {
             Error::new(ErrorCode::Gone, "kill", "the connection is closed").source(error)
         };
-        send_tell(&self.out, &Tell::Kill { execution: self.execution }).await.map_err(gone)?;
+        send_tell(&self.out, &PeerEvent::Kill { execution: self.execution }).await.map_err(gone)?;
         tokio::time::sleep(KILL_TIMEOUT).await;
         Err(Error::new(ErrorCode::TooSlow, "kill", "the peer did not end it in time"))
     }
@@ -79,7 +79,7 @@ impl Watches {
             return Ok(());
         }
         // Sent here and not by a task: a peer that asks for many of them waits for this side.
-        send_tell(&self.out, &Tell::Kill { execution }).await
+        send_tell(&self.out, &PeerEvent::Kill { execution }).await
     }
 
     fn try_watch(&self, execution: u32, cpu_time: Option<Span>) -> bool {

@@ -20,7 +20,7 @@ use stockade_launcher::Cgroup;
 
 /// What a backend's groups have in common.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct House {
+pub(crate) struct CgroupLayout {
     /// The name of the directory that holds the groups of all its sandboxes.
     pub parent: &'static str,
     /// How many processes of a group are the backend's and not the guest's.
@@ -64,22 +64,22 @@ pub(crate) struct Controllers {
 
 impl Hierarchy {
     /// Looks at the mounts and tries to make a group, which is the only proof that it can be done.
-    pub(crate) fn detect(house: House) -> Self {
-        let found = Self::detect_version(house);
+    pub(crate) fn detect(cgroup_layout: CgroupLayout) -> Self {
+        let found = Self::detect_version(cgroup_layout);
         found.list_parents().iter().for_each(|parent| throwaway::remove_forsaken_groups(parent));
         found
     }
 
-    fn detect_version(house: House) -> Self {
+    fn detect_version(cgroup_layout: CgroupLayout) -> Self {
         let mounts = read_kernel_file("/proc/self/mountinfo").unwrap_or_default();
         let own = read_kernel_file("/proc/self/cgroup").unwrap_or_default();
-        let second = v2::V2Base::detect(house, &mounts, &own);
+        let second = v2::V2Base::detect(cgroup_layout, &mounts, &own);
         if let Ok(base) = &second
             && base.controllers != Controllers::default()
         {
             return Self::V2(base.clone());
         }
-        match v1::V1Base::detect(house, &mounts) {
+        match v1::V1Base::detect(cgroup_layout, &mounts) {
             Some(base) => Self::V1(base),
             None => {
                 Self::None { reason: second.err().unwrap_or_else(|| "no controller is on".into()) }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use stockade_core::{EffectiveLimits, Millicores, SandboxId};
 
 use super::{
-    Controllers, House, enforced_memory, ensure_dir, make_below, mount_point, read_number,
+    CgroupLayout, Controllers, enforced_memory, ensure_dir, make_below, mount_point, read_number,
     share_of, swap,
 };
 use super::{HeldLimits, find_lowest, to_millicores};
@@ -39,10 +39,10 @@ pub(crate) struct Directories {
 }
 
 impl V1Base {
-    pub(super) fn detect(house: House, mounts: &str) -> Option<Self> {
-        let parent = |controller| find_parent(house, mounts, controller);
+    pub(super) fn detect(cgroup_layout: CgroupLayout, mounts: &str) -> Option<Self> {
+        let parent = |controller| find_parent(cgroup_layout, mounts, controller);
         let base = Self {
-            own_processes: house.own_processes,
+            own_processes: cgroup_layout.own_processes,
             memory: parent("memory")
                 .filter(|parent| swap::can_be_limited(&parent.join(SWAP_LIMIT_FILE))),
             pids: parent("pids"),
@@ -183,11 +183,11 @@ impl Directories {
 }
 
 /// The parent directory in one controller's hierarchy, if this user may make groups there.
-fn find_parent(house: House, mounts: &str, controller: &str) -> Option<PathBuf> {
+fn find_parent(cgroup_layout: CgroupLayout, mounts: &str, controller: &str) -> Option<PathBuf> {
     let top = mount_point(mounts, |kind, options| {
         kind == "cgroup" && options.split(',').any(|option| option == controller)
     })?;
-    let parent = top.join(house.parent);
+    let parent = top.join(cgroup_layout.parent);
     // Most often it is there, from the sandbox before.
     if !can_make_groups(&parent) {
         ensure_dir(&parent).ok()?;
@@ -214,9 +214,9 @@ mod needs_root {
     #[test]
     fn a_directory_of_another_user_is_not_used_though_everybody_may_write_to_it() {
         let top = tempfile::tempdir().unwrap();
-        let house = House { parent: "stockade", own_processes: 1 };
+        let cgroup_layout = CgroupLayout { parent: "stockade", own_processes: 1 };
         let mounts = format!("1 1 0:1 / {} rw - cgroup cgroup rw,memory", top.path().display());
-        let found = || V1Base::detect(house, &mounts).is_some();
+        let found = || V1Base::detect(cgroup_layout, &mounts).is_some();
         assert!(found());
         let parent = top.path().join("stockade");
         fs::set_permissions(&parent, fs::Permissions::from_mode(0o777)).unwrap();

@@ -14,8 +14,8 @@ use stockade_core::{EffectiveLimits, Millicores, SandboxId};
 use stockade_fs::read_kernel_file;
 
 use super::{
-    Controllers, House, duration_from_micros, enforced_memory, ensure_dir, make_below, mount_point,
-    read_keyed_value, share_of, swap,
+    CgroupLayout, Controllers, duration_from_micros, enforced_memory, ensure_dir, make_below,
+    mount_point, read_keyed_value, share_of, swap,
 };
 use super::{HeldLimits, find_lowest, read_number, to_millicores};
 
@@ -37,7 +37,11 @@ const SWAP_LIMIT_FILE: &str = "memory.swap.max";
 const ENGINE_CGROUP: &str = "stockade-engine";
 
 impl V2Base {
-    pub(super) fn detect(house: House, mounts: &str, own: &str) -> Result<Self, String> {
+    pub(super) fn detect(
+        cgroup_layout: CgroupLayout,
+        mounts: &str,
+        own: &str,
+    ) -> Result<Self, String> {
         let top =
             mount_point(mounts, |kind, _| kind == "cgroup2").ok_or("cgroup v2 is not mounted")?;
         let inside = resolve_group(&top, own);
@@ -47,18 +51,18 @@ impl V2Base {
         let nowhere = Err(io::Error::from(io::ErrorKind::NotFound));
         places
             .iter()
-            .fold(nowhere, |found, place| found.or_else(|_| Self::at(house, place)))
+            .fold(nowhere, |found, place| found.or_else(|_| Self::at(cgroup_layout, place)))
             .or_else(|error| match error.kind() == io::ErrorKind::Unsupported {
                 // Moving down changes nothing about what is handed down to here.
                 true => Err(error),
-                false => make_room(&inside).and_then(|()| Self::at(house, &inside)),
+                false => make_room(&inside).and_then(|()| Self::at(cgroup_layout, &inside)),
             })
             .map_err(|error| format!("no cgroup v2 directory is delegated to this user: {error}"))
     }
 
     /// Makes the parent and switches on what is there.
-    fn at(house: House, place: &Path) -> io::Result<Self> {
-        let parent = place.join(house.parent);
+    fn at(cgroup_layout: CgroupLayout, place: &Path) -> io::Result<Self> {
+        let parent = place.join(cgroup_layout.parent);
         let available = read_kernel_file(place.join("cgroup.controllers"))?;
         if !LIMIT_CONTROLLERS
             .iter()
@@ -83,7 +87,7 @@ impl V2Base {
             cpu_usage: true,
             freezer: parent.join("cgroup.freeze").exists(),
         };
-        Ok(Self { parent, controllers, own_processes: house.own_processes })
+        Ok(Self { parent, controllers, own_processes: cgroup_layout.own_processes })
     }
 
     pub(super) fn directory(&self, id: &SandboxId) -> PathBuf {

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Whom a file is to belong to, if not to this process.
+/// Owner of a new file, if not this process's user.
 pub(super) type FileOwner = Option<(u32, u32)>;
 
 /// Copies an open file to a name that is not there yet.

@@ -115,7 +115,7 @@ impl MachineDir {
         SocketDir::open(&self.root).map_err(|error| misplaced_error(&self.root, error))
     }
 
-    /// Whom files belong to that the process writes.
+    /// Owner of the files that the process writes.
     pub(super) fn owner(&self) -> FileOwner {
         self.jailer.as_ref().map(|jailer| (jailer.uid, jailer.gid))
     }

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use super::microvm_error;
 use crate::linux::lock;
 use crate::linux::running::wait_for_exit;
-use crate::microvm::words::VmmOutput;
+use crate::microvm::vmm_output::VmmOutput;
 
 /// A child process that is killed when this value is dropped, on its way to its owner too.
 struct HeldChild(Option<Child>);

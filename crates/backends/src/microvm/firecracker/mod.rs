@@ -56,7 +56,7 @@ const MEMORY_FILE: &str = "memory";
 /// Where Firecracker is, and what it runs.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Settings {
+pub struct FirecrackerSettings {
     /// The program `firecracker`.
     pub binary: PathBuf,
     /// An uncompressed kernel for its machines. Absent: the one that the backend prepares.
@@ -70,7 +70,7 @@ pub struct Settings {
     pub jailer: Option<Jailer>,
 }
 
-/// Whom Firecracker runs as in its own jail.
+/// The user that Firecracker runs as in its own jail.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Jailer {
@@ -82,7 +82,7 @@ pub struct Jailer {
     pub gid: u32,
 }
 
-impl Settings {
+impl FirecrackerSettings {
     /// Changes with everything that a prepared machine depends on. Not with the jailer, which only decides who
     /// runs it.
     pub(super) fn fingerprint(&self) -> String {
@@ -119,7 +119,7 @@ const DEFAULT_TIMEOUTS: Patience = Patience {
 
 /// The driver.
 pub(super) struct Firecracker {
-    settings: Settings,
+    settings: FirecrackerSettings,
     patience: Patience,
     version: Version,
     template: Option<Value>,
@@ -135,12 +135,12 @@ enum Around {
 impl Firecracker {
     /// Looks whether what the settings name can be used. Says nothing about KVM. Without a jailer its
     /// processes run in these walls, which show them what they need of the host's devices.
-    pub(super) async fn open(settings: Settings, native: Arc<Native>) -> Result<Self> {
+    pub(super) async fn open(settings: FirecrackerSettings, native: Arc<Native>) -> Result<Self> {
         Self::open_with_timeouts(settings, native, DEFAULT_TIMEOUTS).await
     }
 
     async fn open_with_timeouts(
-        settings: Settings,
+        settings: FirecrackerSettings,
         native: Arc<Native>,
         patience: Patience,
     ) -> Result<Self> {

@@ -11,8 +11,8 @@ use super::api::{self, Method, RequestFault, RequestLine, SocketDir};
 use super::jailed::Jailed;
 use super::stop::StoppableProcess;
 use super::{Patience, microvm_error};
-use crate::microvm::cage::Cage;
-use crate::microvm::words::VmmOutput;
+use crate::microvm::vmm_output::VmmOutput;
+use crate::microvm::vmm_sandbox::VmmSandbox;
 
 /// Poll interval until a process that starts listens on its socket.
 const SOCKET_POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -20,7 +20,7 @@ const SOCKET_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// What a process runs in.
 pub(super) enum Confinement {
     /// Native walls.
-    Walls(Cage),
+    Walls(VmmSandbox),
     /// Firecracker's own jail.
     Jail(Jailed),
 }

@@ -19,8 +19,8 @@ use super::copy;
 use super::jail::MachineDir;
 use super::process::FirecrackerProcess;
 use super::{microvm_error, to_mebibytes};
-use crate::across::guest::VSOCK_PORT;
 use crate::microvm::driver::{Saved, Vm};
+use crate::peer::guest::VSOCK_PORT;
 
 /// The socket on which Firecracker accepts connections to the guest.
 pub(super) const VSOCK_SOCKET: &str = "vsock";

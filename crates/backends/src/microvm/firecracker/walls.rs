@@ -8,8 +8,10 @@ use stockade_core::{Command, Network, Result, SandboxSpec, Workspace};
 
 use super::api;
 use super::jail::{Access, MachineDir, MachineFile, path_inside, resolve_symlinks};
-use crate::microvm::cage::{Cage, build_limits, build_mount, largest_disk_bytes, to_host_path};
 use crate::microvm::driver::MachineSpec;
+use crate::microvm::vmm_sandbox::{
+    VmmSandbox, build_limits, build_mount, largest_disk_bytes, to_host_path,
+};
 use crate::native::Native;
 
 /// Memory of Firecracker itself, beside the guest's.
@@ -26,7 +28,7 @@ pub(super) async fn start_in_walls(
     machine: &MachineSpec,
     binary: &Path,
     files: &[MachineFile],
-) -> Result<Cage> {
+) -> Result<VmmSandbox> {
     let mut mounts =
         vec![build_mount(&resolve_symlinks(binary)?, &path_inside(PROGRAM_NAME), true)?];
     for MachineFile { file, name, access } in files {
@@ -51,5 +53,5 @@ pub(super) async fn start_in_walls(
     };
     let id = place.id().as_str();
     let command = [&path_inside(PROGRAM_NAME), "--id", id, "--api-sock", api::API_SOCKET];
-    Cage::start(native, place.id(), &spec, &Command::program(command)).await
+    VmmSandbox::start(native, place.id(), &spec, &Command::program(command)).await
 }

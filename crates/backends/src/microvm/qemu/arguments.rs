@@ -3,9 +3,9 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
-use crate::across::guest::GUEST_PORT_NAME;
-use crate::across::vmm::FIRST_FILE_FD;
 use crate::microvm::driver::MachineSpec;
+use crate::peer::guest::GUEST_PORT_NAME;
+use crate::peer::vmm::FIRST_FILE_FD;
 
 /// Size of the cache of translated code, in MiB.
 const CODE_CACHE_MIB: u32 = 64;

@@ -14,8 +14,8 @@ use stockade_fs::copy_sparse;
 use tokio::task::spawn_blocking;
 
 use crate::linux::lock;
+use crate::microvm::dirty_pages::{self, ProcessMemory};
 use crate::microvm::driver::Saved;
-use crate::microvm::touched::{self, ProcessMemory};
 
 /// The memfd name of machines' memory.
 const MEMFD_NAME: &str = "stockade-memory";
@@ -110,7 +110,7 @@ impl SealedMemory {
             Some(touched) => {
                 let mut touched = touched.try_clone()?;
                 touched.rewind()?;
-                touched::apply_pages(touched, &file)?
+                dirty_pages::apply_pages(touched, &file)?
             }
             None => Vec::new(),
         };

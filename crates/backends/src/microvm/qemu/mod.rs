@@ -2,8 +2,8 @@
 //! anywhere and claims nothing.
 
 mod arguments;
-mod cage;
 mod memory;
+mod qemu_sandbox;
 mod qmp;
 
 use std::fs::File;
@@ -18,7 +18,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use stockade_core::{Boundary, Error, ErrorCode, Result, SandboxId};
-use stockade_launcher::seal;
+use stockade_launcher::copy_to_sealed_memfd;
 use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
 use tokio::task::spawn_blocking;
@@ -30,8 +30,8 @@ use crate::linux::lock;
 use crate::native::Native;
 pub(super) use arguments::Power;
 use arguments::{Ends, QemuArguments};
-use cage::Caged;
 use memory::{Memories, SealedMemory};
+use qemu_sandbox::SandboxedQemu;
 use qmp::Qmp;
 
 /// QEMU's program, which the walls show where the host has it.
@@ -52,7 +52,7 @@ pub(super) struct Qemu {
 
 /// One machine.
 struct QemuVm {
-    caged: Caged,
+    caged: SandboxedQemu,
     pipe: Mutex<Option<UnixStream>>,
     control: tokio::sync::Mutex<Qmp>,
     memory: Ram,
@@ -119,7 +119,8 @@ impl Qemu {
             order.add_disk(number, opened.map_err(unusable)?, disk.read_only);
         }
         further(&mut order).map_err(unusable)?;
-        let caged = cage::start_qemu(&self.native, id, machine, &self.helper, order).await?;
+        let caged =
+            qemu_sandbox::start_qemu(&self.native, id, machine, &self.helper, order).await?;
         let control = match into_async_stream(control) {
             Ok(stream) => Qmp::begin(stream).await,
             Err(error) => Err(error),
@@ -236,7 +237,8 @@ fn add_incoming_state(order: &mut QemuArguments, state: &File) -> io::Result<Vec
 /// A kernel to start, in memory, so that nothing of the host has to be shown.
 fn add_kernel_arguments(order: &mut QemuArguments, machine: &MachineSpec) -> io::Result<()> {
     for (name, path) in [("-kernel", &machine.kernel), ("-initrd", &machine.initramfs)] {
-        let number = order.add_file(seal("stockade-kernel", &mut File::open(path)?)?);
+        let number =
+            order.add_file(copy_to_sealed_memfd("stockade-kernel", &mut File::open(path)?)?);
         order.add_option(name, format!("/proc/self/fd/{number}"));
     }
     order.add_option("-append", machine.command_line.clone());

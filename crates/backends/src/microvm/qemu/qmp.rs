@@ -10,7 +10,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interes
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use crate::across::vmm::send;
+use crate::peer::vmm::send;
 
 /// Size limit of a line from QEMU.
 const MAX_LINE_BYTES: u64 = 1 << 20;

@@ -13,8 +13,8 @@ use super::{Arguments, CallAnswer};
 use crate::wasm::account::ResourceAccount;
 use crate::wasm::check::{self, ProgramKind};
 use crate::wasm::engine::{EngineMode, TickingGuard, WasmMachine};
-use crate::wasm::lane::ThreadLane;
-use crate::wasm::openings::Openings;
+use crate::wasm::executor::ProgramThread;
+use crate::wasm::preopens::Preopens;
 use crate::wasm::run::{self, ProgramJob, RunPhase};
 use crate::wasm::state::StoreState;
 use crate::wasm::{NAME, WasmShared};
@@ -56,10 +56,10 @@ impl Callee {
         let job = ProgramJob {
             argv: Vec::new(),
             env: Vec::new(),
-            openings: Openings::default(),
+            preopens: Preopens::default(),
             limits,
             account: Arc::new(ResourceAccount::new(&limits)),
-            lane: ThreadLane::own(),
+            thread: ProgramThread::own(),
             streams: Box::new(|_| ()),
         };
         let mut store = run::build_store(&machine, job);

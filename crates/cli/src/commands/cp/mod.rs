@@ -5,7 +5,7 @@
 //! caller named; and what a guest says about its tree is checked before it becomes a name here.
 //!
 //! Symbolic links that lead to something else in what is copied stay links. Others are left out and told:
-//! on the other side they would point somewhere else.
+//! on the peer they would point somewhere else.
 
 mod guest;
 mod host;

@@ -1,4 +1,4 @@
-//! `stockade arrive`: the other side of a teleport. Makes a sandbox of the snapshot that comes in, and takes
+//! `stockade arrive`: the peer of a teleport. Makes a sandbox of the snapshot that comes in, and takes
 //! it down again unless the sender says that it stays. Not for people.
 
 use std::io::{self, BufRead, Read, Write};
@@ -8,18 +8,18 @@ use std::time::Duration;
 use clap::Args;
 use rustix::fs::OFlags;
 use stockade_core::{Error, ErrorCode, Result, SandboxId, SandboxSpec, Workspace};
-use stockade_engine::{Passing, StateDir};
+use stockade_engine::{StateDir, TransientSnapshot};
 use stockade_fs::{Locked, Sharing};
 
 use super::protocol::{
     ArrivalAnswer, HELLO_LINE, KEEP_LINE, MAX_PASSAGE, Passage, TELEPORT_VERSION, Whole,
 };
-use super::{ARRIVE_COMMAND, MAX_SNAPSHOT_BYTES, ORIGIN_LABEL};
+use super::{ARRIVE_COMMAND, MAX_SNAPSHOT_BYTES};
 use crate::commands::snapshot;
 use crate::config::Settings;
 use crate::daemon::end::end_sandbox;
 use crate::daemon::launch::launch_supervisor;
-use crate::daemon::message::SupervisorOrder;
+use crate::daemon::message::{ORIGIN_LABEL, SupervisorOrder};
 use crate::daemon::sandbox_directory::SandboxDirectory;
 use crate::daemon::wire_error::WireError;
 use crate::terminal::interrupts::Interrupts;
@@ -96,10 +96,10 @@ fn refuse_host_things(spec: &SandboxSpec) -> Result<()> {
     }
 }
 
-fn import_snapshot(settings: &Settings) -> Result<Passing> {
+fn import_snapshot(settings: &Settings) -> Result<TransientSnapshot> {
     let store = Arc::new(snapshot::open_snapshot_store(settings)?);
     let mut whole = Whole::of(io::stdin().lock());
-    let came = store.import_passing(&mut whole, MAX_SNAPSHOT_BYTES)?;
+    let came = store.import_transient(&mut whole, MAX_SNAPSHOT_BYTES)?;
     // What ends it is left to read.
     io::copy(&mut whole, &mut io::sink()).map_err(|error| {
         Error::new(ErrorCode::Protocol, ARRIVE_COMMAND, "it breaks off").source(error)
@@ -107,7 +107,7 @@ fn import_snapshot(settings: &Settings) -> Result<Passing> {
     Ok(came)
 }
 
-fn build_order(passage: Passage, came: &Passing) -> SupervisorOrder {
+fn build_order(passage: Passage, came: &TransientSnapshot) -> SupervisorOrder {
     let Passage { mut spec, idle, lifetime, of } = passage;
     spec.labels.remove(ORIGIN_LABEL);
     spec.labels.extend(of.map(|of| (ORIGIN_LABEL.to_owned(), of.to_string())));

@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
-use stockade_backends::ssh::{Errand, Host, Party};
+use stockade_backends::ssh::{Host, RemoteCommand, RemoteProgram};
 use stockade_core::{
     BackendChoice, Bytes, Error, ErrorCode, Image, Network, Result, SandboxId, SandboxSpec,
     SnapshotKind, Workspace,
 };
-use stockade_engine::{Passing, Snapshot, Snapshots, spec_of_a_copy};
+use stockade_engine::{Snapshot, Snapshots, TransientSnapshot, spec_of_a_copy};
 
 pub use arrive::{ArriveArgs, arrive};
 
@@ -30,15 +30,13 @@ use crate::terminal::printer::Printer;
 use protocol::{ArrivalAnswer, HELLO_LINE, KEEP_LINE, Passage, Pieces, TELEPORT_VERSION};
 
 const TELEPORT_OPERATION: &str = "teleport";
-/// Command that the other side is started with.
+/// Command that the peer is started with.
 pub const ARRIVE_COMMAND: &str = "arrive";
-/// Label that names the sandbox which a teleported one replaces.
-pub const ORIGIN_LABEL: &str = "teleported-from";
 /// Largest snapshot that is accepted on arrival.
 const MAX_SNAPSHOT_BYTES: Bytes = Bytes(64 << 30);
-/// Timeout for the snapshot to become a sandbox on the other side.
+/// Timeout for the snapshot to become a sandbox on the peer.
 const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(600);
-/// Timeout for the last reply, including what the other side clears away before it.
+/// Timeout for the last reply, including what the peer clears away before it.
 const KEPT_REPLY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What to move, and where to.
@@ -181,16 +179,17 @@ async fn send_sandbox(
     host: &Host,
     printer: &Printer,
 ) -> Result<SentSandbox> {
-    let program = args.program.clone().or(settings.program_elsewhere());
-    let party = Party {
-        program: program.as_deref(),
+    let path = args.program.clone().or(settings.program_elsewhere());
+    let program = RemoteProgram {
+        program: path.as_deref(),
         verb: ARRIVE_COMMAND,
         version: TELEPORT_VERSION,
         hello: HELLO_LINE,
     };
     // Before anything is captured: a host that cannot be reached costs nothing.
-    let reaching = printer.patiently("reaching the other host", Errand::begin(host, party));
-    let mut errand = reaching.await?;
+    let reaching =
+        printer.patiently("reaching the other host", RemoteCommand::begin(host, program));
+    let mut command = reaching.await?;
     let place = SandboxDirectory::open(settings)?;
     let taken = snapshot::take_snapshot(&place, &args.sandbox, kind, printer).await?;
     if stands_still(args, kind) {
@@ -201,15 +200,15 @@ async fn send_sandbox(
         }
     }
     let store = Arc::new(snapshot::open_snapshot_store(settings)?);
-    let passing = store.passing(taken)?;
-    let sending = send_passage(&mut errand, &passage, &store, &passing);
+    let transient = store.hold_transient(taken)?;
+    let sending = send_passage(&mut command, &passage, &store, &transient);
     let arrived = match printer.patiently("carrying it there", sending).await {
         Ok(Some(arrived)) => arrived,
-        Ok(None) => return Err(errand.trouble(TELEPORT_OPERATION).await),
+        Ok(None) => return Err(command.trouble(TELEPORT_OPERATION).await),
         Err(error) => return Err(error),
     };
-    passing.end()?;
-    let stays = confirm_stay(&mut errand).await?;
+    transient.end()?;
+    let stays = confirm_stay(&mut command).await?;
     stays.ok_or_else(|| unknown_result_error(host, &arrived, args.keep))?;
     Ok(SentSandbox { arrived, kind })
 }
@@ -227,26 +226,26 @@ fn build_passage(args: &TeleportArgs, described: Described) -> Passage {
     Passage { spec, idle: described.idle, lifetime: described.lifetime, of }
 }
 
-/// Sends everything and hears what it has become there; nothing if the other side went away.
+/// Sends everything and hears what it has become there; nothing if the peer went away.
 async fn send_passage(
-    errand: &mut Errand,
+    command: &mut RemoteCommand,
     passage: &Passage,
     store: &Arc<Snapshots>,
-    passing: &Passing,
+    transient: &TransientSnapshot,
 ) -> Result<Option<SandboxId>> {
     let mut line = serde_json::to_vec(passage).map_err(|error| {
         Error::new(ErrorCode::System, TELEPORT_OPERATION, "the teleport request cannot be written")
             .source(error)
     })?;
     line.push(b'\n');
-    let (store, snapshot) = (Arc::clone(store), passing.snapshot().clone());
-    let written = errand.send(move |out| write_snapshot(out, &line, &store, &snapshot)).await;
+    let (store, snapshot) = (Arc::clone(store), transient.snapshot().clone());
+    let written = command.send(move |out| write_snapshot(out, &line, &store, &snapshot)).await;
     let whole = match written {
         // A receiver that stops reading early sends the reason as its answer.
         Err(error) if snapshot::is_closed(&error) => false,
         written => written?,
     };
-    match (receive_answer(errand, ARRIVAL_TIMEOUT).await?, whole) {
+    match (receive_answer(command, ARRIVAL_TIMEOUT).await?, whole) {
         (Some(ArrivalAnswer::Arrived { sandbox }), true) => Ok(Some(sandbox)),
         (Some(ArrivalAnswer::Failed(error)), _) => Err(error.into_error(TELEPORT_OPERATION)),
         (Some(ArrivalAnswer::Arrived { .. } | ArrivalAnswer::Kept), _) => {
@@ -272,8 +271,11 @@ fn went_away(error: io::Error) -> Error {
     Error::new(ErrorCode::Gone, TELEPORT_OPERATION, "the connection was closed").source(error)
 }
 
-async fn receive_answer(errand: &mut Errand, patience: Duration) -> Result<Option<ArrivalAnswer>> {
-    let Some(line) = errand.line(patience).await? else { return Ok(None) };
+async fn receive_answer(
+    command: &mut RemoteCommand,
+    patience: Duration,
+) -> Result<Option<ArrivalAnswer>> {
+    let Some(line) = command.line(patience).await? else { return Ok(None) };
     serde_json::from_str(&line).map(Some).map_err(|error| {
         Error::new(ErrorCode::Protocol, TELEPORT_OPERATION, "the answer cannot be understood")
             .source(error)
@@ -281,12 +283,12 @@ async fn receive_answer(errand: &mut Errand, patience: Duration) -> Result<Optio
 }
 
 /// Confirms that the copy is to stay, and waits for the reply; `None` if the result is unknown.
-async fn confirm_stay(errand: &mut Errand) -> Result<Option<()>> {
-    let said = errand.send(|out| out.write_all(KEEP_LINE.as_bytes()).map_err(went_away)).await?;
+async fn confirm_stay(command: &mut RemoteCommand) -> Result<Option<()>> {
+    let said = command.send(|out| out.write_all(KEEP_LINE.as_bytes()).map_err(went_away)).await?;
     if !said {
         return Ok(None);
     }
-    match receive_answer(errand, KEPT_REPLY_TIMEOUT).await {
+    match receive_answer(command, KEPT_REPLY_TIMEOUT).await {
         Ok(Some(ArrivalAnswer::Kept)) => Ok(Some(())),
         Ok(Some(ArrivalAnswer::Failed(error))) => Err(error.into_error(TELEPORT_OPERATION)),
         Ok(Some(ArrivalAnswer::Arrived { .. }) | None) | Err(_) => Ok(None),

@@ -12,7 +12,7 @@ use crate::daemon::wire_error::WireError;
 /// Version of these messages and of the snapshots that they carry. Raised with every change that another
 /// side misreads.
 pub const TELEPORT_VERSION: &str = "1";
-/// First line that the other side sends.
+/// First line that the peer sends.
 pub const HELLO_LINE: &[u8] = b"stockade-teleport 1\n";
 /// Request to keep the sandbox that arrived.
 pub const KEEP_LINE: &str = "keep\n";
@@ -36,7 +36,7 @@ pub struct Passage {
     pub of: Option<SandboxId>,
 }
 
-/// What the other side answers.
+/// What the peer answers.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum ArrivalAnswer {

@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 use stockade_core::Result;
-use stockade_workspaces::{Workspace, Workspaces};
+use stockade_workspaces::{ManagedWorkspace, Workspaces};
 
 use crate::commands::ps::format_age;
 use crate::terminal::printer::{Printer, Tone};
@@ -26,7 +26,7 @@ pub struct WorkspaceLsArgs {
 #[serde(rename_all = "camelCase")]
 struct WorkspaceRow {
     #[serde(flatten)]
-    workspace: Workspace,
+    workspace: ManagedWorkspace,
     in_use: bool,
     age_seconds: u64,
     /// Absent where that cannot be found out.
@@ -52,7 +52,7 @@ pub async fn ls(args: &WorkspaceLsArgs, workspaces: Workspaces, printer: &Printe
 
 fn collect_rows(workspaces: &Workspaces) -> Result<Vec<WorkspaceRow>> {
     let mut rows = Vec::new();
-    for workspace in workspaces.list()?.into_iter().filter(Workspace::is_transaction) {
+    for workspace in workspaces.list()?.into_iter().filter(ManagedWorkspace::is_transaction) {
         let diff = workspaces.diff(&workspace.id).ok();
         let age = SystemTime::now().duration_since(workspace.created.into()).unwrap_or_default();
         rows.push(WorkspaceRow {
@@ -88,7 +88,7 @@ fn build_table(rows: &[WorkspaceRow]) -> Table<6> {
 }
 
 /// What it is a view of.
-fn describe_origin(workspace: &Workspace) -> String {
+fn describe_origin(workspace: &ManagedWorkspace) -> String {
     let note = |key: &str| workspace.metadata.get(key);
     match (note("git.remote"), note("git.branch").or(note("git.commit"))) {
         (Some(remote), Some(rev)) => format!("{remote}@{rev}"),

@@ -115,7 +115,7 @@ impl SupervisorHost {
         let started = self.engine.exec_followed(&self.id, command).await;
         let (execution, follower) = started.inspect_err(|error| self.look_after(error))?;
         let watcher = self.keep_job(&execution);
-        tokio::spawn(Arc::clone(self).see_through(watcher, busy));
+        tokio::spawn(Arc::clone(self).run_to_end(watcher, busy));
         Ok((execution, follower))
     }
 
@@ -124,7 +124,7 @@ impl SupervisorHost {
         for watcher in self.engine.executions(&self.id)? {
             let busy = self.activity.begin();
             self.jobs().add(watcher.clone());
-            tokio::spawn(Arc::clone(self).see_through(watcher, busy));
+            tokio::spawn(Arc::clone(self).run_to_end(watcher, busy));
         }
         Ok(())
     }
@@ -135,7 +135,7 @@ impl SupervisorHost {
         watcher
     }
 
-    async fn see_through(self: Arc<Self>, watcher: Watcher, busy: Busy) {
+    async fn run_to_end(self: Arc<Self>, watcher: Watcher, busy: Busy) {
         let outcome = watcher.outcome().await;
         self.jobs().finish(watcher.job(), &outcome);
         drop(busy);

@@ -49,7 +49,7 @@ impl SandboxKeeper {
             order.workspace.as_ref().map(|id| reopen_source(id, settings)).transpose()?;
         let mut settings = settings.clone();
         let caches = hold_caches(&order.spec, &mut settings)?;
-        let engine = registry::lasting_engine(&settings, &order.spec.backend).await?;
+        let engine = registry::persistent_engine(&settings, &order.spec.backend).await?;
         let built = Self::build_sandbox(&engine, order, sockets, interrupts, workspace).await;
         match built {
             Ok(built) => Ok(Self { caches, ..built }),

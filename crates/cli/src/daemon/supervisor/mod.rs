@@ -1,4 +1,4 @@
-//! The supervisor: the small process that owns one lasting sandbox. It ends when the sandbox is ended,
+//! The supervisor: the small process that owns one persistent sandbox. It ends when the sandbox is ended,
 //! when it was not used for its idle timeout, or when its lifetime is over; the sandbox ends with it,
 //! and if it is killed, the walls fall by themselves (C-31).
 

@@ -39,7 +39,7 @@ impl TeleportRoute {
         fs::write(dir.join("config.toml"), text).unwrap();
     }
 
-    /// A program for the other side that does this when it is called.
+    /// A program for the peer that does this when it is called.
     fn program(&self, name: &str, script: &str) -> PathBuf {
         let path = self.there.path(name);
         let script = script.replace("STOCKADE", STOCKADE_PROGRAM);

@@ -42,7 +42,7 @@ pub fn owners() -> Vec<Owner> {
 }
 
 fn sealed(path: &Path) -> OwnedFd {
-    stockade_launcher::seal("program", &mut File::open(path).unwrap()).unwrap()
+    stockade_launcher::copy_to_sealed_memfd("program", &mut File::open(path).unwrap()).unwrap()
 }
 
 pub fn example(name: &str) -> PathBuf {

@@ -177,7 +177,7 @@ impl BootstrapProcess {
             let _ = self.child.wait().await;
         }
         if let Some(group) = self.group {
-            // What nobody has waited for yet is still counted, so this has a bound.
+            // A process that is not reaped yet is still counted, so this has a bound.
             let _ = tokio::time::timeout(GROUP_END_TIMEOUT, wait_for_group(group)).await;
         }
     }

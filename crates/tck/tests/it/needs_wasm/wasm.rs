@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::ordinary;
-use stockade_backends::wasm::{Settings, Wasm, Worker};
+use stockade_backends::wasm::{Wasm, WasmSettings, Worker};
 use stockade_core::{Bytes, Command, Ending, HostPath, Image, Workspace};
 use stockade_engine::{Engine, EngineConfig, OutputEvent};
 use stockade_tck::{KitOptions, OnHost, Report, Status, Subject, hostile, run, wasi_calls_bytes};
@@ -43,7 +43,7 @@ fn isolated_subject() -> OnHost {
     let kept = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let own = std::fs::metadata(kept).unwrap().uid() == rustix::process::geteuid().as_raw();
     let cache = if own { kept.join("wasm-cache") } else { std::env::temp_dir().join("wasm-cache") };
-    OnHost::of_wasm(Arc::new(Wasm::new(Settings::default().cached(&cache).isolated(worker))))
+    OnHost::of_wasm(Arc::new(Wasm::new(WasmSettings::default().cached(&cache).isolated(worker))))
         .unwrap()
         .leaving_nothing_in("/tmp".into())
         .with_engine_process(engine.into(), vec!["wasm-isolated".into()])

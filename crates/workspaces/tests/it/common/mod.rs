@@ -16,8 +16,8 @@ use rustix::fs::{CWD, FileType, Mode, XattrFlags};
 use stockade_core::WorkspaceId;
 use stockade_engine::{Journal, JournalOptions};
 use stockade_workspaces::{
-    Application, Applied, ApplyOptions, Change, Conflict, Diff, Hint, Mechanism, Request,
-    Workspace, Workspaces,
+    Application, Applied, ApplyOptions, Change, Conflict, Diff, Hint, ManagedWorkspace, Mechanism,
+    Request, Workspaces,
 };
 use tempfile::TempDir;
 
@@ -44,16 +44,16 @@ impl Place {
         self.dir.path().canonicalize().unwrap().join("source")
     }
 
-    pub fn acquire(&self, hint: Hint, mechanism: Mechanism) -> Workspace {
+    pub fn acquire(&self, hint: Hint, mechanism: Mechanism) -> ManagedWorkspace {
         let request = Request { mechanism, ..Request::new(hint) };
         wait(self.workspaces.acquire(request)).unwrap()
     }
 
-    pub fn overlay(&self) -> Workspace {
+    pub fn overlay(&self) -> ManagedWorkspace {
         self.acquire(Hint::Overlay(self.source()), Mechanism::Kernel)
     }
 
-    pub fn copied(&self) -> Workspace {
+    pub fn copied(&self) -> ManagedWorkspace {
         self.acquire(Hint::Overlay(self.source()), Mechanism::Copy)
     }
 
@@ -159,7 +159,7 @@ pub fn memory() -> PathBuf {
 }
 
 /// Runs a shell line in the view that a sandbox would have.
-pub fn inside(place: &Place, workspace: &Workspace, line: &str) {
+pub fn inside(place: &Place, workspace: &ManagedWorkspace, line: &str) {
     let home = place.home(&workspace.id);
     let view = place.dir.path().join("view");
     fs::create_dir_all(&view).unwrap();

@@ -8,7 +8,7 @@ use crate::common;
 use crate::common::{Place, brief, done, open, ordinary, wait, whiteout, write};
 use stockade_core::ErrorCode;
 use stockade_engine::{Event, Filter, Journal, JournalOptions, StateDir};
-use stockade_workspaces::{ApplyOptions, Hint, Kind, Mechanism, Request, Workspace};
+use stockade_workspaces::{ApplyOptions, Hint, Kind, ManagedWorkspace, Mechanism, Request};
 
 /// Runs git in a repository of the test's own, without anybody's configuration.
 fn git(dir: &Path, args: &[&str]) -> String {
@@ -57,7 +57,7 @@ fn hint(dir: &Path, rev: Option<&str>) -> Hint {
     Hint::Git { source: dir.display().to_string(), rev: rev.map(str::to_owned) }
 }
 
-fn checkout(place: &Place, dir: &Path, rev: Option<&str>) -> Workspace {
+fn checkout(place: &Place, dir: &Path, rev: Option<&str>) -> ManagedWorkspace {
     place.acquire(hint(dir, rev), Mechanism::Kernel)
 }
 
@@ -95,7 +95,7 @@ fn five_checkouts_at_once_cost_one_and_each_has_its_own_changes() {
     for mechanism in [Mechanism::Kernel, Mechanism::Copy] {
         let place = Place::new();
         let (dir, _) = repository(&place);
-        let found: Vec<(Workspace, Vec<String>)> = std::thread::scope(|scope| {
+        let found: Vec<(ManagedWorkspace, Vec<String>)> = std::thread::scope(|scope| {
             let work = |number: usize| {
                 let (place, dir) = (&place, &dir);
                 move || {

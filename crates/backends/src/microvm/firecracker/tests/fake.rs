@@ -160,7 +160,7 @@ impl Fake {
             () if self.is_mode("closed", path) => String::new(),
             () => return false,
         };
-        // The other side may have had enough before the end.
+        // The peer may have had enough before the end.
         let _ = stream.write_all(said.as_bytes());
         true
     }

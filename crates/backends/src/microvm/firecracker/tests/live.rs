@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use stockade_core::{Bytes, SandboxId};
 
-use super::super::{Firecracker, Settings};
+use super::super::{Firecracker, FirecrackerSettings};
 use super::new_name;
 use crate::microvm::driver::{Driver, MachineSpec, Saved};
 use crate::microvm::initramfs::Initramfs;
@@ -17,16 +17,19 @@ use crate::microvm::native_with_kvm;
 /// Any static program that stays will do as the guest's first process.
 const INIT_PROGRAM: &str = "/bin/busybox";
 
-fn find_settings() -> Result<Settings, String> {
+fn find_settings() -> Result<FirecrackerSettings, String> {
     let named = |name: &str| {
         let path = std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
         path.ok_or_else(|| format!("{name} names nothing"))
     };
     let (binary, kernel) = (named("STOCKADE_FIRECRACKER")?, named("STOCKADE_FIRECRACKER_KERNEL")?);
     match kvm::probe_kvm() {
-        Kvm::Works if Path::new(INIT_PROGRAM).exists() => {
-            Ok(Settings { binary, kernel: Some(kernel), cpu_template: None, jailer: None })
-        }
+        Kvm::Works if Path::new(INIT_PROGRAM).exists() => Ok(FirecrackerSettings {
+            binary,
+            kernel: Some(kernel),
+            cpu_template: None,
+            jailer: None,
+        }),
         Kvm::Works => Err(format!("there is no {INIT_PROGRAM} for the guest")),
         found @ (Kvm::Absent | Kvm::Denied | Kvm::CannotRunLinux { .. }) => Err(found.to_string()),
     }

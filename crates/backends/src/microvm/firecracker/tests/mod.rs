@@ -24,7 +24,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::api::{Method, SocketDir, send_request};
-use super::{Firecracker, Jailer, Patience, Settings, jail};
+use super::{Firecracker, FirecrackerSettings, Jailer, Patience, jail};
 use crate::linux::find;
 use crate::microvm::driver::{Driver, MachineDisk, MachineSpec, Saved, Vm};
 use crate::native::Native;
@@ -94,9 +94,9 @@ impl Rig {
         assert!(writer.wait().unwrap().success());
     }
 
-    fn settings(&self) -> Settings {
+    fn settings(&self) -> FirecrackerSettings {
         let jailer = Jailer { binary: self.path("jailer"), uid: 12345, gid: 12346 };
-        Settings {
+        FirecrackerSettings {
             binary: self.path("firecracker"),
             kernel: None,
             cpu_template: None,
@@ -108,7 +108,7 @@ impl Rig {
         self.open_with(self.settings()).await
     }
 
-    async fn open_with(&self, settings: Settings) -> Result<Firecracker, Error> {
+    async fn open_with(&self, settings: FirecrackerSettings) -> Result<Firecracker, Error> {
         Firecracker::open_with_timeouts(settings, Arc::new(Native::new()), self.patience).await
     }
 
@@ -325,7 +325,7 @@ async fn the_settings_give_another_kernel_and_a_cpu_template() {
     let text =
         r#"{"kvm_capabilities": ["!56"], "msr_modifiers": [{"addr": "0x10a", "bitmap": "0b0"}]}"#;
     fs::write(rig.path("cpu.json"), text).unwrap();
-    let settings = Settings {
+    let settings = FirecrackerSettings {
         kernel: Some(rig.path("other")),
         cpu_template: Some(rig.path("cpu.json")),
         ..rig.settings()
@@ -345,7 +345,7 @@ fn another_binary_kernel_or_cpu_template_is_another_machine() {
         fs::write(path(name), name).unwrap();
     }
     std::os::unix::fs::symlink("kernel-1", path("kernel")).unwrap();
-    let settings = |kernel: Option<&str>, cpu_template: Option<&str>| Settings {
+    let settings = |kernel: Option<&str>, cpu_template: Option<&str>| FirecrackerSettings {
         binary: path("binary"),
         kernel: kernel.map(path),
         cpu_template: cpu_template.map(path),
@@ -358,7 +358,8 @@ fn another_binary_kernel_or_cpu_template_is_another_machine() {
         settings(None, Some("cpu.json")),
         settings(Some("kernel"), Some("cpu.json")),
     ];
-    let told: std::collections::BTreeSet<_> = all.iter().map(Settings::fingerprint).collect();
+    let told: std::collections::BTreeSet<_> =
+        all.iter().map(FirecrackerSettings::fingerprint).collect();
     assert_eq!(told.len(), all.len(), "{told:?}");
     // The same name for another file.
     let linked = settings(Some("kernel"), None);
@@ -374,10 +375,10 @@ async fn a_cpu_template_that_is_none_is_refused_before_anything_starts() {
     fs::write(rig.path("list"), "[]").unwrap();
     fs::write(rig.path("long"), vec![b' '; 60_000]).unwrap();
     for (name, reason) in [("list", "is not an object"), ("long", "has 60000 bytes")] {
-        let settings = Settings { cpu_template: Some(rig.path(name)), ..rig.settings() };
+        let settings = FirecrackerSettings { cpu_template: Some(rig.path(name)), ..rig.settings() };
         assert_refused(rig.open_with(settings).await, ErrorCode::Invalid, &[reason, name]);
     }
-    let settings = Settings { cpu_template: Some(rig.path("none")), ..rig.settings() };
+    let settings = FirecrackerSettings { cpu_template: Some(rig.path("none")), ..rig.settings() };
     assert_refused(
         rig.open_with(settings).await,
         ErrorCode::Unavailable,
@@ -387,9 +388,10 @@ async fn a_cpu_template_that_is_none_is_refused_before_anything_starts() {
 
 #[test]
 fn settings_with_an_unknown_field_are_refused_by_its_name() {
-    let error = serde_json::from_str::<Settings>(r#"{"binary": "/f", "jailor": {}}"#).unwrap_err();
+    let error = serde_json::from_str::<FirecrackerSettings>(r#"{"binary": "/f", "jailor": {}}"#)
+        .unwrap_err();
     assert!(error.to_string().contains("jailor"), "{error}");
-    let read: Settings = serde_json::from_str(r#"{"binary": "/f"}"#).unwrap();
+    let read: FirecrackerSettings = serde_json::from_str(r#"{"binary": "/f"}"#).unwrap();
     assert_eq!((read.kernel, read.jailer), (None, None));
 }
 
@@ -415,7 +417,7 @@ async fn what_is_not_firecracker_is_refused() {
         "while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done",
     );
     assert_refused(rig.open().await, ErrorCode::Unavailable, &["--version"]);
-    let settings = Settings { binary: rig.path("missing"), ..rig.settings() };
+    let settings = FirecrackerSettings { binary: rig.path("missing"), ..rig.settings() };
     assert_refused(rig.open_with(settings).await, ErrorCode::Unavailable, &["missing", "started"]);
 }
 
