@@ -145,7 +145,6 @@ fn a_quota_on_memory_holds_when_many_ask_at_once_and_is_free_with_the_lease() {
             start.wait();
             leases.acquire(body_with_memory(&format!("s{number}"), 4), memory(13)).ok()
         };
-        let ask = &ask;
         let asking: Vec<_> = (0..8).map(|number| scope.spawn(move || ask(number))).collect();
         asking.into_iter().filter_map(|asked| asked.join().unwrap()).collect()
     });
