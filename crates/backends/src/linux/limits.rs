@@ -89,9 +89,9 @@ fn memory_support(hierarchy: &Hierarchy) -> Support {
     match hierarchy.controllers().memory {
         true => Support::full(format!("{} memory controller", hierarchy.name())),
         false => Support::partial(
-            "adding up resident memory every 10 ms",
+            "adding up resident memory, page tables and swap every 10 ms",
             "processes together may go beyond it for some milliseconds, and files in memory that none \
-             of them maps do not count",
+             of them maps do not count, nor most objects of the kernel",
             delegation_remedy(LimitKind::Memory),
         ),
     }

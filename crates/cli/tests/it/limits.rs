@@ -123,6 +123,28 @@ fn a_closed_directory_is_no_offence_but_hides_nothing() {
     }
 }
 
+mod needs_python {
+    use super::*;
+
+    /// Reads a byte in each part of reserved memory that has a page table of its own. What is read is never
+    /// resident: it is one page of zeros for all.
+    const PAGE_TABLE_HOG: &str = "\
+import mmap, time
+reserved = mmap.mmap(-1, 1 << 38, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, mmap.PROT_READ)
+for at in range(0, len(reserved), 2 << 20):
+    reserved[at]
+time.sleep(600)
+";
+
+    #[test]
+    fn page_tables_are_memory() {
+        for place in [CliPlace::new(), CliPlace::of_an_ordinary_user()] {
+            let hog = ["run", "--mem", "64m", "--timeout", "10m", "python3", "-c", PAGE_TABLE_HOG];
+            is_ended_for(&place.stockade(&hog), "memory");
+        }
+    }
+}
+
 /// Root has control groups, and those count what they refuse.
 mod needs_root {
     use super::*;
