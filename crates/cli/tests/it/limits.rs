@@ -145,6 +145,42 @@ time.sleep(600)
     }
 }
 
+/// As root another user can be taken, whose counts are no other program's.
+mod needs_root_python {
+    use super::super::common::lasting::eventually;
+    use super::*;
+
+    /// Passes descriptors that are never received until the kernel refuses more.
+    const DESCRIPTOR_HOG: &str = "\
+import array, resource, socket, time
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+pairs = []
+try:
+    while True:
+        pairs.append(socket.socketpair())
+        sender = pairs[-1][0]
+        passed = array.array('i', [sender.fileno()] * 250)
+        for _ in range(4):
+            sender.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+except OSError as error:
+    print(error.strerror, flush=True)
+time.sleep(600)
+";
+
+    #[test]
+    fn descriptors_that_a_guest_keeps_on_their_way_hold_up_no_other_sandbox() {
+        let place = Lasting(CliPlace::of_an_ordinary_user());
+        let id = create(&place, &["--no-workspace"]);
+        place.stockade(&["exec", "--detach", &id, "python3", "-c", DESCRIPTOR_HOG]).code_is(0);
+        eventually("the guest is refused more", || {
+            place.stockade(&["logs", &id]).stdout.contains("Too many references")
+        });
+        place.stockade(&["run", "--no-workspace", "echo", "served"]).is(0, "served\n", "");
+        place.stockade(&["kill", &id]).code_is(0);
+    }
+}
+
 /// Root has control groups, and those count what they refuse.
 mod needs_root {
     use super::*;
