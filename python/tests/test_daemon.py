@@ -133,6 +133,21 @@ def test_sandboxes_on_a_daemon_end_at_exit_without_a_with(daemon: str, client) -
     assert list(client.sandboxes()) == []
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_its_state_is_this_users_alone_whatever_the_umask(state: Path, is_there: bool) -> None:
+    from stockade import _daemon
+
+    umask = os.umask(0)
+    try:
+        if is_there:
+            (state / "python").mkdir(parents=True)
+        made, lock = _daemon._make_directory("/nowhere/stockade")
+    finally:
+        os.umask(umask)
+    os.close(lock)
+    assert [oct(one.stat().st_mode & 0o777) for one in (state, state / "python", made)] == ["0o700"] * 3
+
+
 def test_without_the_program_it_says_what_to_do(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from stockade import Sandbox, StockadeError
 

@@ -224,6 +224,25 @@ impl Limits {
         }
     }
 
+    /// The limits that are higher here than in `usual`. One that either leaves out is not compared.
+    pub fn higher_than(&self, usual: &Self) -> Vec<LimitKind> {
+        fn is_higher<T: PartialOrd>(given: Option<T>, usual: Option<T>) -> bool {
+            given.zip(usual).is_some_and(|(given, usual)| given > usual)
+        }
+        let higher = |kind: &LimitKind| match kind {
+            LimitKind::CpuRate => is_higher(self.cpu_rate, usual.cpu_rate),
+            LimitKind::CpuTime => is_higher(self.cpu_time, usual.cpu_time),
+            LimitKind::WallTime => is_higher(self.wall_time, usual.wall_time),
+            LimitKind::Memory => is_higher(self.memory, usual.memory),
+            LimitKind::Disk => is_higher(self.disk, usual.disk),
+            LimitKind::Processes => is_higher(self.processes, usual.processes),
+            LimitKind::OpenFiles => is_higher(self.open_files, usual.open_files),
+            LimitKind::Output => is_higher(self.output, usual.output),
+            LimitKind::Fuel => is_higher(self.fuel, usual.fuel),
+        };
+        LimitKind::ALL.into_iter().filter(higher).collect()
+    }
+
     /// These limits without one of them.
     pub fn lift(&mut self, kind: LimitKind) {
         match kind {
@@ -333,6 +352,15 @@ mod tests {
         assert_eq!(kinds(Limits::defaults()), []);
         let (_, _, remedy) = limits(1, 1, 64).unusable().next().unwrap();
         assert_eq!(remedy, "give it at least 4m");
+    }
+
+    #[test]
+    fn limits_that_are_higher_than_usual_are_found() {
+        let usual = Limits::defaults();
+        let memory = Some(Bytes::mib(1024));
+        let given = Limits { memory, processes: Some(8), fuel: Some(1), ..Limits::default() };
+        assert_eq!(given.higher_than(&usual), [LimitKind::Memory]);
+        assert_eq!(usual.higher_than(&usual), []);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::host_views::behind_links;
 use crate::lease_quota::{enforced_limits, refuse_uncounted};
 use crate::lifecycle::{RunningSandbox, SandboxOrder};
 use crate::request::SandboxRequest;
-use crate::select::{Selection, select};
+use crate::select::{Choice, Selection, select};
 
 impl EngineInner {
     /// Admits what a caller asks for, and reads the captured state that it starts with.
@@ -128,16 +128,8 @@ fn every_refusal(spec: &SandboxSpec, selection: &Selection) -> Refusals {
             }
         }
     }
-    // A refusal for lack of a boundary names the backends that have it and are not chosen automatically.
     if spec.backend == BackendChoice::Auto && !spec.boundaries.is_empty() {
-        let passed_over = selection.choices.iter().filter(|choice| choice.refusals.is_empty());
-        refusals.extend(passed_over.map(|choice| Refusal {
-            field: "boundaries".into(),
-            feature: None,
-            reason: format!("{} was passed over: {}", choice.backend, choice.why),
-            remedy: format!("name it; `stockade detect` says what {} lacks here", choice.backend),
-            backend: Some(choice.backend.clone()),
-        }));
+        refusals.extend(refuse_passed_over(spec, selection));
     }
     if refusals.is_empty() {
         refusals.push(Refusal {
@@ -149,6 +141,22 @@ fn every_refusal(spec: &SandboxSpec, selection: &Selection) -> Refusals {
         });
     }
     Refusals(refusals)
+}
+
+/// Who asks for a boundary is told of those backends that have it, or may have it, and are not chosen by themselves.
+fn refuse_passed_over(spec: &SandboxSpec, selection: &Selection) -> Vec<Refusal> {
+    let may_have_it = |choice: &&Choice| {
+        let known = choice.boundary.makes_a_security_claim();
+        choice.refusals.is_empty() && (!known || spec.boundaries.contains(&choice.boundary))
+    };
+    let refuse = |choice: &Choice| Refusal {
+        field: "boundaries".into(),
+        feature: None,
+        reason: format!("{} was passed over: {}", choice.backend, choice.why),
+        remedy: format!("name it; `stockade detect` says what {} lacks here", choice.backend),
+        backend: Some(choice.backend.clone()),
+    };
+    selection.choices.iter().filter(may_have_it).map(refuse).collect()
 }
 
 #[cfg(test)]
@@ -164,11 +172,15 @@ mod tests {
         let mut machines = Capabilities::none(BackendName::literal("machines"), Boundary::Emulated);
         machines.only_by_name = Some("it emulates, since there is no KVM".into());
         let walls = Capabilities::none(BackendName::literal("walls"), Boundary::SharedKernel);
+        let kernel = BackendName::literal("kernel");
+        let mut kernel = Capabilities::none(kernel, Boundary::UserspaceKernel);
+        kernel.only_by_name = Some("`ls` fails in it".into());
         let boundaries = BTreeSet::from([Boundary::Hardware]);
         let spec = SandboxSpec { boundaries, ..SandboxSpec::default() };
-        let told = every_refusal(&spec, &select(&spec, &[machines, walls])).to_string();
+        let told = every_refusal(&spec, &select(&spec, &[machines, walls, kernel])).to_string();
         for part in ["machines was passed over", "no KVM", "walls has the boundary"] {
             assert!(told.contains(part), "{part}: {told}");
         }
+        assert!(!told.contains("`ls` fails"), "it has another boundary: {told}");
     }
 }

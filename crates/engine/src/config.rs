@@ -21,6 +21,9 @@ pub struct EngineConfig {
     /// Further paths of Stockade's own that no guest may see, beside the state directory: configuration,
     /// caches, sockets (C-06).
     pub own_paths: Vec<OwnPath>,
+    /// The home of this user. Stockade's usual directories in it are not shown either, wherever this engine has its
+    /// own: other processes of the user have theirs there.
+    pub home: Option<PathBuf>,
     /// Further directories that programs of the host share, such as `$TMPDIR`: none is shown as a whole.
     pub shared_dirs: Vec<PathBuf>,
     /// Quotas by tenant.
@@ -97,6 +100,7 @@ impl EngineConfig {
         Self {
             state_dir: state_dir.into(),
             own_paths: Vec::new(),
+            home: None,
             shared_dirs: Vec::new(),
             quotas: BTreeMap::new(),
             default_quota: Quota::default(),

@@ -7,6 +7,7 @@
 //! Paths are compared by where they lie on their file system as well as by name: a bind mount is the
 //! same directory under another name, and mounts below a view are shown with it.
 
+mod homes;
 mod mounts;
 
 use std::os::unix::fs::FileTypeExt;
@@ -36,6 +37,7 @@ const VIEW_TREES: [&str; 2] = ["workspaces", "git"];
 /// How deep in there a tree lies: behind the store's name and its own.
 const VIEW_TREE_DEPTH: usize = 3;
 
+const OF_THE_KERNEL: &str = "which belongs to the host's kernel and devices";
 const SMALLER_DIR_REMEDY: &str =
     "choose a smaller directory that holds only what the command needs";
 
@@ -75,21 +77,25 @@ impl EngineConfig {
     /// What of the host this spec must not show, each with the field that asks for it (C-06). Nothing
     /// where everything is fine. Paths that do not exist are for the backend to refuse.
     pub fn refused_views(&self, spec: &SandboxSpec) -> Refusals {
-        let own = self.every_own_path();
+        let mut own = self.every_own_path();
         let mut refusals = Vec::new();
         if spec.image == Image::Host {
             let image = HOST_IMAGE.map(|shown| (shown, real(Path::new(shown))));
             refusals.extend(own.iter().filter_map(|own| refuse_in_host_image(own, &image)));
         }
         let views = list_host_views(spec);
-        if views.is_empty() {
+        if views.is_empty() && spec.image != Image::Host {
             return Refusals(refusals);
         }
         let Ok(mounts) = MountTable::read() else {
-            let reason = "the mounts of this host cannot be read, so nothing of it can be shown";
-            refusals.push(build_refusal("workspace", reason.into(), "mount /proc"));
+            refusals.push(refuse_unknown_mounts());
             return Refusals(refusals);
         };
+        if spec.image == Image::Host {
+            refusals.extend(refuse_kernel_in_host_image(&mounts));
+        }
+        let shown: Vec<_> = views.iter().map(|view| real(view.path.as_path())).collect();
+        own.extend(homes::list_own_dirs(self.home.as_deref(), &shown));
         let check = HostViewCheck::new(self, own, mounts);
         refusals.extend(views.iter().filter_map(|view| check.refuse(view)));
         Refusals(refusals)
@@ -169,6 +175,20 @@ fn refuse_in_host_image(own: &OwnPath, image: &[(&str, PathBuf)]) -> Option<Refu
     Some(build_refusal("image", reason, "move it elsewhere, or use another image"))
 }
 
+fn refuse_unknown_mounts() -> Refusal {
+    let reason = "the mounts of this host cannot be read, so nothing of it can be shown";
+    build_refusal("workspace", reason.into(), "mount /proc")
+}
+
+/// The host's own programs are shown with everything that is mounted among them.
+fn refuse_kernel_in_host_image(mounts: &MountTable) -> Option<Refusal> {
+    HOST_IMAGE.iter().find_map(|shown| {
+        let at = mounts.find_kernel_mount(&real(Path::new(shown)))?.display();
+        let reason = format!("`{shown}` shows `{at}`, {OF_THE_KERNEL}");
+        Some(build_refusal("image", reason, "unmount it, or use another image"))
+    })
+}
+
 /// One check of all views of a spec. What views are compared with is resolved once, not for each of them.
 struct HostViewCheck {
     state: PathBuf,
@@ -212,6 +232,7 @@ impl HostViewCheck {
             .or_else(|| self.private_files(&located))
             .or_else(|| self.explain_shared_directory(&located))
             .or_else(|| refuse_kernel_path(&path))
+            .or_else(|| self.explain_kernel_mount(&path))
             .or_else(|| no_plain_file(&path));
         let (reason, remedy) = found?;
         Some(build_refusal(&view.field, format!("`{}` {reason}", path.display()), &remedy))
@@ -267,6 +288,16 @@ impl HostViewCheck {
         })
     }
 
+    /// File systems of the kernel, wherever they are mounted: what a chroot has at `proc` is the host's own, and
+    /// its writer decides what the host runs.
+    fn explain_kernel_mount(&self, path: &Path) -> Option<(String, String)> {
+        let at =
+            self.mounts.find_kernel_mount(path).filter(|_| !path.starts_with(SHARED_MEMORY))?;
+        let remedy = "unmount it, or choose a directory without it: a sandbox has its own /proc, \
+                      /sys and /dev";
+        Some((format!("shows `{}`, {OF_THE_KERNEL}", at.display()), remedy.into()))
+    }
+
     /// Directories that programs of the host share with each other.
     fn explain_shared_directory(&self, located: &Located) -> Option<(String, String)> {
         let remedy = "choose a directory of your own, such as one below it";
@@ -279,7 +310,8 @@ impl HostViewCheck {
                 return Some((format!("holds `{shared}`, {listen}"), SMALLER_DIR_REMEDY.into()));
             }
         }
-        let runtime = located.path.parent() == Some(Path::new(RUNTIME_DIRS));
+        let runtime = [Some(located.path.as_path()), located.path.parent()]
+            .contains(&Some(Path::new(RUNTIME_DIRS)));
         let found = runtime || self.configured.iter().any(|there| there.is(located));
         found.then(|| (format!("is a directory {listen}"), remedy.into()))
     }
@@ -500,7 +532,7 @@ mod tests {
         std::fs::create_dir_all(base.join("tmpdir/own")).unwrap();
         let shared = ["/tmp", "/var/tmp", "/run", "/dev/shm", "/etc", "/", "/var", "/proc", "/sys"];
         let private = ["/var/tmp/stockade-1000/x", "/tmp/stockade-ssh-0", "/tmp/stockade-wasm-a"];
-        let further = ["/dev", "/dev/null", "/proc/1", "/run/user/1000"];
+        let further = ["/dev", "/dev/null", "/proc/1", "/run/user", "/run/user/1000"];
         let named = base.join("tmpdir");
         let all = shared.iter().chain(&private).chain(&further).map(Path::new);
         for path in all.chain([named.as_path()]) {

@@ -95,16 +95,16 @@ fn close_in(
     private: &[PathBuf],
     hand: Option<OwnedFd>,
 ) -> Result<Vec<Proof>, Failure> {
-    // After the closing of descriptors: a small limit on them is for the guest, not for the builder.
-    rlimits::set_rlimits(&b.plan.rlimits)?;
     // Nothing below needs a capability.
     caps::drop_all()?;
     // Needs no_new_privs, and no more mounts to come.
     if let Some(abi) = b.landlock {
         landlock::restrict_process(abi, b.plan.network, &list_writable_paths(b.plan, private))?;
     }
-    // Last of the walls: most steps above would be refused behind it.
+    // Last of the walls but for limits: most steps above would be refused behind it.
     install_filter(b.filter, hand)?;
+    // After the last descriptor was passed: limits on them are for the guest, not for the builder.
+    rlimits::set_rlimits(&b.plan.rlimits)?;
     // From behind all walls, so that what is proved is what the agent gets.
     read_back(&build_expected(b, private))
 }

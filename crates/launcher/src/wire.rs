@@ -11,6 +11,7 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recv, recvmsg,
     sendmsg, socketpair,
 };
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Failure, Wall};
@@ -65,6 +66,17 @@ pub(crate) fn send_message(
     text: &[u8],
     fds: &[BorrowedFd<'_>],
 ) -> Result<(), Errno> {
+    let socket = socket.as_fd();
+    match send_packet(socket, text, fds) {
+        Err(Errno::TOOMANYREFS) => {
+            raise_open_files();
+            send_packet(socket, text, fds)
+        }
+        sent => sent,
+    }
+}
+
+fn send_packet(socket: BorrowedFd<'_>, text: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_LIMIT))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
@@ -72,6 +84,14 @@ pub(crate) fn send_message(
     }
     sendmsg(socket, &[IoSlice::new(text)], &mut control, SendFlags::NOSIGNAL)?;
     Ok(())
+}
+
+/// Raises this process's limit on open files as far as it may. By that limit the kernel judges whether too many
+/// descriptors are on their way between all processes of this user: guests may have filled a lower one.
+fn raise_open_files() {
+    let hard = getrlimit(Resource::Nofile).maximum;
+    // Refused only where the limit is already as it should be.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: hard, maximum: hard });
 }
 
 /// Sends one reply. An error means that the peer is gone.

@@ -225,7 +225,7 @@ def _private_daemon() -> Path:
 def _make_directory(binary: str) -> "tuple[Path, int]":
     """A private directory, and its lock: one that is not locked is left from a process that was killed."""
     base = state_dir() / "python"
-    os.makedirs(base, mode=0o700, exist_ok=True)
+    _make_private(base)
     _remove_leftovers(binary, base)
     while True:
         made = Path(tempfile.mkdtemp(dir=base))
@@ -233,6 +233,17 @@ def _make_directory(binary: str) -> "tuple[Path, int]":
         # Another process may have taken it for a leftover before it was locked.
         if lock is not None and made.exists():
             return made, lock
+
+
+def _make_private(base: Path) -> None:
+    """Makes a directory in the state directory, both for this user alone, whatever the umask and whoever made them."""
+    for missing in reversed([one for one in (base, *base.parents) if not one.exists()]):
+        try:
+            os.mkdir(missing, 0o700)
+        except FileExistsError:
+            pass
+    for one in (base.parent, base):
+        os.chmod(one, 0o700)
 
 
 def _remove_leftovers(binary: str, base: Path) -> None:

@@ -108,6 +108,7 @@ fn describe_features(landlock: &LandlockWalls) -> Capabilities {
     ) {
         all = all.with(feature, support);
     }
+    let all = limits::with_user_counts(all);
     match landlock.linux_host.hierarchy().controllers().memory {
         true => all,
         false => all.with_gap(

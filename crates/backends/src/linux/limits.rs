@@ -1,6 +1,6 @@
 //! Which limits control groups hold on this host, and what takes their place where they do not.
 
-use stockade_core::{Admitted, EffectiveLimits, Feature, LimitKind, Support};
+use stockade_core::{Admitted, Capabilities, EffectiveLimits, Feature, LimitKind, Support};
 use stockade_launcher::Rlimits;
 
 use super::cgroup::Hierarchy;
@@ -75,6 +75,20 @@ pub(crate) fn measure_limits(
 pub(crate) const ONE_PRIVATE_FILE_SYSTEM: &str =
     "one sized file system in memory for all private places";
 
+/// What the kernel counts for all processes of a user together, in whatever namespaces they are. Programs of root
+/// are exempt from it.
+pub(crate) fn with_user_counts(all: Capabilities) -> Capabilities {
+    if rustix::process::geteuid().is_root() {
+        return all;
+    }
+    all.with_gap(
+        "C-18",
+        "descriptors on their way between processes, epoll watches and buffers of pipes are counted for all \
+         processes of this user: while a guest uses them up, other programs of the user cannot pass descriptors",
+        "run it as a user of its own, or choose a backend with a kernel of its own",
+    )
+}
+
 /// Disk, where nothing but counting holds a workspace to it.
 pub(crate) fn disk_by_counting() -> Support {
     Support::partial(
@@ -89,9 +103,9 @@ fn memory_support(hierarchy: &Hierarchy) -> Support {
     match hierarchy.controllers().memory {
         true => Support::full(format!("{} memory controller", hierarchy.name())),
         false => Support::partial(
-            "adding up resident memory every 10 ms",
+            "adding up resident memory, page tables and swap every 10 ms",
             "processes together may go beyond it for some milliseconds, and files in memory that none \
-             of them maps do not count",
+             of them maps do not count, nor most objects of the kernel",
             delegation_remedy(LimitKind::Memory),
         ),
     }

@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use stockade_fs::read_kernel_file;
 
+use super::cgroup::is_swap_on;
+
 /// What is used right now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
-    /// Resident memory of all processes; pages they share count for each.
+    /// Memory of all processes: resident, swapped out, and for page tables; pages they share count for each.
     pub memory: u64,
     /// Processor time of all, and of those that were waited for.
     pub cpu: Duration,
@@ -20,6 +22,11 @@ pub(crate) struct Tally {
 
 /// A sandbox cannot have more processes than this and still be walked.
 const MAX_PROCESSES: usize = 1 << 16;
+
+/// Address space up to which a process's page tables are not looked at: they take at most a 512th of it.
+const SMALL_ADDRESS_SPACE_BYTES: u64 = 256 << 20;
+/// What a process's page tables and its memory in swap are called where the kernel tells of them, in kibibytes.
+const UNSEEN_MEMORY_FIELDS: [&str; 2] = ["VmPTE:", "VmSwap:"];
 
 /// How many sockets a sandbox may have before their buffers count as memory: most hold next to nothing.
 const FREE_SOCKETS: u64 = 64;
@@ -54,25 +61,47 @@ fn sockets_used(sockstat: &str) -> Option<u64> {
 pub(crate) fn tally_process_tree(pid: i32) -> Tally {
     let (page, tick) = (rustix::param::page_size() as u64, rustix::param::clock_ticks_per_second());
     let mut total = Tally::default();
+    let swap_is_on = is_swap_on();
     for pid in process_tree(pid) {
-        if let Some(Stat { ticks, threads, pages }) = read_stat(pid) {
-            total.memory += pages * page;
-            total.cpu += Duration::from_millis(ticks * 1000 / tick.max(1));
-            total.tasks += threads;
+        if let Some(stat) = read_stat(pid) {
+            total.memory += stat.pages * page + unseen_memory(pid, &stat, swap_is_on);
+            total.cpu += Duration::from_millis(stat.ticks * 1000 / tick.max(1));
+            total.tasks += stat.threads;
         }
     }
     total
 }
 
-/// Resident memory of a process and everything below it, where pages that several of them share count once.
+/// Memory of a process that is not resident: its page tables, which grow by reading what was only reserved, and
+/// what it has had swapped out, which it can ask for itself.
+fn unseen_memory(pid: i32, stat: &Stat, swap_is_on: bool) -> u64 {
+    if !swap_is_on && stat.address_space <= SMALL_ADDRESS_SPACE_BYTES {
+        return 0;
+    }
+    read_kernel_file(format!("/proc/{pid}/status")).map_or(0, |status| sum_unseen_memory(&status))
+}
+
+fn sum_unseen_memory(status: &str) -> u64 {
+    // The name, which is the guest's choice, comes first and holds no line break.
+    let fields = status.lines().filter_map(|line| {
+        let value = UNSEEN_MEMORY_FIELDS.iter().find_map(|field| line.strip_prefix(field))?;
+        value.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()
+    });
+    fields.fold(0, u64::saturating_add).saturating_mul(1024)
+}
+
+/// Memory of a process and everything below it, where pages that several of them share count once.
 /// Takes far longer than [`tally_process_tree`]: the kernel looks at every page. A process that may not be asked counts
 /// with all it has.
 pub(crate) fn proportional_memory(pid: i32) -> u64 {
     let page = rustix::param::page_size() as u64;
+    let swap_is_on = is_swap_on();
     let of = |pid| {
-        read_proportional_memory(pid).or_else(|| Some(read_stat(pid)?.pages * page)).unwrap_or(0)
+        let stat = read_stat(pid)?;
+        let resident = read_proportional_memory(pid).unwrap_or(stat.pages * page);
+        Some(resident + unseen_memory(pid, &stat, swap_is_on))
     };
-    process_tree(pid).into_iter().map(of).sum()
+    process_tree(pid).into_iter().filter_map(of).sum()
 }
 
 fn read_proportional_memory(pid: i32) -> Option<u64> {
@@ -143,6 +172,8 @@ struct Stat {
     /// Processor time, own and waited for.
     ticks: u64,
     threads: u64,
+    /// Bytes of its address space, used or not.
+    address_space: u64,
     /// Resident.
     pages: u64,
 }
@@ -153,7 +184,7 @@ fn read_stat(pid: i32) -> Option<Stat> {
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let field = |at: usize| fields.get(at)?.parse::<u64>().ok();
     let ticks = (11..=14).filter_map(field).sum();
-    Some(Stat { ticks, threads: field(17)?, pages: field(21)? })
+    Some(Stat { ticks, threads: field(17)?, address_space: field(20)?, pages: field(21)? })
 }
 
 #[cfg(test)]
@@ -171,6 +202,14 @@ mod tests {
         let told = "sockets: used 300\nTCP: inuse 4 orphan 0 tw 0 alloc 9 mem 1\n";
         assert_eq!(sockets_used(told), Some(300));
         assert_eq!(sockets_used("TCP: inuse 4"), None);
+    }
+
+    #[test]
+    fn page_tables_and_swap_are_memory() {
+        let told =
+            "Name:\tVmPTE: 9 kB\nVmRSS:\t    9848 kB\nVmPTE:\t  525380 kB\nVmSwap:\t 20 kB\n";
+        assert_eq!(sum_unseen_memory(told), 525_400 * 1024);
+        assert_eq!(sum_unseen_memory("Name:\tkthreadd\nThreads:\t1\n"), 0);
     }
 
     #[test]

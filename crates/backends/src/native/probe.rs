@@ -139,7 +139,7 @@ fn measured_features(native: &NativeWalls) -> Capabilities {
         all = all.with(feature, support);
     }
     all.private_disk = Some(limits::ONE_PRIVATE_FILE_SYSTEM.into());
-    all
+    limits::with_user_counts(all)
 }
 
 fn egress_support(tried: Result<(), Error>) -> Support {

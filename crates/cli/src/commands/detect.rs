@@ -1,6 +1,8 @@
 //! `stockade detect`: what each backend was measured to have on this host. One table of all of them, or
 //! one of them with mechanisms, reasons and remedies.
 
+use std::collections::BTreeSet;
+
 use clap::Args;
 use stockade_core::{BackendChoice, Capabilities, Feature, Result, Support};
 
@@ -138,7 +140,8 @@ fn format_summary_footer(measured: &[Capabilities]) -> String {
     let absent = measured.iter().filter(|one| one.unavailable.is_some());
     let absent: Vec<_> = absent.map(|one| one.backend.to_string()).collect();
     let gaps = measured.iter().filter(|one| !one.gaps.is_empty()).map(|one| {
-        let clauses: Vec<_> = one.gaps.iter().map(|gap| gap.clause.as_str()).collect();
+        let clauses: BTreeSet<_> = one.gaps.iter().map(|gap| gap.clause.as_str()).collect();
+        let clauses: Vec<_> = clauses.into_iter().collect();
         format!("{} ({})", one.backend, clauses.join(", "))
     });
     let gaps: Vec<_> = gaps.collect();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use serde_json::json;
-use stockade_core::{Bytes, Error, ErrorCode, Result, SandboxId, SnapshotId, SnapshotKind};
+use stockade_core::{Bytes, Error, ErrorCode, Limits, Result, SandboxId, SnapshotId, SnapshotKind};
 use stockade_engine::{Snapshot, Snapshots, StateDir};
 
 use crate::config::Settings;
@@ -104,10 +104,9 @@ pub async fn snapshot(args: SnapshotArgs, printer: &Printer) -> Result<i32> {
             export_snapshot(&open_snapshot_store(&settings)?, &snapshot, &output)?;
         }
         SnapshotVerb::Import { input, max_size } => {
-            print_snapshot(
-                &import_snapshot(&open_snapshot_store(&settings)?, &input, max_size)?,
-                printer,
-            );
+            let imported = import_snapshot(&open_snapshot_store(&settings)?, &input, max_size)?;
+            warn_of_limits(&imported.spec.limits, printer);
+            print_snapshot(&imported, printer);
         }
     }
     Ok(0)
@@ -146,6 +145,17 @@ async fn restore_snapshot(
     match printer.patiently("bringing it back", asking).await? {
         (SupervisorReply::Done, _) => Ok(()),
         _ => Err(out_of_turn(SNAPSHOT_OPERATION)),
+    }
+}
+
+/// Limits come with a snapshot, whoever made it, and hold for sandboxes that begin with it.
+fn warn_of_limits(limits: &Limits, printer: &Printer) {
+    let higher = limits.higher_than(&Limits::defaults()).into_iter();
+    let told: Vec<_> =
+        higher.filter_map(|kind| Some(format!("{kind} {}", limits.text(kind)?))).collect();
+    if !told.is_empty() && !printer.is_json() {
+        let told = told.join(", ");
+        printer.note(&format!("note: sandboxes made from it get higher limits than usual: {told}"));
     }
 }
 

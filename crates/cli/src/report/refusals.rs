@@ -5,7 +5,8 @@ use stockade_backends::native;
 use stockade_core::{BackendName, Refusal, Refusals};
 
 /// What a refusal says whose field is wrong for every backend, or about a backend as a whole.
-const WHOLE_BACKEND: [&str; 2] = ["backend", "boundaries"];
+const WHOLE_BACKEND: [&str; 2] = ["backend", BOUNDARIES_FIELD];
+const BOUNDARIES_FIELD: &str = "boundaries";
 
 /// The refusals that matter, in their order.
 pub fn select_decisive(refusals: &Refusals) -> Vec<&Refusal> {
@@ -13,6 +14,10 @@ pub fn select_decisive(refusals: &Refusals) -> Vec<&Refusal> {
     let wrong_fields: Vec<_> = all().filter(|refusal| is_wrong_field(refusal)).collect();
     if !wrong_fields.is_empty() {
         return wrong_fields;
+    }
+    let passed_over: Vec<_> = all().filter(|refusal| is_passed_over(refusal)).collect();
+    if !passed_over.is_empty() && all().all(|refusal| refusal.feature.is_none()) {
+        return passed_over;
     }
     match find_closest_backend(refusals) {
         Some(backend) => {
@@ -28,6 +33,12 @@ fn is_wrong_field(refusal: &Refusal) -> bool {
     refusal.feature.is_none()
         && refusal.backend.is_none()
         && !WHOLE_BACKEND.contains(&refusal.field.as_str())
+}
+
+/// Whether it is about a backend that may have the boundary asked for, and only has to be named. None of them is
+/// closer than another.
+fn is_passed_over(refusal: &Refusal) -> bool {
+    refusal.field == BOUNDARIES_FIELD && refusal.backend.is_some()
 }
 
 /// The backend that lacks least; of several the one that selection would come to first.
@@ -77,6 +88,17 @@ mod tests {
             of(Some("three"), "network", egress),
         ];
         assert_eq!(shown(refusals), [Some("two".to_owned())]);
+    }
+
+    #[test]
+    fn who_asks_for_a_boundary_is_told_of_every_backend_to_name_for_it() {
+        let refusals = vec![
+            of(None, "boundaries", None),
+            of(None, "backend", None),
+            of(Some("far"), "boundaries", None),
+            of(Some("machines"), "boundaries", None),
+        ];
+        assert_eq!(shown(refusals), [Some("far".to_owned()), Some("machines".to_owned())]);
     }
 
     #[test]

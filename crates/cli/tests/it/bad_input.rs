@@ -144,6 +144,33 @@ fn no_view_of_the_host_holds_what_is_stockades_own() {
 }
 
 #[test]
+fn what_other_processes_of_the_user_keep_in_the_home_is_not_shown_either() {
+    let place = CliPlace::new();
+    let home = place.path("home");
+    let refused = |dir: &std::path::Path, flags: &[&str], what: &str| {
+        let view = ["run", "--workspace", dir.to_str().unwrap()];
+        let mut command = place.command(&[&view[..], flags, &["true"]].concat());
+        for name in ["XDG_CONFIG_HOME", "XDG_CACHE_HOME"] {
+            command.env(name, place.path("elsewhere"));
+        }
+        finish(command).is_refused(&[what]);
+    };
+    fs::create_dir_all(home.join(".local/state/stockade/run")).unwrap();
+    for dir in [".config", ".cache"] {
+        fs::create_dir_all(home.join(dir)).unwrap();
+    }
+    for flags in [&[][..], &["--read-only"]] {
+        for dir in [".local", ".local/state", ".local/state/stockade/run"] {
+            refused(&home.join(dir), flags, "a state directory");
+        }
+        refused(&home.join(".config"), flags, "a configuration");
+        refused(&home.join(".cache"), flags, "a cache");
+        // A whole home that is named outright, with something of ours in it.
+        refused(&home, flags, "a state directory");
+    }
+}
+
+#[test]
 fn directories_that_the_hosts_programs_share_are_refused_as_a_whole() {
     let place = CliPlace::new();
     for dir in ["/tmp", "/var/tmp", "/run", "/dev/shm", "/etc", "/var", "/proc", "/sys", "/dev"] {

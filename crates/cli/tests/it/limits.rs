@@ -123,6 +123,64 @@ fn a_closed_directory_is_no_offence_but_hides_nothing() {
     }
 }
 
+mod needs_python {
+    use super::*;
+
+    /// Reads a byte in each part of reserved memory that has a page table of its own. What is read is never
+    /// resident: it is one page of zeros for all.
+    const PAGE_TABLE_HOG: &str = "\
+import mmap, time
+reserved = mmap.mmap(-1, 1 << 38, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, mmap.PROT_READ)
+for at in range(0, len(reserved), 2 << 20):
+    reserved[at]
+time.sleep(600)
+";
+
+    #[test]
+    fn page_tables_are_memory() {
+        for place in [CliPlace::new(), CliPlace::of_an_ordinary_user()] {
+            let hog = ["run", "--mem", "64m", "--timeout", "10m", "python3", "-c", PAGE_TABLE_HOG];
+            is_ended_for(&place.stockade(&hog), "memory");
+        }
+    }
+}
+
+/// As root another user can be taken, whose counts are no other program's.
+mod needs_root_python {
+    use super::super::common::lasting::eventually;
+    use super::*;
+
+    /// Passes descriptors that are never received until the kernel refuses more.
+    const DESCRIPTOR_HOG: &str = "\
+import array, resource, socket, time
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+pairs = []
+try:
+    while True:
+        pairs.append(socket.socketpair())
+        sender = pairs[-1][0]
+        passed = array.array('i', [sender.fileno()] * 250)
+        for _ in range(4):
+            sender.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+except OSError as error:
+    print(error.strerror, flush=True)
+time.sleep(600)
+";
+
+    #[test]
+    fn descriptors_that_a_guest_keeps_on_their_way_hold_up_no_other_sandbox() {
+        let place = Lasting(CliPlace::of_an_ordinary_user());
+        let id = create(&place, &["--no-workspace"]);
+        place.stockade(&["exec", "--detach", &id, "python3", "-c", DESCRIPTOR_HOG]).code_is(0);
+        eventually("the guest is refused more", || {
+            place.stockade(&["logs", &id]).stdout.contains("Too many references")
+        });
+        place.stockade(&["run", "--no-workspace", "echo", "served"]).is(0, "served\n", "");
+        place.stockade(&["kill", &id]).code_is(0);
+    }
+}
+
 /// Root has control groups, and those count what they refuse.
 mod needs_root {
     use super::*;

@@ -345,4 +345,21 @@ mod needs_root {
         assert_eq!(std::fs::read_to_string(place.workspace().join("theirs")).unwrap(), "after\n");
         place.assert_nothing_is_left();
     }
+
+    #[test]
+    fn a_file_system_of_the_kernel_is_not_shown_wherever_it_is_mounted() {
+        let place = CliPlace::new();
+        std::fs::create_dir_all(place.workspace().join("chroot/proc")).unwrap();
+        for options in
+            ["", "--read-only", "--workspace chroot", "--no-workspace --mount chroot:/shown"]
+        {
+            // The mount ends with its namespace.
+            let line = format!(
+                "mount -t proc proc chroot/proc; exec stockade run {options} -- cat /proc/1/comm"
+            );
+            let done = finish(place.script(&format!("exec unshare --mount sh -ec '{line}'")));
+            done.is_refused(&["chroot/proc", "the host's kernel"]);
+        }
+        place.assert_nothing_is_left();
+    }
 }

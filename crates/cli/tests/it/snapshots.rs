@@ -52,6 +52,22 @@ fn a_program_that_goes_on_in_a_copy_is_listed_there_and_counts_as_use() {
 }
 
 #[test]
+fn limits_that_come_with_a_snapshot_are_told_where_they_are_higher_than_usual() {
+    let (here, there) = (Lasting::new(), Lasting::new());
+    let id = here.create(&["--no-workspace"]);
+    let snapshot = take(&here, &id);
+    let file = here.workspace().join("carried.snapshot");
+    let path = file.to_str().unwrap();
+    here.stockade(&["snapshot", "export", &snapshot, "-o", path]).is(0, "", "");
+    let limits = json!({ "memory": "64g", "processes": 100_000, "output": "1m" });
+    let forged = forge(&fs::read(&file).unwrap(), |manifest| manifest["spec"]["limits"] = limits);
+    fs::write(&file, forged).unwrap();
+    let told = "stockade: note: sandboxes made from it get higher limits than usual: \
+                memory 64g, processes 100000\n";
+    there.stockade(&["snapshot", "import", path]).is(0, &format!("{snapshot}\n"), told);
+}
+
+#[test]
 fn a_forged_snapshot_shows_nothing_of_the_host() {
     let (here, there) = (Lasting::new(), Lasting::new());
     let id = here.create(&["--no-workspace"]);

@@ -6,6 +6,34 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 const MOUNTINFO_PATH: &str = "/proc/self/mountinfo";
+/// Types of file systems that show or control the kernel, its devices or its objects: each mount of one, wherever
+/// it is, is the host's own.
+const KERNEL_FILESYSTEM_TYPES: [&str; 24] = [
+    "binder",
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "devtmpfs",
+    "efivarfs",
+    "functionfs",
+    "fusectl",
+    "hugetlbfs",
+    "mqueue",
+    "nfsd",
+    "nsfs",
+    "proc",
+    "pstore",
+    "resctrl",
+    "rpc_pipefs",
+    "securityfs",
+    "selinuxfs",
+    "sysfs",
+    "tracefs",
+];
 
 /// The mounts of this process, in the order in which they were made.
 pub(super) struct MountTable(Vec<MountEntry>);
@@ -17,6 +45,8 @@ struct MountEntry {
     root: PathBuf,
     /// Where.
     at: PathBuf,
+    /// The type of its file system.
+    kind: String,
 }
 
 /// A path, and where it lies on its file system.
@@ -39,14 +69,26 @@ impl MountTable {
 
     /// Where a path lies that has no links in it.
     pub(super) fn locate(&self, path: &Path) -> Located {
-        let above = self.0.iter().filter(|mount| path.starts_with(&mount.at));
-        // The last of those at the same place covers the others.
-        let mount = above.max_by_key(|mount| mount.at.components().count());
-        let on = mount.and_then(|mount| {
+        let on = self.mount_of(path).and_then(|mount| {
             let rest = path.strip_prefix(&mount.at).ok()?;
             Some((mount.device.clone(), join_mount_root(&mount.root, rest)))
         });
         Located { path: path.to_owned(), on }
+    }
+
+    /// Where a file system of the kernel is mounted that this path, which has no links in it, lies in or shows.
+    pub(super) fn find_kernel_mount(&self, path: &Path) -> Option<&Path> {
+        let below = self.0.iter().filter(|mount| mount.at.starts_with(path));
+        let mut shown = self.mount_of(path).into_iter().chain(below);
+        let found = shown.find(|mount| KERNEL_FILESYSTEM_TYPES.contains(&mount.kind.as_str()))?;
+        Some(&found.at)
+    }
+
+    /// The mount that a path lies in.
+    fn mount_of(&self, path: &Path) -> Option<&MountEntry> {
+        let above = self.0.iter().filter(|mount| path.starts_with(&mount.at));
+        // The last of those at the same place covers the others.
+        above.max_by_key(|mount| mount.at.components().count())
     }
 
     /// Whether `view` shows `other`: it contains it, or a mount below it shows it or a part of it.
@@ -106,7 +148,10 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|byte| *byte == b' ').skip(2);
     let device = String::from_utf8(fields.next()?.to_vec()).ok()?;
     let (root, at) = (unescape_mount_path(fields.next()?), unescape_mount_path(fields.next()?));
-    Some(MountEntry { device, root, at })
+    // Options and optional fields end with a field of their own.
+    let mut after_options = fields.skip_while(|field| *field != b"-").skip(1);
+    let kind = String::from_utf8_lossy(after_options.next().unwrap_or_default()).into_owned();
+    Some(MountEntry { device, root, at, kind })
 }
 
 /// The kernel writes blanks and backslashes as three octal digits.
@@ -131,7 +176,10 @@ mod tests {
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n\
 23 22 0:5 / /proc rw - proc proc rw\n\
 30 22 8:1 /home/me /mnt/alias rw - ext4 /dev/sda1 rw\n\
-31 22 8:1 /home/me/state/run /srv/a\\040b/run rw - ext4 /dev/sda1 rw\n";
+31 22 8:1 /home/me/state/run /srv/a\\040b/run rw - ext4 /dev/sda1 rw\n\
+32 22 0:5 / /srv/chroot/proc rw shared:7 master:2 - proc proc rw\n\
+33 22 0:6 /cpu /mnt/cpu rw - cgroup2 cgroup rw\n\
+34 22 0:7 / /mnt/memory rw - tmpfs proc rw\n";
 
     fn has_view_of(view: &str, other: &str) -> bool {
         let mounts = MountTable::parse(SAMPLE_MOUNTINFO);
@@ -147,6 +195,23 @@ mod tests {
         assert!(has_view_of("/srv/a b", "/home/me/state"));
         for view in ["/home/me/project", "/mnt/alias/project", "/usr", "/proc"] {
             assert!(!has_view_of(view, "/home/me/state"), "{view}");
+        }
+    }
+
+    #[test]
+    fn file_systems_of_the_kernel_are_found_by_their_type_wherever_they_are() {
+        let mounts = MountTable::parse(SAMPLE_MOUNTINFO);
+        for (path, at) in [
+            ("/proc/1", "/proc"),
+            ("/srv", "/srv/chroot/proc"),
+            ("/srv/chroot", "/srv/chroot/proc"),
+            ("/srv/chroot/proc/sys", "/srv/chroot/proc"),
+            ("/mnt", "/mnt/cpu"),
+        ] {
+            assert_eq!(mounts.find_kernel_mount(Path::new(path)), Some(Path::new(at)), "{path}");
+        }
+        for path in ["/home/me", "/mnt/alias", "/mnt/memory", "/srv/a b", "/srv/chroot/etc"] {
+            assert_eq!(mounts.find_kernel_mount(Path::new(path)), None, "{path}");
         }
     }
 

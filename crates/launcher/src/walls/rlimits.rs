@@ -11,6 +11,9 @@ const PENDING_SIGNALS: u64 = 1024;
 /// Bytes of message queues, likewise.
 const QUEUE_BYTES: u64 = 400 << 10;
 
+/// Open files that a guest may have in any case, where its host allows as many.
+const MIN_OPEN_FILES: u64 = 4096;
+
 /// One limit: soft and hard.
 type WantedRlimit = (Resource, &'static str, Option<(u64, u64)>);
 
@@ -42,12 +45,24 @@ fn soft_as_hard(limits: &Rlimits) -> [(Resource, &'static str, Option<u64>); 10]
 pub(crate) fn set_rlimits(limits: &Rlimits) -> Result<(), Failure> {
     for (resource, name, value) in list_wanted(limits) {
         let Some(value) = value else { continue };
-        let most = getrlimit(resource).maximum.unwrap_or(u64::MAX);
+        let most = limit_for_guest(resource);
         let (soft, hard) = (value.0.min(most), value.1.min(most));
         let limit = Rlimit { current: Some(soft), maximum: Some(hard) };
         setrlimit(resource, limit).at(Wall::Rlimits, name)?;
     }
     Ok(())
+}
+
+/// The most that a guest gets of what this process may have. An eighth of open files is kept back: the kernel counts
+/// descriptors that are on their way between all processes of a user, and refuses them to each by its own limit.
+/// So a guest cannot keep its launcher from passing descriptors.
+fn limit_for_guest(resource: Resource) -> u64 {
+    let most = getrlimit(resource).maximum.unwrap_or(u64::MAX);
+    if matches!(resource, Resource::Nofile) {
+        (most - most / 8).max(most.min(MIN_OPEN_FILES))
+    } else {
+        most
+    }
 }
 
 /// Reads them back.

@@ -27,6 +27,8 @@ use crate::registry;
 pub use read::{ConfigSource, load_sources};
 
 const READ_OPERATION: &str = "read the configuration";
+/// Directory in a state directory for those of private daemons of the Python package.
+const PRIVATE_DAEMONS_DIR: &str = "python";
 const SYSTEM_CONFIG_PATH: &str = "/etc/stockade/config.toml";
 
 /// The backend whose walls a daemon builds.
@@ -290,6 +292,7 @@ impl Settings {
             quotas: self.quotas.iter().map(|(name, set)| (name.clone(), (*set).into())).collect(),
             default_quota: self.default_quota.map(Quota::from).unwrap_or_default(),
             own_paths: self.own_paths(),
+            home: env_path("HOME"),
             shared_dirs: [env_path("TMPDIR"), env_path("XDG_RUNTIME_DIR")]
                 .into_iter()
                 .flatten()
@@ -311,13 +314,24 @@ impl Settings {
         // The directory, where a file may yet be made, and the file, which may be a link elsewhere.
         let configuration =
             config_files().flat_map(|file| [file.parent().map(Path::to_owned), Some(file)]);
-        let sockets = env_path("XDG_RUNTIME_DIR").map(|dir| dir.join("stockade-ssh"));
+        let runtime = PathBuf::from(format!("/run/user/{}", rustix::process::geteuid().as_raw()));
+        let sockets = env_path("XDG_RUNTIME_DIR").into_iter().chain([runtime]);
+        let sockets = sockets.map(|dir| dir.join("stockade-ssh"));
         let configuration = configuration.flatten().map(own("the configuration"));
         configuration
             .chain(cache_dir().map(own("the cache")))
             .chain(sockets.map(own("the sockets of connections")))
             .chain(self.named_paths().map(|(path, what)| OwnPath::fixed(path, what)))
+            .chain(self.find_outer_state().map(own("a state directory")))
             .collect()
+    }
+
+    /// The state directory that this one lies in, if this is that of a private daemon of the Python package.
+    fn find_outer_state(&self) -> Option<PathBuf> {
+        let state = self.state_dir().ok()?;
+        let outer = state.parent().filter(|dir| dir.ends_with(PRIVATE_DAEMONS_DIR))?.parent()?;
+        let is_state = ["journal", "leases"].iter().all(|part| outer.join(part).is_dir());
+        is_state.then(|| outer.to_owned())
     }
 
     /// What the tables of backends and of images, and the front end, name of the host.
@@ -431,6 +445,20 @@ mod tests {
         let expected =
             "backend = \"native\"\ntenant = \"a\"\n[limits]\nmemory = \"2g\"\ndisk = \"2g\"";
         assert_eq!(merged, from_toml(expected).unwrap());
+    }
+
+    #[test]
+    fn the_state_around_that_of_a_private_daemon_is_hidden_too() {
+        let base = tempfile::tempdir().unwrap();
+        let state = base.path().join("python/tmp1");
+        let settings = Settings { state_dir: Some(state), ..Settings::default() };
+        assert_eq!(settings.find_outer_state(), None, "any directory may be called so");
+        for part in ["journal", "leases"] {
+            std::fs::create_dir(base.path().join(part)).unwrap();
+        }
+        assert_eq!(settings.find_outer_state().as_deref(), Some(base.path()));
+        let elsewhere = Settings { state_dir: Some(base.path().join("x")), ..Settings::default() };
+        assert_eq!(elsewhere.find_outer_state(), None);
     }
 
     #[cfg(feature = "docker")]

@@ -18,6 +18,8 @@ use stockade_core::{Bytes, EffectiveLimits, Millicores, SandboxId, Span};
 use stockade_fs::read_kernel_file;
 use stockade_launcher::Cgroup;
 
+pub(crate) use swap::is_swap_on;
+
 /// What a backend's groups have in common.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CgroupLayout {

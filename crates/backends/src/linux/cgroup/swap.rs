@@ -11,12 +11,12 @@ const SWAPS_FILE: &str = "/proc/swaps";
 /// Writes the limit to a group's file. The kernel has none where it does not account swap, which is harmless
 /// while there is no swap.
 pub(super) fn write_swap_limit(file: &Path, value: &str) -> io::Result<()> {
-    limit_where(file, value, is_on())
+    limit_where(file, value, is_swap_on())
 }
 
 /// Whether a group with this file is held to its memory.
 pub(super) fn can_be_limited(file: &Path) -> bool {
-    file.exists() || !is_on()
+    file.exists() || !is_swap_on()
 }
 
 fn limit_where(file: &Path, value: &str, swap_is_on: bool) -> io::Result<()> {
@@ -28,8 +28,8 @@ fn limit_where(file: &Path, value: &str, swap_is_on: bool) -> io::Result<()> {
     }
 }
 
-/// A list that cannot be read may have something in it.
-fn is_on() -> bool {
+/// Whether this host has swap. A list that cannot be read may have something in it.
+pub(crate) fn is_swap_on() -> bool {
     stockade_fs::read_kernel_file(SWAPS_FILE).map_or(true, |areas| has_any(&areas))
 }
 

@@ -1,0 +1,91 @@
+//! Where Stockade keeps its files in homes. A process whose variables move them elsewhere must not show those of
+//! processes without such variables; and a guest of root's acts for the owner of its workspace, so that it could
+//! use what is in that user's home.
+
+use std::path::{Path, PathBuf};
+
+use super::{OwnPath, real};
+
+/// Directories of Stockade's own in a home, where no variable moves them, and what each is.
+const OWN_DIRS_IN_HOME: [(&str, &str); 3] = [
+    (".local/state/stockade", "a state directory"),
+    (".config/stockade", "a configuration"),
+    (".cache/stockade", "a cache"),
+];
+
+const PASSWD_PATH: &str = "/etc/passwd";
+/// Position of the home in a line of that file.
+const HOME_FIELD: usize = 5;
+
+/// Directories of Stockade's own in homes that one of these paths, which have no links in them, could show: in
+/// the home of this user, and for root, who reaches into all of them, in every home.
+pub(super) fn list_own_dirs(home: Option<&Path>, shown: &[PathBuf]) -> Vec<OwnPath> {
+    let users = match rustix::process::geteuid().is_root() {
+        true => std::fs::read_to_string(PASSWD_PATH).unwrap_or_default(),
+        false => String::new(),
+    };
+    let home = home.map(real);
+    let every = home.as_deref().into_iter().chain(users.lines().filter_map(parse_home));
+    find_own_dirs(&every.collect::<Vec<_>>(), shown)
+}
+
+fn find_own_dirs(homes: &[&Path], shown: &[PathBuf]) -> Vec<OwnPath> {
+    let every = homes
+        .iter()
+        .flat_map(|home| OWN_DIRS_IN_HOME.map(|(dir, what)| (*home, home.join(dir), what)));
+    let related =
+        every.filter(|(home, own, _)| shown.iter().any(|path| is_related(path, home, own)));
+    related.map(|(_, own, what)| OwnPath::fixed(own, what)).collect()
+}
+
+/// Whether a path lies in a directory of ours or holds it. In a home it holds one that is not there yet too: a
+/// guest would make it. The home itself, which may be a project of a service's user, does so only with one that
+/// is there.
+fn is_related(path: &Path, home: &Path, own: &Path) -> bool {
+    let in_home = path != home && path.starts_with(home);
+    let holds = own.starts_with(path) && (in_home || own.symlink_metadata().is_ok());
+    holds || path.starts_with(own)
+}
+
+fn parse_home(line: &str) -> Option<&Path> {
+    let home = Path::new(line.split(':').nth(HOME_FIELD)?);
+    (home.is_absolute() && home.parent().is_some()).then_some(home)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn find(homes: &[&Path], shown: &Path) -> Vec<PathBuf> {
+        let found = find_own_dirs(homes, &[shown.to_owned()]);
+        found.into_iter().map(|own| own.path).collect()
+    }
+
+    #[test]
+    fn homes_are_read_from_the_list_of_users() {
+        assert_eq!(parse_home("a:x:1:1:A:/home/a:/bin/sh"), Some(Path::new("/home/a")));
+        for line in ["", "a:x:1:1", "a:x:1:1:::", "a:x:1:1::home:", "bin:x:2:2::/:/bin/sh"] {
+            assert_eq!(parse_home(line), None, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn what_another_user_keeps_or_would_keep_is_found() {
+        let base = tempfile::tempdir().unwrap();
+        let (home, other) = (base.path().join("a"), base.path().join("b"));
+        std::fs::create_dir_all(home.join(".config/stockade")).unwrap();
+        std::fs::create_dir_all(&other).unwrap();
+        let homes = [home.as_path(), other.as_path()];
+        let configuration = vec![home.join(".config/stockade")];
+        for shown in ["", "a", "a/.config", "a/.config/stockade", "a/.config/stockade/x"] {
+            assert_eq!(find(&homes, &base.path().join(shown)), configuration, "{shown}");
+        }
+        let state = vec![other.join(".local/state/stockade")];
+        for shown in ["b/.local", "b/.local/state", "b/.local/state/stockade/run"] {
+            assert_eq!(find(&homes, &base.path().join(shown)), state, "{shown}");
+        }
+        for shown in ["b", "a/project", "b/.local/share", "c"] {
+            assert_eq!(find(&homes, &base.path().join(shown)), Vec::<PathBuf>::new(), "{shown}");
+        }
+    }
+}
