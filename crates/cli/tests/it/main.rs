@@ -41,6 +41,7 @@ mod review;
 mod run;
 mod secrets;
 mod serve;
+mod serve_faults;
 mod serve_tenants;
 mod shell;
 mod snapshots;

@@ -211,7 +211,7 @@ fn what_would_wait_for_a_paused_sandbox_is_refused_at_once() {
     assert_eq!(daemon.events(&job, &[]).next().unwrap().kind, "stdout");
     let (path, job) = (format!("/v1/sandboxes/{sandbox}"), format!("/v1/executions/{job}"));
     let paused = daemon.ask("POST", &format!("{path}/pause"), b"");
-    if String::from_utf8_lossy(&paused.body).contains("no control group can be frozen") {
+    if paused.status == 422 {
         println!("skipped: no control group can be frozen here");
         assert!(std::env::var_os("CI").is_none(), "CI has a freezer");
         return;
