@@ -42,6 +42,7 @@ mod run;
 mod secrets;
 mod serve;
 mod serve_faults;
+mod serve_routes;
 mod serve_tenants;
 mod shell;
 mod snapshots;
