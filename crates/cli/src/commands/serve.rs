@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use stockade_backends::remote;
 use stockade_core::{BackendChoice, Error, ErrorCode, Result};
@@ -27,6 +28,9 @@ const LISTEN_FLAG: &str = "--listen";
 const TLS_CERT_FLAG: &str = "--tls-cert";
 /// Timeout for taking everything down; a second signal ends it at once.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Open files that a daemon asks for: some for each connection and sandbox that it may have.
+const MAX_OPEN_FILES: u64 = 65_536;
 
 /// Whom to serve.
 #[derive(Debug, Args)]
@@ -61,6 +65,7 @@ pub async fn serve(args: ServeArgs, printer: &Printer) -> Result<i32> {
     if let Some(address) = args.listen {
         check_listen(address, tls.is_some(), &tokens)?;
     }
+    raise_open_files();
     let socket = ApiSocket::claim(&state)?;
     let tcp = match args.listen {
         Some(address) => Some(bind_tcp(address).await?),
@@ -101,6 +106,16 @@ fn check_own_walls(settings: &Settings) -> Result<()> {
                 .remedy("unset STOCKADE_HOST, or set `backend` to another one"))
         }
         Some(_) | None => Ok(()),
+    }
+}
+
+/// Raises the limit of open files as far as this user may: each connection and each sandbox needs some.
+fn raise_open_files() {
+    let found = getrlimit(Resource::Nofile);
+    let wanted = found.maximum.map_or(MAX_OPEN_FILES, |most| most.min(MAX_OPEN_FILES));
+    if found.current.is_some_and(|current| current < wanted) {
+        // Where it is refused, less is served: bounds on connections follow the limit.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..found });
     }
 }
 

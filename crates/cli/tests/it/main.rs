@@ -44,6 +44,8 @@ mod sample;
 mod secret_renewal;
 mod secrets;
 mod serve;
+mod serve_faults;
+mod serve_routes;
 mod serve_tenants;
 mod serve_tls;
 mod shell;

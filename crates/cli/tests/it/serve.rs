@@ -204,6 +204,44 @@ fn programs_are_signalled_and_cancelled() {
 }
 
 #[test]
+fn what_would_wait_for_a_paused_sandbox_is_refused_at_once() {
+    let daemon = ApiDaemon::start();
+    let sandbox = daemon.create("{}");
+    let job = daemon.exec(&sandbox, ECHO_COMMAND);
+    assert_eq!(daemon.events(&job, &[]).next().unwrap().kind, "stdout");
+    let (path, job) = (format!("/v1/sandboxes/{sandbox}"), format!("/v1/executions/{job}"));
+    let paused = daemon.ask("POST", &format!("{path}/pause"), b"");
+    if paused.status == 422 {
+        println!("skipped: no control group can be frozen here");
+        assert!(std::env::var_os("CI").is_none(), "CI has a freezer");
+        return;
+    }
+    assert_eq!((paused.status, &paused.json()["state"]), (200, &json!("paused")));
+    let command = r#"{"run": {"program": ["true"]}}"#;
+    for (method, path, body) in [
+        ("POST", format!("{path}/executions"), command),
+        ("POST", format!("{path}/attached"), command),
+        ("GET", format!("{path}/files?path=x"), ""),
+        ("PUT", format!("{path}/files?path=x"), "x"),
+        ("GET", format!("{path}/files/list?path=."), ""),
+        ("GET", format!("{path}/files/part?path=x"), ""),
+        ("POST", format!("{path}/files/directory"), r#"{"path": "d"}"#),
+        ("POST", format!("{path}/snapshots"), ""),
+        ("POST", format!("{job}/input"), "it\n"),
+        ("POST", format!("{job}/signal"), r#"{"signal": "INT"}"#),
+        ("POST", format!("{job}/resize"), r#"{"rows": 1, "cols": 1}"#),
+    ] {
+        let refused = daemon.ask(method, &path, body.as_bytes());
+        refused.is_error(400, "invalid");
+        assert_eq!(refused.json()["error"]["remedy"], "resume it first", "{method} {path}");
+    }
+    assert_eq!(daemon.ask("POST", &format!("{path}/resume"), b"").status, 200);
+    assert_eq!(daemon.ask("POST", &format!("{job}/input?end=true"), b"it\n").status, 204);
+    let id = job.rsplit('/').next().unwrap();
+    assert_eq!(daemon.events(id, &[]).last().unwrap().data["exitCode"], 3);
+}
+
+#[test]
 fn a_snapshot_brings_files_back_and_begins_another_sandbox() {
     let daemon = ApiDaemon::start();
     let sandbox = daemon.create("{}");

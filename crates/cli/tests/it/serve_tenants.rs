@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::common::CliPlace;
 use crate::common::api::ApiDaemon;
 
-fn issue(place: &CliPlace, args: &[&str]) -> String {
+pub fn issue(place: &CliPlace, args: &[&str]) -> String {
     let issued = place.stockade(&[&["token", "new"], args].concat());
     issued.code_is(0);
     issued.stdout.trim_end().to_owned()
@@ -133,14 +133,27 @@ fn connections_without_a_token_keep_no_holder_of_one_out() {
     assert_eq!(answer, "");
 }
 
-/// What one tenant has, and where its id stands in a path.
-struct TenantThings {
-    sandbox: String,
-    job: String,
-    snapshot: String,
+/// What one tenant has.
+pub struct TenantThings {
+    pub sandbox: String,
+    pub job: String,
+    pub snapshot: String,
 }
 
-fn make_things(daemon: &ApiDaemon, token: &str) -> TenantThings {
+impl TenantThings {
+    /// A path of the document with the id of one of these things.
+    pub fn fill_path(&self, path: &str) -> String {
+        let id = match path.split('/').nth(2) {
+            Some("sandboxes") => &self.sandbox,
+            Some("snapshots") => &self.snapshot,
+            Some("executions" | "jobs") => &self.job,
+            Some(_) | None => panic!("{path}"),
+        };
+        path.replace("{id}", id)
+    }
+}
+
+pub fn make_things(daemon: &ApiDaemon, token: &str) -> TenantThings {
     let sandbox = daemon.ask_as(token, "POST", "/v1/sandboxes", b"{}").id(201);
     let path = format!("/v1/sandboxes/{sandbox}");
     let sleep = br#"{"run": {"program": ["sleep", "1000"]}}"#;
@@ -153,14 +166,8 @@ fn make_things(daemon: &ApiDaemon, token: &str) -> TenantThings {
 fn list_requests(daemon: &ApiDaemon, things: &TenantThings) -> Vec<(String, String)> {
     let document = daemon.ask("GET", "/v1/openapi.json", b"").json();
     let fill = |path: &str| {
-        let id = match path.split('/').nth(2) {
-            Some("sandboxes") => &things.sandbox,
-            Some("snapshots") => &things.snapshot,
-            Some("executions" | "jobs") => &things.job,
-            Some(_) | None => panic!("{path}"),
-        };
         let query = if path.contains("/files") { "?path=x" } else { "" };
-        format!("{}{query}", path.replace("{id}", id))
+        format!("{}{query}", things.fill_path(path))
     };
     let paths = document["paths"].as_object().unwrap().iter();
     let named = paths.filter(|(path, _)| path.contains("{id}"));

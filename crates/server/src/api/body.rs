@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody as _};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
@@ -18,8 +18,9 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout for the next piece of a body that is streamed.
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A whole body.
+/// A whole body. One that says itself that it is too long is not waited for.
 pub(crate) async fn read_body(mut body: Body) -> Result<Bytes, ApiFailure> {
+    check_length(body.size_hint().lower(), MAX_BODY_BYTES as u64)?;
     let reading = async {
         let mut whole = BytesMut::new();
         while let Some(chunk) = next_chunk(&mut body).await? {

@@ -44,9 +44,31 @@ pub(crate) struct WaitsForReader;
 #[derive(Clone)]
 pub(crate) enum ApiDoor {
     /// The socket: its peer is the daemon's own user.
-    Socket,
+    Socket(Arc<SocketDoor>),
     /// TCP: its peer may be anybody.
     Tcp(Arc<TcpDoor>),
+}
+
+/// A connection that came in by the socket.
+pub(crate) struct SocketDoor {
+    pub visit: Visit,
+    /// Connections at once that have sent a request; more wait.
+    pub slots: Arc<Semaphore>,
+    /// Held from the first request on.
+    pub slot: OnceCell<OwnedSemaphorePermit>,
+    /// Held until the connection is closed.
+    pub _open: OwnedSemaphorePermit,
+}
+
+impl SocketDoor {
+    /// Waits for room among the connections that have sent a request.
+    async fn take_slot(&self) -> Result<(), ApiFailure> {
+        let taking = async || Arc::clone(&self.slots).acquire_owned().await;
+        let taken = self.slot.get_or_try_init(taking).await;
+        taken.map_err(|_| ApiFailure::new(ErrorCode::Unavailable, "the daemon is being ended"))?;
+        self.visit.leave();
+        Ok(())
+    }
 }
 
 /// A connection that came in by TCP.
@@ -54,6 +76,8 @@ pub(crate) struct TcpDoor {
     pub visit: Visit,
     /// Of all connections and of the tenant's; held from the first request with a token on.
     pub slots: OnceCell<[OwnedSemaphorePermit; 2]>,
+    /// Held until the connection is closed.
+    pub _open: OwnedSemaphorePermit,
 }
 
 fn ends_something(request: &Request<Incoming>) -> bool {
@@ -108,7 +132,7 @@ impl ApiService {
     {
         let (closing, ended) = (self.closing.clone(), self.ended.clone());
         let turned_out = match &door {
-            ApiDoor::Socket => CancellationToken::new(),
+            ApiDoor::Socket(door) => door.visit.turned_out(),
             ApiDoor::Tcp(door) => door.visit.turned_out(),
         };
         let framing = FramingVerdict::default();
@@ -158,6 +182,9 @@ impl ApiService {
         door: &ApiDoor,
     ) -> Result<Response, ApiFailure> {
         let caller = self.find_caller(&request, door)?;
+        if let ApiDoor::Socket(door) = door {
+            door.take_slot().await?;
+        }
         if let (ApiDoor::Tcp(door), ApiCaller::Holder(token)) = (door, &caller) {
             let taking = async || reserve_connection(&self.api, &self.slots, &token.tenant);
             door.slots.get_or_try_init(taking).await?;
@@ -203,8 +230,8 @@ impl ApiService {
         let given = request.headers().contains_key(AUTHORIZATION);
         match door {
             // A token counts here too: a proxy of this user passes on what others may do.
-            ApiDoor::Socket if !given => Ok(ApiCaller::OwnUser),
-            ApiDoor::Socket => self.authenticate(request),
+            ApiDoor::Socket(_) if !given => Ok(ApiCaller::OwnUser),
+            ApiDoor::Socket(_) => self.authenticate(request),
             ApiDoor::Tcp(_) => {
                 self.check_host_and_origin(request)?;
                 let health = request.method() == Method::GET && request.uri().path() == HEALTH_PATH;

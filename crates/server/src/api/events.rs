@@ -11,7 +11,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use futures_util::stream;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use stockade_core::{ErrorCode, StreamId};
@@ -77,18 +77,16 @@ pub(crate) async fn stream_events(
 
 /// The first number that is wanted: what the query says, else the one after the last that was got.
 fn find_wanted(headers: &HeaderMap, query: &EventsQuery) -> Result<u64, ApiFailure> {
-    let last = headers.get(LAST_EVENT_HEADER);
-    match (query.from, last) {
-        (Some(from), _) => Ok(from),
-        (None, None) => Ok(0),
-        (None, Some(last)) => {
-            let last: Option<u64> = last.to_str().ok().and_then(|last| last.trim().parse().ok());
-            last.map(|last| last.saturating_add(1)).ok_or_else(|| {
-                let message = "`Last-Event-ID` is not the number of an event";
-                ApiFailure::new(ErrorCode::Invalid, message)
-            })
-        }
-    }
+    let last = headers.get(LAST_EVENT_HEADER).map(parse_last_event).transpose()?;
+    Ok(query.from.or(last.map(|last| last.saturating_add(1))).unwrap_or(0))
+}
+
+fn parse_last_event(value: &HeaderValue) -> Result<u64, ApiFailure> {
+    let last: Option<u64> = value.to_str().ok().and_then(|last| last.trim().parse().ok());
+    last.ok_or_else(|| {
+        let message = "`Last-Event-ID` is not the number of an event";
+        ApiFailure::new(ErrorCode::Invalid, message)
+    })
 }
 
 impl EventReader {
@@ -194,6 +192,7 @@ mod tests {
         assert_eq!(find_wanted(&headers(&u64::MAX.to_string()), &from(None)).unwrap(), u64::MAX);
         for wrong in ["-1", "x", "", "18446744073709551616"] {
             assert!(find_wanted(&headers(wrong), &from(None)).is_err(), "{wrong}");
+            assert!(find_wanted(&headers(wrong), &from(Some(2))).is_err(), "{wrong}");
         }
     }
 }

@@ -100,11 +100,13 @@ pub(crate) async fn get_execution(NamedExecution(held): NamedExecution) -> ApiAn
 
 /// `POST /v1/executions/{id}/input`
 pub(crate) async fn send_input(
+    State(api): State<Api>,
     NamedExecution(held): NamedExecution,
     ApiQuery(query): ApiQuery<InputQuery>,
     body: Body,
 ) -> ApiAnswer {
     let data = read_body(body).await?;
+    api.refuse_paused(&held)?;
     within_control_timeout(async {
         if !data.is_empty() {
             held.watcher.write_stdin(data).await?;
@@ -115,18 +117,28 @@ pub(crate) async fn send_input(
 }
 
 /// `POST /v1/executions/{id}/signal`
-pub(crate) async fn send_signal(NamedExecution(held): NamedExecution, body: Body) -> ApiAnswer {
+pub(crate) async fn send_signal(
+    State(api): State<Api>,
+    NamedExecution(held): NamedExecution,
+    body: Body,
+) -> ApiAnswer {
     let SentSignal { signal } = read_json(body).await?;
     let signal = Signal::from_name(&signal).ok_or_else(|| {
         ApiFailure::new(ErrorCode::Invalid, "`signal` is not the name of a signal")
             .remedy("send one such as `TERM`, `INT` or `KILL`")
     })?;
+    api.refuse_paused(&held)?;
     within_control_timeout(held.watcher.signal(signal)).await
 }
 
 /// `POST /v1/executions/{id}/resize`
-pub(crate) async fn resize_terminal(NamedExecution(held): NamedExecution, body: Body) -> ApiAnswer {
+pub(crate) async fn resize_terminal(
+    State(api): State<Api>,
+    NamedExecution(held): NamedExecution,
+    body: Body,
+) -> ApiAnswer {
     let size: TerminalSize = read_json(body).await?;
+    api.refuse_paused(&held)?;
     within_control_timeout(held.watcher.resize(size)).await
 }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody as _};
 use axum::response::IntoResponse;
 use bytes::{Bytes, BytesMut};
 use futures_util::stream;
@@ -160,6 +160,7 @@ async fn write_body(
     path: &SandboxPath,
     mut body: Body,
 ) -> Result<(), ApiFailure> {
+    check_length(body.size_hint().lower(), MAX_FILE_BYTES)?;
     let files = sandbox.files()?;
     let (mut piece, mut length, mut append) = (BytesMut::new(), 0, false);
     while let Some(chunk) = next_chunk(&mut body).await? {

@@ -8,10 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 use stockade_core::{
-    BackendName, Boundary, Enforcement, JobId, Outcome, SandboxId, SandboxSpec, TenantName,
+    BackendName, Boundary, Enforcement, ErrorCode, JobId, Outcome, SandboxId, SandboxSpec,
+    TenantName,
 };
 use stockade_engine::{Engine, Timestamp, Watcher};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::failure::ApiFailure;
 
 /// Executions at once in one sandbox.
 pub(crate) const MAX_EXECUTIONS_PER_SANDBOX: usize = 32;
@@ -88,6 +91,15 @@ impl HeldSandbox {
             (false, _) => SandboxState::Ended,
             (true, true) => SandboxState::Paused,
             (true, false) => SandboxState::Running,
+        }
+    }
+
+    /// Fails where it is paused: what needs an answer from inside would wait until it is resumed.
+    pub(crate) fn refuse_paused(&self) -> Result<(), ApiFailure> {
+        match self.paused.load(Ordering::Relaxed) {
+            false => Ok(()),
+            true => Err(ApiFailure::new(ErrorCode::Invalid, "the sandbox is paused")
+                .remedy("resume it first")),
         }
     }
 

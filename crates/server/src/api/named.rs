@@ -16,7 +16,7 @@ use super::state::Api;
 /// The sandbox that the path names.
 pub(crate) struct NamedSandbox(pub Arc<HeldSandbox>);
 
-/// The sandbox that the path names, as the engine has it.
+/// The sandbox that the path names, as the engine has it. Not one that is paused.
 pub(crate) struct NamedWalls(pub Arc<dyn Sandbox>);
 
 /// The execution that the path names.
@@ -36,6 +36,7 @@ impl FromRequestParts<Api> for NamedWalls {
 
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, ApiFailure> {
         let NamedSandbox(held) = NamedSandbox::from_request_parts(parts, api).await?;
+        held.refuse_paused()?;
         Ok(Self(api.engine.sandbox(&held.id)?))
     }
 }

@@ -1,24 +1,29 @@
 //! The server: listens, and when it is stopped lets what is being answered finish and leaves no sandbox behind.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use stockade_core::Result;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OnceCell, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::connection::{ApiDoor, ApiService, TcpDoor};
+use super::connection::{ApiDoor, ApiService, SocketDoor, TcpDoor};
 use super::routes::build_router;
 use super::state::Api;
 use super::tls::ApiTls;
 use super::tokens::TokenStore;
-use crate::http::{ACCEPT_RETRY_INTERVAL, Lobby, ReaderPatience, accept_tcp};
+use crate::http::{
+    ACCEPT_RETRY_INTERVAL, Lobby, MAX_UNPROVEN, ReaderPatience, accept_tcp, bound_by_descriptors,
+};
 use crate::peer::{Stranger, check_peer};
 
-/// Connections at once on the socket; more wait.
+/// Connections at once on the socket that have sent a request; more wait.
 const MAX_SOCKET_CONNECTIONS: usize = 256;
+/// Stands for the socket's peers, which are one user, in the lobby. No address of a peer.
+const SOCKET_PEER: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 /// Connections at once by TCP that have shown a token; more are refused.
 const MAX_TCP_CONNECTIONS: usize = 256;
 /// Grace period of connections after every sandbox has ended.
@@ -59,7 +64,7 @@ impl ApiServer {
             tokens,
             tls: doors.tls,
             hosts: doors.hosts.into(),
-            slots: Arc::new(Semaphore::new(MAX_TCP_CONNECTIONS)),
+            slots: Arc::new(Semaphore::new(bound_by_descriptors(MAX_TCP_CONNECTIONS))),
             closing: CancellationToken::new(),
             ended: CancellationToken::new(),
         };
@@ -97,25 +102,33 @@ async fn release_ended_sandboxes(api: Api, closing: CancellationToken) {
     }
 }
 
+/// Connections that are open, those that were turned out and are being closed included. There is room for one more than
+/// lobby and slots have, so that there is always one that can come in and turn out another.
+fn count_open(lobby: usize, slots: usize) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(lobby + slots + 1))
+}
+
 async fn accept_on_socket(listener: UnixListener, service: ApiService, connections: TaskTracker) {
-    let slots = Arc::new(Semaphore::new(MAX_SOCKET_CONNECTIONS));
-    while let Ok(slot) = Arc::clone(&slots).acquire_owned().await {
+    let max = [MAX_UNPROVEN, MAX_SOCKET_CONNECTIONS].map(bound_by_descriptors);
+    let (lobby, slots) = (Arc::new(Lobby::new(max[0])), Arc::new(Semaphore::new(max[1])));
+    let open = count_open(max[0], max[1]);
+    // Without a slot: a slot is for who has sent a request.
+    while let Ok(permit) = Arc::clone(&open).acquire_owned().await {
         match listener.accept().await {
             Ok((stream, _)) => {
-                connections.spawn(serve_socket_connection(stream, service.clone(), slot));
+                let visit = Arc::clone(&lobby).enter(SOCKET_PEER);
+                let (slots, slot) = (Arc::clone(&slots), OnceCell::new());
+                let door = SocketDoor { visit, slots, slot, _open: permit };
+                connections.spawn(serve_socket_connection(stream, service.clone(), door));
             }
             Err(_) => tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await,
         }
     }
 }
 
-async fn serve_socket_connection(
-    stream: UnixStream,
-    service: ApiService,
-    _slot: OwnedSemaphorePermit,
-) {
+async fn serve_socket_connection(stream: UnixStream, service: ApiService, door: SocketDoor) {
     match check_peer(&stream) {
-        Ok(()) => service.serve(stream, ApiDoor::Socket).await,
+        Ok(()) => service.serve(stream, ApiDoor::Socket(Arc::new(door))).await,
         Err(Stranger::User) => {}
         Err(Stranger::Namespace) => {
             let _ = stream.try_write(STRANGER_REPLY);
@@ -124,12 +137,13 @@ async fn serve_socket_connection(
 }
 
 async fn accept_on_tcp(listener: TcpListener, service: ApiService, connections: TaskTracker) {
-    let lobby = Arc::new(Lobby::default());
-    loop {
-        // Without a slot: a slot is for who has shown a token.
+    let max = [MAX_UNPROVEN, MAX_TCP_CONNECTIONS].map(bound_by_descriptors);
+    let (lobby, open) = (Arc::new(Lobby::new(max[0])), count_open(max[0], max[1]));
+    // Without a slot: a slot is for who has shown a token.
+    while let Ok(permit) = Arc::clone(&open).acquire_owned().await {
         let Some((stream, peer)) = accept_tcp(&listener).await else { continue };
         let visit = Arc::clone(&lobby).enter(peer);
-        let door = TcpDoor { visit, slots: OnceCell::new() };
+        let door = TcpDoor { visit, slots: OnceCell::new(), _open: permit };
         connections.spawn(serve_tcp_connection(stream, service.clone(), Arc::new(door)));
     }
 }

@@ -180,11 +180,12 @@ impl ApiShared {
         }
     }
 
-    /// Room for one more execution in a sandbox.
+    /// Room for one more execution in a sandbox that is not paused.
     pub(crate) fn reserve_execution(
         &self,
         sandbox: &HeldSandbox,
     ) -> Result<ExecutionRoom, ApiFailure> {
+        sandbox.refuse_paused()?;
         let room = self.take_execution_room(sandbox);
         if room.iter().all(Option::is_some) {
             return Ok(room);
@@ -219,6 +220,12 @@ impl ApiShared {
         let held = lock_shared(&self.executions).get(job);
         held.filter(|held| caller.sees(&held.tenant))
             .ok_or_else(|| ApiFailure::not_found("execution", job.as_str()))
+    }
+
+    /// Fails where the sandbox of an execution is paused.
+    pub(crate) fn refuse_paused(&self, execution: &HeldExecution) -> Result<(), ApiFailure> {
+        let held = lock_shared(&self.sandboxes).get(execution.watcher.sandbox()).cloned();
+        held.map_or(Ok(()), |held| held.refuse_paused())
     }
 
     /// The executions of one sandbox that began after this place, in the order they began.

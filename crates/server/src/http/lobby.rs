@@ -1,6 +1,7 @@
-//! Connections that have not shown the token yet. There is room for a number of them from each peer and
-//! in all; where it is full, the oldest of the peer that has the most makes room. So a peer that only
-//! connects keeps no client out: one with the token shows it at once and is gone from here.
+//! Connections that have not shown the token yet, or on a socket have not sent a request. There is room for a number of
+//! them from each peer and in all; where it is full, the oldest of the peer that has the most makes room. So a peer that
+//! only connects keeps no client out: one that shows the token, or sends its request, does so at once and is gone from
+//! here.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -8,13 +9,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 
-/// Connections without the token, of all peers and of each.
-const MAX_UNPROVEN: usize = 256;
-const MAX_UNPROVEN_PER_PEER: usize = 128;
+/// Connections without the token, of all peers. Each has at most half of them.
+pub(crate) const MAX_UNPROVEN: usize = 256;
 
 /// Connections that have not shown the token yet.
-#[derive(Debug, Default)]
-pub(crate) struct Lobby(Mutex<LobbyState>);
+#[derive(Debug)]
+pub(crate) struct Lobby {
+    max: usize,
+    state: Mutex<LobbyState>,
+}
 
 #[derive(Debug, Default)]
 struct LobbyState {
@@ -37,16 +40,27 @@ pub(crate) struct Visit {
     turned_out: CancellationToken,
 }
 
+impl Default for Lobby {
+    fn default() -> Self {
+        Self::new(MAX_UNPROVEN)
+    }
+}
+
 impl Lobby {
+    /// Room for this many connections, and for one at least.
+    pub(crate) fn new(max: usize) -> Self {
+        Self { max: max.max(1), state: Mutex::default() }
+    }
+
     fn lock_state(&self) -> MutexGuard<'_, LobbyState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets a connection in, and turns another out where there is no room.
     pub(crate) fn enter(self: Arc<Self>, peer: IpAddr) -> Visit {
         let (peer, turned_out) = (find_network(peer), CancellationToken::new());
         let mut state = self.lock_state();
-        state.make_room(peer);
+        state.make_room(peer, self.max);
         let number = state.next;
         state.next += 1;
         state.waiting.push(WaitingConnection { number, peer, turned_out: turned_out.clone() });
@@ -67,11 +81,12 @@ fn find_network(peer: IpAddr) -> IpAddr {
 }
 
 impl LobbyState {
-    fn make_room(&mut self, peer: IpAddr) {
+    fn make_room(&mut self, peer: IpAddr, max: usize) {
+        let max_per_peer = max.div_ceil(2);
         let mut counts: HashMap<IpAddr, usize> = HashMap::new();
         self.waiting.iter().for_each(|one| *counts.entry(one.peer).or_default() += 1);
-        let own = counts.get(&peer).is_some_and(|count| *count >= MAX_UNPROVEN_PER_PEER);
-        let full = self.waiting.len() >= MAX_UNPROVEN;
+        let own = counts.get(&peer).is_some_and(|count| *count >= max_per_peer);
+        let full = self.waiting.len() >= max;
         let greediest = counts.iter().max_by_key(|(_, count)| **count).map(|(peer, _)| *peer);
         let from = if own { Some(peer) } else { greediest.filter(|_| full) };
         let oldest = from.and_then(|from| self.waiting.iter().position(|one| one.peer == from));
@@ -110,15 +125,16 @@ mod tests {
     #[test]
     fn who_only_connects_makes_room_oldest_first() {
         let lobby = Arc::new(Lobby::default());
+        let max_per_peer = MAX_UNPROVEN / 2;
         let mut crowd: Vec<_> =
-            (0..MAX_UNPROVEN_PER_PEER).map(|_| Arc::clone(&lobby).enter(peer(1))).collect();
+            (0..max_per_peer).map(|_| Arc::clone(&lobby).enter(peer(1))).collect();
         assert!(crowd.iter().all(|visit| !visit.turned_out.is_cancelled()));
         let one_more = Arc::clone(&lobby).enter(peer(1));
         assert!(crowd[0].turned_out.is_cancelled() && !crowd[1].turned_out.is_cancelled());
         assert!(!one_more.turned_out.is_cancelled());
         crowd.remove(1).leave();
         drop(Arc::clone(&lobby).enter(peer(1)));
-        assert_eq!(lobby.lock_state().waiting.len(), MAX_UNPROVEN_PER_PEER - 1);
+        assert_eq!(lobby.lock_state().waiting.len(), max_per_peer - 1);
     }
 
     #[test]
@@ -144,6 +160,13 @@ mod tests {
             .collect();
         assert!(!quiet.turned_out.is_cancelled());
         assert!(lobby.lock_state().waiting.len() <= MAX_UNPROVEN);
+    }
+
+    #[test]
+    fn the_smallest_lobby_has_room_for_the_newest() {
+        let lobby = Arc::new(Lobby::new(0));
+        let [first, second] = [1, 2].map(|last| Arc::clone(&lobby).enter(peer(last)));
+        assert!(first.turned_out.is_cancelled() && !second.turned_out.is_cancelled());
     }
 
     #[test]

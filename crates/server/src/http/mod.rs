@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioTimer;
+use rustix::process::{Resource, getrlimit};
 use tokio::net::{TcpListener, TcpStream};
 
 pub(crate) use framing::{FramedReader, FramingVerdict};
-pub(crate) use lobby::{Lobby, Visit};
+pub(crate) use lobby::{Lobby, MAX_UNPROVEN, Visit};
 pub(crate) use request::{
     find_bearer_token, is_plain, names_loopback, names_loopback_origin, strip_port,
 };
@@ -26,6 +27,17 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_HEAD_BYTES: usize = 64 << 10;
 /// Retry interval after a connection could not be accepted: most likely there are too many open files.
 pub(crate) const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Of the files that this process may open, the share of each kind of connections: one in this many. The rest is for
+/// sandboxes, tokens and the journal, whatever clients do.
+const DESCRIPTORS_PER_CONNECTION: u64 = 8;
+
+/// A bound on connections, lower where this process may open few files.
+pub(crate) fn bound_by_descriptors(max: usize) -> usize {
+    let share = getrlimit(Resource::Nofile).current.map(|most| most / DESCRIPTORS_PER_CONNECTION);
+    let share = share.and_then(|share| usize::try_from(share).ok());
+    share.map_or(max, |share| max.min(share.max(1)))
+}
 
 /// HTTP/1.1 with bounds on the head of a request.
 pub(crate) fn build_http1() -> http1::Builder {

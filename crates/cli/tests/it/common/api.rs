@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::Child;
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -51,8 +51,13 @@ impl ApiDaemon {
     }
 
     pub fn start_in(place: CliPlace, flags: &[&str]) -> Self {
-        let args = [&["serve", "--json"], flags].concat();
-        let (child, line) = start(place.command(&args));
+        let command = place.command(&[&["serve", "--json"], flags].concat());
+        Self::start_command(place, command)
+    }
+
+    /// One that this command of the place starts, with `--json`.
+    pub fn start_command(place: CliPlace, command: Command) -> Self {
+        let (child, line) = start(command);
         let told: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("{line}"));
         let tcp = told["url"].as_str().and_then(|url| url.split_once("://"));
         let tcp = tcp.map(|(_, address)| address.parse().unwrap());
