@@ -12,7 +12,7 @@ from .._leftovers import forget_sandbox, remember_sandbox
 from .._model import Output, Result, SandboxInfo, Snapshot
 from .._spec import Command, Limits, Network, build_command, build_spec
 from .client import AsyncClient
-from .concurrency import shield
+from .concurrency import Lock, shield
 from .execution import AsyncExecution
 from .files import AsyncFiles
 from .transport import path_of
@@ -59,6 +59,7 @@ class AsyncSandbox:
         self._info: Optional[SandboxInfo] = None
         self._files: Optional[AsyncFiles] = None
         self._owns_sandbox = True
+        self._opening = Lock()
 
     @classmethod
     async def attach(
@@ -98,14 +99,18 @@ class AsyncSandbox:
 
     async def open(self) -> AsyncSandbox:
         """Makes it, unless it is there. Whoever opens one without ``with`` closes it."""
-        if self._info is None:
-            try:
-                await self._hold(await self.client.create(self._spec, self._snapshot))
-            except BaseException:
-                with shield():
-                    await self._close_client()
-                raise
+        async with self._opening:
+            if self._info is None:
+                await self._make()
         return self
+
+    async def _make(self) -> None:
+        try:
+            await self._hold(await self.client.create(self._spec, self._snapshot))
+        except BaseException:
+            with shield():
+                await self._close_client()
+            raise
 
     async def _hold(self, info: SandboxInfo) -> None:
         transport = await self.client.transport()

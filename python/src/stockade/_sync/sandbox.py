@@ -13,7 +13,7 @@ from .._leftovers import forget_sandbox, remember_sandbox
 from .._model import Output, Result, SandboxInfo, Snapshot
 from .._spec import Command, Limits, Network, build_command, build_spec
 from .client import Client
-from .concurrency import shield
+from .concurrency import Lock, shield
 from .execution import Execution
 from .files import Files
 from .transport import path_of
@@ -60,6 +60,7 @@ class Sandbox:
         self._info: Optional[SandboxInfo] = None
         self._files: Optional[Files] = None
         self._owns_sandbox = True
+        self._opening = Lock()
 
     @classmethod
     def attach(
@@ -99,14 +100,18 @@ class Sandbox:
 
     def open(self) -> Sandbox:
         """Makes it, unless it is there. Whoever opens one without ``with`` closes it."""
-        if self._info is None:
-            try:
-                self._hold(self.client.create(self._spec, self._snapshot))
-            except BaseException:
-                with shield():
-                    self._close_client()
-                raise
+        with self._opening:
+            if self._info is None:
+                self._make()
         return self
+
+    def _make(self) -> None:
+        try:
+            self._hold(self.client.create(self._spec, self._snapshot))
+        except BaseException:
+            with shield():
+                self._close_client()
+            raise
 
     def _hold(self, info: SandboxInfo) -> None:
         transport = self.client.transport()
