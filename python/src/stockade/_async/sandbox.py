@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
@@ -205,17 +206,18 @@ class AsyncSandbox:
         )
         path = path_of("sandboxes", self.id, "executions")
         key = str(uuid.uuid4())
+        transport = await self.client.transport()
         try:
-            started = await self.client.request("POST", path, json=body, key=key)
+            started = await transport.request("POST", path, json=body, key=key)
         except StockadeError:
             raise
         except BaseException:
-            # By the same key the daemon names what it has started for it, if anything.
-            with shield():
-                started = await self.client.request("POST", path, json=body, key=key)
-                await self.client.request("POST", path_of("executions", started["id"], "cancel"))
+            # By the same key the daemon names what it has started for it, if anything. The interruption is the one to tell.
+            with shield(), suppress(StockadeError):
+                started = await transport.request("POST", path, json=body, key=key)
+                await transport.request("POST", path_of("executions", started["id"], "cancel"))
             raise
-        return AsyncExecution(await self.client.transport(), started["id"])
+        return AsyncExecution(transport, started["id"])
 
     async def pause(self) -> None:
         """Stops every process where it is."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
@@ -206,17 +207,18 @@ class Sandbox:
         )
         path = path_of("sandboxes", self.id, "executions")
         key = str(uuid.uuid4())
+        transport = self.client.transport()
         try:
-            started = self.client.request("POST", path, json=body, key=key)
+            started = transport.request("POST", path, json=body, key=key)
         except StockadeError:
             raise
         except BaseException:
-            # By the same key the daemon names what it has started for it, if anything.
-            with shield():
-                started = self.client.request("POST", path, json=body, key=key)
-                self.client.request("POST", path_of("executions", started["id"], "cancel"))
+            # By the same key the daemon names what it has started for it, if anything. The interruption is the one to tell.
+            with shield(), suppress(StockadeError):
+                started = transport.request("POST", path, json=body, key=key)
+                transport.request("POST", path_of("executions", started["id"], "cancel"))
             raise
-        return Execution(self.client.transport(), started["id"])
+        return Execution(transport, started["id"])
 
     def pause(self) -> None:
         """Stops every process where it is."""
