@@ -30,6 +30,17 @@ sandbox.start("sleep 1000")
 print(daemon.directory, daemon.watchdog.pid, flush=True)
 sys.stdin.read()
 """
+INTERRUPTED = """
+import os, signal, sys
+from stockade import Sandbox
+
+# A shell lets what it runs in the background ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    Sandbox().open()
+except KeyboardInterrupt:
+    print(os.listdir(os.path.join(sys.argv[1], "python")))
+"""
 
 
 @pytest.fixture
@@ -106,8 +117,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing(state: Path, tmp_path: Path, monk
     program.write_text(f"#!/bin/sh\n[ $1 = serve ] || exit 0\necho started >{fifo}\nexec sleep 1000\n")
     program.chmod(0o755)
     monkeypatch.setenv("STOCKADE_BIN", str(program))
-    code = f"import os\ntry:\n  __import__('stockade').Sandbox().open()\nexcept KeyboardInterrupt:\n  print(os.listdir('{state}/python'))"
-    starting = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    starting = subprocess.Popen([sys.executable, "-c", INTERRUPTED, state], stdout=subprocess.PIPE, text=True)
     assert fifo.read_text() == "started\n"
     starting.send_signal(signal.SIGINT)
     assert starting.communicate()[0] == "[]\n"
@@ -120,6 +130,20 @@ def test_an_exit_without_a_with_is_quiet_however_deep_the_state_lies(
     code = "import stockade; stockade.Sandbox().open()"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (ran.stdout, ran.stderr) == ("", "")
+
+
+def test_closing_again_starts_no_other(state: Path) -> None:
+    code = """
+from stockade import Sandbox, _daemon
+
+sandbox = Sandbox().open()
+sandbox.close()
+[daemon] = _daemon._daemons.values()
+daemon.stop()
+sandbox.close()
+assert [daemon] == list(_daemon._daemons.values())
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_it_ends_if_its_watchdog_is_killed_and_the_next_one_sweeps(state: Path) -> None:

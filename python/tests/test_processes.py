@@ -16,8 +16,13 @@ import pytest
 from stockade import AsyncSandbox, Client, Sandbox, StockadeError
 from stockade._daemon import STOP_TIMEOUT_SECONDS, find_binary
 
+HEED_CTRL_C = """
+import signal
+
+# A shell lets what it runs in the background ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
 SYNCHRONOUS = """
-import sys
 from stockade import Sandbox
 
 with Sandbox() as sandbox:
@@ -78,7 +83,7 @@ def test_a_forked_child_and_its_parent_do_not_read_each_others_answers(daemon: s
 @pytest.mark.parametrize("code", [SYNCHRONOUS, ASYNCHRONOUS], ids=["synchronous", "asynchronous"])
 def test_ctrl_c_leaves_nothing(daemon: str, client: Client, code: str) -> None:
     program = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", HEED_CTRL_C + code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert program.stdout is not None and program.stdout.readline() == "ready\n"
     program.send_signal(signal.SIGINT)

@@ -22,7 +22,8 @@ class AsyncClient:
         self, host: Optional[str] = None, token: Optional[str] = None, *, address: Optional[Address] = None
     ) -> None:
         self._host, self._token, self._address = host, token, address
-        self._transport: Optional[AsyncTransport] = None
+        # At once: between a copy and its handle there must be nothing to wait for.
+        self._transport: Optional[AsyncTransport] = None if address is None else AsyncTransport(address)
         self._opening = Lock()
 
     async def __aenter__(self) -> AsyncClient:

@@ -60,6 +60,7 @@ class AsyncSandbox:
         self._info: Optional[SandboxInfo] = None
         self._files: Optional[AsyncFiles] = None
         self._owns_sandbox = True
+        self._destroyed = False
         self._opening = Lock()
 
     @classmethod
@@ -123,7 +124,7 @@ class AsyncSandbox:
     async def close(self) -> None:
         """Ends it, unless it was attached to, and closes the connections. Idempotent."""
         try:
-            if self._info is not None and self._owns_sandbox:
+            if self._info is not None and self._owns_sandbox and not self._destroyed:
                 await self.destroy()
         finally:
             await self._close_client()
@@ -136,6 +137,7 @@ class AsyncSandbox:
         """Ends it and everything in it. Nothing is left when this returns. Idempotent."""
         id = self.id
         await self.client.destroy(id)
+        self._destroyed = True
         forget_sandbox(id)
 
     @property
@@ -244,11 +246,11 @@ class AsyncSandbox:
 
     async def fork(self, count: int = 1) -> Sequence[AsyncSandbox]:
         """Makes copies of it, with its memory where the backend can. Each is a context manager of its own."""
-        body = await self.client.request("POST", path_of("sandboxes", self.id, "fork"), json={"count": count})
-        address = (await self.client.transport()).address
+        transport = await self.client.transport()
+        body = await transport.request("POST", path_of("sandboxes", self.id, "fork"), json={"count": count})
         copies: List[AsyncSandbox] = []
         for made in body["sandboxes"]:
-            copy = type(self)(client=AsyncClient(address=address))
+            copy = type(self)(client=AsyncClient(address=transport.address))
             copy._owns_client = True
             await copy._hold(SandboxInfo.from_json(made))
             copies.append(copy)

@@ -23,7 +23,8 @@ class Client:
         self, host: Optional[str] = None, token: Optional[str] = None, *, address: Optional[Address] = None
     ) -> None:
         self._host, self._token, self._address = host, token, address
-        self._transport: Optional[Transport] = None
+        # At once: between a copy and its handle there must be nothing to wait for.
+        self._transport: Optional[Transport] = None if address is None else Transport(address)
         self._opening = Lock()
 
     def __enter__(self) -> Client:

@@ -61,6 +61,7 @@ class Sandbox:
         self._info: Optional[SandboxInfo] = None
         self._files: Optional[Files] = None
         self._owns_sandbox = True
+        self._destroyed = False
         self._opening = Lock()
 
     @classmethod
@@ -124,7 +125,7 @@ class Sandbox:
     def close(self) -> None:
         """Ends it, unless it was attached to, and closes the connections. Idempotent."""
         try:
-            if self._info is not None and self._owns_sandbox:
+            if self._info is not None and self._owns_sandbox and not self._destroyed:
                 self.destroy()
         finally:
             self._close_client()
@@ -137,6 +138,7 @@ class Sandbox:
         """Ends it and everything in it. Nothing is left when this returns. Idempotent."""
         id = self.id
         self.client.destroy(id)
+        self._destroyed = True
         forget_sandbox(id)
 
     @property
@@ -245,11 +247,11 @@ class Sandbox:
 
     def fork(self, count: int = 1) -> Sequence[Sandbox]:
         """Makes copies of it, with its memory where the backend can. Each is a context manager of its own."""
-        body = self.client.request("POST", path_of("sandboxes", self.id, "fork"), json={"count": count})
-        address = self.client.transport().address
+        transport = self.client.transport()
+        body = transport.request("POST", path_of("sandboxes", self.id, "fork"), json={"count": count})
         copies: List[Sandbox] = []
         for made in body["sandboxes"]:
-            copy = type(self)(client=Client(address=address))
+            copy = type(self)(client=Client(address=transport.address))
             copy._owns_client = True
             copy._hold(SandboxInfo.from_json(made))
             copies.append(copy)
