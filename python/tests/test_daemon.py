@@ -18,14 +18,28 @@ with Sandbox() as sandbox:
     print(sandbox.run("echo hi").stdout)
 """
 HELD = """
-import sys
+import os, sys
 from stockade import Sandbox, _daemon
 
 sandbox = Sandbox().open()
+if "fork" in sys.argv and os.fork() == 0:
+    sys.stdin.read()
+    os._exit(0)
 sandbox.start("sleep 1000")
 [daemon] = _daemon._daemons.values()
 print(daemon.directory, daemon.watchdog.pid, flush=True)
 sys.stdin.read()
+"""
+INTERRUPTED = """
+import os, signal, sys
+from stockade import Sandbox
+
+# A shell lets what it runs in the background ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    Sandbox().open()
+except KeyboardInterrupt:
+    print(os.listdir(os.path.join(sys.argv[1], "python")))
 """
 
 
@@ -46,9 +60,9 @@ def wait_until_removed(directory: Path) -> None:
     assert not directory.exists()
 
 
-def start_holder() -> "tuple[subprocess.Popen[str], Path, int]":
+def start_holder(*arguments: str) -> "tuple[subprocess.Popen[str], Path, int]":
     holder = subprocess.Popen(
-        [sys.executable, "-c", HELD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HELD, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert holder.stdout is not None
     directory, watchdog = holder.stdout.readline().split()
@@ -85,6 +99,51 @@ def test_it_ends_with_its_process_however_that_ends(state: Path, ending: "signal
         holder.wait()
     wait_until_removed(directory)
     assert processes_of(directory) == []
+
+
+def test_it_ends_with_its_process_though_a_forked_child_lives(state: Path) -> None:
+    holder, directory, _ = start_holder("fork")
+    holder.kill()
+    holder.wait()
+    wait_until_removed(directory)
+    assert processes_of(directory) == []
+    holder.communicate()
+
+
+def test_ctrl_c_while_it_starts_leaves_nothing(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that goes on, such as a notebook, has no half-started daemon beside it."""
+    fifo, program = tmp_path / "fifo", tmp_path / "program"
+    os.mkfifo(fifo)
+    program.write_text(f"#!/bin/sh\n[ $1 = serve ] || exit 0\necho started >{fifo}\nexec sleep 1000\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("STOCKADE_BIN", str(program))
+    starting = subprocess.Popen([sys.executable, "-c", INTERRUPTED, state], stdout=subprocess.PIPE, text=True)
+    assert fifo.read_text() == "started\n"
+    starting.send_signal(signal.SIGINT)
+    assert starting.communicate()[0] == "[]\n"
+
+
+def test_an_exit_without_a_with_is_quiet_however_deep_the_state_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOCKADE_STATE_DIR", str(tmp_path / ("x" * 120)))
+    code = "import stockade; stockade.Sandbox().open()"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (ran.stdout, ran.stderr) == ("", "")
+
+
+def test_closing_again_starts_no_other(state: Path) -> None:
+    code = """
+from stockade import Sandbox, _daemon
+
+sandbox = Sandbox().open()
+sandbox.close()
+[daemon] = _daemon._daemons.values()
+daemon.stop()
+sandbox.close()
+assert [daemon] == list(_daemon._daemons.values())
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_it_ends_if_its_watchdog_is_killed_and_the_next_one_sweeps(state: Path) -> None:

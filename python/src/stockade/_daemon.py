@@ -8,6 +8,7 @@ import fcntl
 import ipaddress
 import json
 import os
+import select
 import shutil
 import socket
 import ssl
@@ -18,14 +19,18 @@ import tempfile
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, Optional
+from typing import IO, Dict, Optional
 from urllib.parse import urlsplit
 
 from . import _watchdog
 from ._error import StockadeError
 
+#: Longest wait for a private daemon to say where it listens.
+START_TIMEOUT_SECONDS = 60.0
 #: Longest wait for a private daemon to end: its own timeout is 60 s.
 STOP_TIMEOUT_SECONDS = 75.0
+#: What is told of the errors of a daemon that does not start.
+MAX_STDERR_BYTES = 4096
 _SOCKET = Path("api", "stockade.sock")
 #: Longest path of a socket that the kernel takes.
 _MAX_SOCKET_PATH_BYTES = 107
@@ -162,55 +167,78 @@ class _PrivateDaemon:
 
     def __init__(self) -> None:
         self.process = os.getpid()
-        binary = find_binary()
-        self.directory, lock = _make_directory(binary)
+        self.binary = find_binary()
+        self.directory, lock = _make_directory(self.binary)
+        # Read by its handle: the watchdog of a daemon that fails removes the directory.
+        with open(self.directory / "stderr", "w+b") as errors:
+            self.watchdog = self._start_watchdog(lock, errors)
+            atexit.register(self.stop)
+            try:
+                self.socket = self._read_announcement(errors)
+            except BaseException:
+                self.stop()
+                raise
+
+    def _start_watchdog(self, lock: int, errors: IO[bytes]) -> "subprocess.Popen[bytes]":
         try:
-            with open(self.directory / "stderr", "wb") as errors:
-                self.watchdog = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(_WATCHDOG), binary, str(self.directory)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    start_new_session=True,
-                    pass_fds=[lock],
-                )
+            return subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_WATCHDOG), self.binary, str(self.directory)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+                pass_fds=[lock],
+            )
         finally:
             os.close(lock)
-        atexit.register(self.stop)
-        self.socket = self._read_announcement()
 
-    def _read_announcement(self) -> Path:
+    def _read_announcement(self, errors: IO[bytes]) -> Path:
         """Waits until the daemon says where it listens; the end of its output says that it failed."""
         assert self.watchdog.stdout is not None
-        line = self.watchdog.stdout.readline()
+        announced = select.poll()
+        announced.register(self.watchdog.stdout, select.POLLIN)
+        line = self.watchdog.stdout.readline() if announced.poll(START_TIMEOUT_SECONDS * 1000) else b""
         try:
             return Path(json.loads(line)["socket"])
         except (ValueError, KeyError, TypeError):
-            said = (self.directory / "stderr").read_text(errors="replace").strip()
-            self.stop()
+            said = os.pread(errors.fileno(), MAX_STDERR_BYTES, 0).decode(errors="replace").strip()
             message = f"the private daemon did not start: {said or 'it said nothing'}"
-            remedy = "run `stockade serve` to see why, or name a daemon with `host`"
+            remedy = f"run `{self.binary} serve` to see why, or name a daemon with `host`"
             raise StockadeError("unavailable", message, remedy) from None
 
     def listens(self) -> bool:
         return self.process == os.getpid() and self.watchdog.poll() is None and _listens(self.socket)
+
+    def _close_pipes(self) -> None:
+        for pipe in (self.watchdog.stdin, self.watchdog.stdout):
+            if pipe is not None:
+                pipe.close()
 
     def stop(self) -> None:
         """Ends it, and waits until nothing is left. A forked child leaves that to its parent."""
         if self.process != os.getpid():
             return
         atexit.unregister(self.stop)
-        for pipe in (self.watchdog.stdin, self.watchdog.stdout):
-            if pipe is not None:
-                pipe.close()
-        # A forked child may hold the pipe open.
+        self._close_pipes()
+        # A child that was forked while this started may hold the pipe open.
         self.watchdog.terminate()
         self.watchdog.wait(STOP_TIMEOUT_SECONDS)
 
 
 _daemons: Dict[int, _PrivateDaemon] = {}
 _lock = threading.Lock()
-os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
+
+
+def _forget_daemons() -> None:
+    """In a forked child: lets go of the pipes of its parent's daemons, so that they end with the parent."""
+    global _lock
+    _lock = threading.Lock()
+    for daemon in _daemons.values():
+        daemon._close_pipes()
+    _daemons.clear()
+
+
+os.register_at_fork(after_in_child=_forget_daemons)
 
 
 def _private_daemon() -> Path:

@@ -23,7 +23,7 @@ def forget_sandbox(sandbox: str) -> None:
 @atexit.register
 def _destroy_open_sandboxes() -> None:
     # A forked child does not end what its parent has made.
-    own = [(sandbox, address) for sandbox, (address, process) in _open.items() if process == os.getpid()]
+    own = [(sandbox, address) for sandbox, (address, process) in list(_open.items()) if process == os.getpid()]
     if not own:
         return
     from ._error import StockadeError

@@ -24,7 +24,8 @@ from deepagents.backends.protocol import (
 )
 from deepagents.backends.sandbox import BaseSandbox
 
-from . import Output, Result, Sandbox, StockadeError
+from . import Output, Sandbox, StockadeError
+from ._explain import explain_end
 
 #: Exit code of a command whose time ran out, as `timeout` has it.
 TIMED_OUT_EXIT_CODE = 124
@@ -62,7 +63,7 @@ class StockadeSandbox(BaseSandbox):
             pieces.append(output.data)
 
         result = self.sandbox.run(command, timeout=timeout or self._timeout, on_output=collect)
-        output = b"".join(pieces).decode("utf-8", "replace") + _explain_end(result)
+        output = b"".join(pieces).decode("utf-8", "replace") + explain_end(result)
         code = TIMED_OUT_EXIT_CODE if result.timed_out else result.outcome.shell_code
         return ExecuteResponse(output=output, exit_code=code, truncated=result.truncated)
 
@@ -101,12 +102,3 @@ class StockadeSandbox(BaseSandbox):
             return self.sandbox.files.stat(path).kind == "directory"
         except StockadeError:
             return False
-
-
-def _explain_end(result: Result) -> str:
-    """A line for the model where a command did not end by itself."""
-    outcome = result.outcome
-    if outcome.ending in ("exited", "signalled"):
-        return ""
-    reason = outcome.limit_exceeded or outcome.detail
-    return f"\n[{outcome.ending}: {reason}]\n" if reason else f"\n[{outcome.ending}]\n"

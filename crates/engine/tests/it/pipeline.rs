@@ -477,10 +477,10 @@ async fn a_sandbox_without_a_limit_that_a_quota_counts_is_refused_with_the_flag(
 #[tokio::test(start_paused = true)]
 async fn processor_time_of_ended_and_running_commands_is_counted_by_the_hour() {
     let quota = Quota { cpu_seconds_per_hour: Some(2), ..Quota::default() };
-    let burn = Step::Burn(Duration::from_secs(2));
+    let burn = ScriptStep::Burn(Duration::from_secs(2));
     let mock = programs()
         .with_program("burn", Script(vec![burn.clone()]))
-        .with_program("serve", Script(vec![burn, Step::Sleep(Duration::MAX / 4)]));
+        .with_program("serve", Script(vec![burn, ScriptStep::Sleep(Duration::MAX / 4)]));
     for program in ["burn", "serve"] {
         let bench = bench_with(mock.clone(), |config| config.default_quota = quota).await;
         let sandbox = bench.engine.create(spec()).await.unwrap();

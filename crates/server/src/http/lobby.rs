@@ -147,7 +147,7 @@ mod tests {
             .collect();
         assert!(!quiet.turned_out.is_cancelled());
         let left = crowd.iter().filter(|visit| !visit.turned_out.is_cancelled()).count();
-        assert_eq!(left, MAX_UNPROVEN_PER_PEER);
+        assert_eq!(left, MAX_UNPROVEN / 2);
         assert_eq!(find_network("::ffff:192.0.2.1".parse().unwrap()), IpAddr::from([192, 0, 2, 1]));
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Dict, AsyncIterator, List, Mapping, Optional, Type, Union
 
@@ -21,7 +22,8 @@ class AsyncClient:
         self, host: Optional[str] = None, token: Optional[str] = None, *, address: Optional[Address] = None
     ) -> None:
         self._host, self._token, self._address = host, token, address
-        self._transport: Optional[AsyncTransport] = None
+        # At once: between a copy and its handle there must be nothing to wait for.
+        self._transport: Optional[AsyncTransport] = None if address is None else AsyncTransport(address)
         self._opening = Lock()
 
     async def __aenter__(self) -> AsyncClient:
@@ -88,14 +90,15 @@ class AsyncClient:
         if snapshot is not None:
             body["from"] = snapshot.id if isinstance(snapshot, Snapshot) else snapshot
         key = str(uuid.uuid4())
+        transport = await self.transport()
         try:
-            made = await self.request("POST", path_of("sandboxes"), json=body, key=key)
+            made = await transport.request("POST", path_of("sandboxes"), json=body, key=key)
         except StockadeError:
             raise
         except BaseException:
-            # By the same key the daemon names what it has made for it, if anything.
-            with shield():
-                made = await self.request("POST", path_of("sandboxes"), json=body, key=key)
+            # By the same key the daemon names what it has made for it, if anything. The interruption is the one to tell.
+            with shield(), suppress(StockadeError):
+                made = await transport.request("POST", path_of("sandboxes"), json=body, key=key)
                 await self.destroy(made["id"])
             raise
         return SandboxInfo.from_json(made)

@@ -6,6 +6,7 @@ from typing import IO, Any, AsyncIterable, AsyncIterator, Callable, ContextManag
 
 import anyio
 import anyio.to_thread
+from anyio.lowlevel import RunVar
 
 T = TypeVar("T")
 
@@ -22,6 +23,19 @@ CHUNK_BYTES = 1 << 18
 def shield() -> ContextManager[Any]:
     """Work that is carried out although the caller was cancelled, within a timeout."""
     return anyio.move_on_after(CLEANUP_TIMEOUT_SECONDS, shield=True)
+
+
+_loop_marker: "RunVar[object]" = RunVar("stockade_loop")
+
+
+def current_loop() -> object:
+    """What tells this event loop from others."""
+    try:
+        return _loop_marker.get()
+    except LookupError:
+        marker = object()
+        _loop_marker.set(marker)
+        return marker
 
 
 async def sleep(seconds: float) -> None:

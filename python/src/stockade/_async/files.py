@@ -40,13 +40,17 @@ class AsyncFiles:
 
     async def list(self, path: str = ".") -> List[Entry]:
         """What is in a directory, by name."""
+        return [entry async for entry in self.scan(path)]
+
+    async def scan(self, path: str = ".") -> AsyncIterator[Entry]:
+        """What is in a directory, by name, page by page: a program may have made more than fits into memory."""
         params = {"path": path}
-        entries: List[Entry] = []
         while True:
             page = await self._transport.request("GET", f"{self._path}/list", params=params)
-            entries.extend(Entry.from_json(entry) for entry in page["entries"])
+            for entry in page["entries"]:
+                yield Entry.from_json(entry)
             if page.get("next") is None:
-                return entries
+                return
             params["after"] = page["next"]
 
     async def stat(self, path: str) -> Entry:

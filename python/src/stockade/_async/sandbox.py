@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
@@ -12,7 +13,7 @@ from .._leftovers import forget_sandbox, remember_sandbox
 from .._model import Output, Result, SandboxInfo, Snapshot
 from .._spec import Command, Limits, Network, build_command, build_spec
 from .client import AsyncClient
-from .concurrency import shield
+from .concurrency import Lock, shield
 from .execution import AsyncExecution
 from .files import AsyncFiles
 from .transport import path_of
@@ -59,6 +60,8 @@ class AsyncSandbox:
         self._info: Optional[SandboxInfo] = None
         self._files: Optional[AsyncFiles] = None
         self._owns_sandbox = True
+        self._destroyed = False
+        self._opening = Lock()
 
     @classmethod
     async def attach(
@@ -98,14 +101,18 @@ class AsyncSandbox:
 
     async def open(self) -> AsyncSandbox:
         """Makes it, unless it is there. Whoever opens one without ``with`` closes it."""
-        if self._info is None:
-            try:
-                await self._hold(await self.client.create(self._spec, self._snapshot))
-            except BaseException:
-                with shield():
-                    await self._close_client()
-                raise
+        async with self._opening:
+            if self._info is None:
+                await self._make()
         return self
+
+    async def _make(self) -> None:
+        try:
+            await self._hold(await self.client.create(self._spec, self._snapshot))
+        except BaseException:
+            with shield():
+                await self._close_client()
+            raise
 
     async def _hold(self, info: SandboxInfo) -> None:
         transport = await self.client.transport()
@@ -117,7 +124,7 @@ class AsyncSandbox:
     async def close(self) -> None:
         """Ends it, unless it was attached to, and closes the connections. Idempotent."""
         try:
-            if self._info is not None and self._owns_sandbox:
+            if self._info is not None and self._owns_sandbox and not self._destroyed:
                 await self.destroy()
         finally:
             await self._close_client()
@@ -130,6 +137,7 @@ class AsyncSandbox:
         """Ends it and everything in it. Nothing is left when this returns. Idempotent."""
         id = self.id
         await self.client.destroy(id)
+        self._destroyed = True
         forget_sandbox(id)
 
     @property
@@ -200,17 +208,18 @@ class AsyncSandbox:
         )
         path = path_of("sandboxes", self.id, "executions")
         key = str(uuid.uuid4())
+        transport = await self.client.transport()
         try:
-            started = await self.client.request("POST", path, json=body, key=key)
+            started = await transport.request("POST", path, json=body, key=key)
         except StockadeError:
             raise
         except BaseException:
-            # By the same key the daemon names what it has started for it, if anything.
-            with shield():
-                started = await self.client.request("POST", path, json=body, key=key)
-                await self.client.request("POST", path_of("executions", started["id"], "cancel"))
+            # By the same key the daemon names what it has started for it, if anything. The interruption is the one to tell.
+            with shield(), suppress(StockadeError):
+                started = await transport.request("POST", path, json=body, key=key)
+                await transport.request("POST", path_of("executions", started["id"], "cancel"))
             raise
-        return AsyncExecution(await self.client.transport(), started["id"])
+        return AsyncExecution(transport, started["id"])
 
     async def pause(self) -> None:
         """Stops every process where it is."""
@@ -237,11 +246,11 @@ class AsyncSandbox:
 
     async def fork(self, count: int = 1) -> Sequence[AsyncSandbox]:
         """Makes copies of it, with its memory where the backend can. Each is a context manager of its own."""
-        body = await self.client.request("POST", path_of("sandboxes", self.id, "fork"), json={"count": count})
-        address = (await self.client.transport()).address
+        transport = await self.client.transport()
+        body = await transport.request("POST", path_of("sandboxes", self.id, "fork"), json={"count": count})
         copies: List[AsyncSandbox] = []
         for made in body["sandboxes"]:
-            copy = type(self)(client=AsyncClient(address=address))
+            copy = type(self)(client=AsyncClient(address=transport.address))
             copy._owns_client = True
             await copy._hold(SandboxInfo.from_json(made))
             copies.append(copy)

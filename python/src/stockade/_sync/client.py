@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Type, Union
 
@@ -22,7 +23,8 @@ class Client:
         self, host: Optional[str] = None, token: Optional[str] = None, *, address: Optional[Address] = None
     ) -> None:
         self._host, self._token, self._address = host, token, address
-        self._transport: Optional[Transport] = None
+        # At once: between a copy and its handle there must be nothing to wait for.
+        self._transport: Optional[Transport] = None if address is None else Transport(address)
         self._opening = Lock()
 
     def __enter__(self) -> Client:
@@ -89,14 +91,15 @@ class Client:
         if snapshot is not None:
             body["from"] = snapshot.id if isinstance(snapshot, Snapshot) else snapshot
         key = str(uuid.uuid4())
+        transport = self.transport()
         try:
-            made = self.request("POST", path_of("sandboxes"), json=body, key=key)
+            made = transport.request("POST", path_of("sandboxes"), json=body, key=key)
         except StockadeError:
             raise
         except BaseException:
-            # By the same key the daemon names what it has made for it, if anything.
-            with shield():
-                made = self.request("POST", path_of("sandboxes"), json=body, key=key)
+            # By the same key the daemon names what it has made for it, if anything. The interruption is the one to tell.
+            with shield(), suppress(StockadeError):
+                made = transport.request("POST", path_of("sandboxes"), json=body, key=key)
                 self.destroy(made["id"])
             raise
         return SandboxInfo.from_json(made)

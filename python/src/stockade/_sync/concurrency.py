@@ -23,6 +23,11 @@ def shield() -> ContextManager[Any]:
     return contextlib.nullcontext()
 
 
+def current_loop() -> object:
+    """Connections of this half belong to no event loop."""
+    return None
+
+
 def in_thread(work: Callable[[], T]) -> T:
     return work()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
@@ -13,7 +14,7 @@ from .._leftovers import forget_sandbox, remember_sandbox
 from .._model import Output, Result, SandboxInfo, Snapshot
 from .._spec import Command, Limits, Network, build_command, build_spec
 from .client import Client
-from .concurrency import shield
+from .concurrency import Lock, shield
 from .execution import Execution
 from .files import Files
 from .transport import path_of
@@ -60,6 +61,8 @@ class Sandbox:
         self._info: Optional[SandboxInfo] = None
         self._files: Optional[Files] = None
         self._owns_sandbox = True
+        self._destroyed = False
+        self._opening = Lock()
 
     @classmethod
     def attach(
@@ -99,14 +102,18 @@ class Sandbox:
 
     def open(self) -> Sandbox:
         """Makes it, unless it is there. Whoever opens one without ``with`` closes it."""
-        if self._info is None:
-            try:
-                self._hold(self.client.create(self._spec, self._snapshot))
-            except BaseException:
-                with shield():
-                    self._close_client()
-                raise
+        with self._opening:
+            if self._info is None:
+                self._make()
         return self
+
+    def _make(self) -> None:
+        try:
+            self._hold(self.client.create(self._spec, self._snapshot))
+        except BaseException:
+            with shield():
+                self._close_client()
+            raise
 
     def _hold(self, info: SandboxInfo) -> None:
         transport = self.client.transport()
@@ -118,7 +125,7 @@ class Sandbox:
     def close(self) -> None:
         """Ends it, unless it was attached to, and closes the connections. Idempotent."""
         try:
-            if self._info is not None and self._owns_sandbox:
+            if self._info is not None and self._owns_sandbox and not self._destroyed:
                 self.destroy()
         finally:
             self._close_client()
@@ -131,6 +138,7 @@ class Sandbox:
         """Ends it and everything in it. Nothing is left when this returns. Idempotent."""
         id = self.id
         self.client.destroy(id)
+        self._destroyed = True
         forget_sandbox(id)
 
     @property
@@ -201,17 +209,18 @@ class Sandbox:
         )
         path = path_of("sandboxes", self.id, "executions")
         key = str(uuid.uuid4())
+        transport = self.client.transport()
         try:
-            started = self.client.request("POST", path, json=body, key=key)
+            started = transport.request("POST", path, json=body, key=key)
         except StockadeError:
             raise
         except BaseException:
-            # By the same key the daemon names what it has started for it, if anything.
-            with shield():
-                started = self.client.request("POST", path, json=body, key=key)
-                self.client.request("POST", path_of("executions", started["id"], "cancel"))
+            # By the same key the daemon names what it has started for it, if anything. The interruption is the one to tell.
+            with shield(), suppress(StockadeError):
+                started = transport.request("POST", path, json=body, key=key)
+                transport.request("POST", path_of("executions", started["id"], "cancel"))
             raise
-        return Execution(self.client.transport(), started["id"])
+        return Execution(transport, started["id"])
 
     def pause(self) -> None:
         """Stops every process where it is."""
@@ -238,11 +247,11 @@ class Sandbox:
 
     def fork(self, count: int = 1) -> Sequence[Sandbox]:
         """Makes copies of it, with its memory where the backend can. Each is a context manager of its own."""
-        body = self.client.request("POST", path_of("sandboxes", self.id, "fork"), json={"count": count})
-        address = self.client.transport().address
+        transport = self.client.transport()
+        body = transport.request("POST", path_of("sandboxes", self.id, "fork"), json={"count": count})
         copies: List[Sandbox] = []
         for made in body["sandboxes"]:
-            copy = type(self)(client=Client(address=address))
+            copy = type(self)(client=Client(address=transport.address))
             copy._owns_client = True
             copy._hold(SandboxInfo.from_json(made))
             copies.append(copy)

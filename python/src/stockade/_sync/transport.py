@@ -14,7 +14,7 @@ from .._daemon import Address, build_tls_context, connectable_path, is_unverifie
 from .._error import StockadeError
 from .._events import EventParser
 from .._model import Event, Exit
-from .concurrency import sleep
+from .concurrency import current_loop, sleep
 
 #: Each operation of the daemon has a deadline of its own; this one is for a daemon that hangs.
 REQUEST_TIMEOUT_SECONDS = 600.0
@@ -36,10 +36,30 @@ class Transport:
     def __init__(self, address: Address) -> None:
         self.address = address
         path = address.socket_path
+        try:
+            self._directory = open_directory(path) if path else None
+        except OSError as error:
+            raise self._lost(error) from error
+        self._owned = (self._owner(), self._make_http())
+
+    @property
+    def _http(self) -> httpx.Client:
+        """The connections of this process and event loop: on those that a forked child has inherited, or that were
+        made in a loop that has ended, answers go astray."""
+        owner, http = self._owned
+        if owner != self._owner():
+            self._owned = owner, http = self._owner(), self._make_http()
+        return http
+
+    def _owner(self) -> object:
+        return (os.getpid(), current_loop())
+
+    def _make_http(self) -> httpx.Client:
+        address = self.address
+        path = address.socket_path
         # Reading the certificates takes longer than a request, and only https needs them.
         is_plain = httpx.URL(address.url).scheme == "http"
         verify: Union[ssl.SSLContext, bool] = False if is_plain else build_tls_context()
-        self._directory = open_directory(path) if path else None
         transport = httpx.HTTPTransport(
             uds=connectable_path(path, self._directory) if path else None,
             verify=verify,
@@ -47,9 +67,7 @@ class Transport:
         )
         headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
         timeout = httpx.Timeout(REQUEST_TIMEOUT_SECONDS, connect=CONNECT_TIMEOUT_SECONDS)
-        self._http = httpx.Client(
-            transport=transport, base_url=address.url, headers=headers, timeout=timeout
-        )
+        return httpx.Client(transport=transport, base_url=address.url, headers=headers, timeout=timeout)
 
     def close(self) -> None:
         self._http.close()
@@ -129,7 +147,7 @@ class Transport:
         is_ended = self.address.socket_path is not None and isinstance(error, httpx.ConnectError)
         return is_ended or is_unverified(error)
 
-    def _lost(self, error: Optional[httpx.TransportError]) -> StockadeError:
+    def _lost(self, error: Optional[Exception]) -> StockadeError:
         where = self.address.socket_path or self.address.url
         reason = str(error) or type(error).__name__ if error else "it ends its answers too early"
         if is_unverified(error):
