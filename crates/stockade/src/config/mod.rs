@@ -431,7 +431,7 @@ mod tests {
         assert!(!has_token(Settings::default().with_daemon("unix:///b").merge_over(configured())));
         let chosen = Settings { daemon_token: Some("/other".into()), ..Settings::default() };
         assert!(has_token(chosen.merge_over(configured()).with_daemon("unix:///b")));
-        let verified = from_toml("[remote]\nurl = \"https://a\"\nca = \"/ca.pem\"").unwrap();
+        let verified = from_toml("[remote]\nurl = \"https://a\"\ncaFile = \"/ca.pem\"").unwrap();
         assert!(verified.backend_table(&DAEMON_BACKEND).contains_key("caFile"));
         let moved = verified.with_daemon("https://b");
         assert!(!moved.backend_table(&DAEMON_BACKEND).contains_key("caFile"));
