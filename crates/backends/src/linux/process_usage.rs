@@ -26,7 +26,8 @@ const MAX_PROCESSES: usize = 1 << 16;
 /// Address space up to which a process's page tables are not looked at: they take at most a 512th of it.
 const SMALL_ADDRESS_SPACE_BYTES: u64 = 256 << 20;
 /// What a process's page tables and its memory in swap are called where the kernel tells of them, in kibibytes.
-const UNSEEN_MEMORY_FIELDS: [&str; 2] = ["VmPTE:", "VmSwap:"];
+const UNSEEN_MEMORY_FIELDS: [&str; 2] = [PAGE_TABLES_FIELD, "VmSwap:"];
+const PAGE_TABLES_FIELD: &str = "VmPTE:";
 
 /// How many sockets a sandbox may have before their buffers count as memory: most hold next to nothing.
 const FREE_SOCKETS: u64 = 64;
@@ -64,7 +65,8 @@ pub(crate) fn tally_process_tree(pid: i32) -> Tally {
     let swap_is_on = is_swap_on();
     for pid in process_tree(pid) {
         if let Some(stat) = read_stat(pid) {
-            total.memory += stat.pages * page + unseen_memory(pid, &stat, swap_is_on);
+            let unseen = unseen_memory(pid, &stat, swap_is_on, &UNSEEN_MEMORY_FIELDS);
+            total.memory += stat.pages * page + unseen;
             total.cpu += Duration::from_millis(stat.ticks * 1000 / tick.max(1));
             total.tasks += stat.threads;
         }
@@ -74,20 +76,21 @@ pub(crate) fn tally_process_tree(pid: i32) -> Tally {
 
 /// Memory of a process that is not resident: its page tables, which grow by reading what was only reserved, and
 /// what it has had swapped out, which it can ask for itself.
-fn unseen_memory(pid: i32, stat: &Stat, swap_is_on: bool) -> u64 {
+fn unseen_memory(pid: i32, stat: &Stat, swap_is_on: bool, fields: &[&str]) -> u64 {
     if !swap_is_on && stat.address_space <= SMALL_ADDRESS_SPACE_BYTES {
         return 0;
     }
-    read_kernel_file(format!("/proc/{pid}/status")).map_or(0, |status| sum_unseen_memory(&status))
+    let status = read_kernel_file(format!("/proc/{pid}/status"));
+    status.map_or(0, |status| sum_unseen_memory(&status, fields))
 }
 
-fn sum_unseen_memory(status: &str) -> u64 {
+fn sum_unseen_memory(status: &str, fields: &[&str]) -> u64 {
     // The name, which is the guest's choice, comes first and holds no line break.
-    let fields = status.lines().filter_map(|line| {
-        let value = UNSEEN_MEMORY_FIELDS.iter().find_map(|field| line.strip_prefix(field))?;
+    let values = status.lines().filter_map(|line| {
+        let value = fields.iter().find_map(|field| line.strip_prefix(*field))?;
         value.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()
     });
-    fields.fold(0, u64::saturating_add).saturating_mul(1024)
+    values.fold(0, u64::saturating_add).saturating_mul(1024)
 }
 
 /// Memory of a process and everything below it, where pages that several of them share count once.
@@ -98,17 +101,25 @@ pub(crate) fn proportional_memory(pid: i32) -> u64 {
     let swap_is_on = is_swap_on();
     let of = |pid| {
         let stat = read_stat(pid)?;
-        let resident = read_proportional_memory(pid).unwrap_or(stat.pages * page);
-        Some(resident + unseen_memory(pid, &stat, swap_is_on))
+        let rollup = read_kernel_file(format!("/proc/{pid}/smaps_rollup")).ok();
+        let shares = rollup.and_then(|rollup| sum_proportional_memory(&rollup));
+        Some(match shares {
+            Some(shares) => shares + unseen_memory(pid, &stat, swap_is_on, &[PAGE_TABLES_FIELD]),
+            None => {
+                stat.pages * page + unseen_memory(pid, &stat, swap_is_on, &UNSEEN_MEMORY_FIELDS)
+            }
+        })
     };
     process_tree(pid).into_iter().filter_map(of).sum()
 }
 
-fn read_proportional_memory(pid: i32) -> Option<u64> {
-    let text = read_kernel_file(format!("/proc/{pid}/smaps_rollup")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
-    let kibibytes: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
-    Some(kibibytes.saturating_mul(1024))
+/// A process's shares in pages that are resident, and in those that are in swap.
+fn sum_proportional_memory(rollup: &str) -> Option<u64> {
+    let field = |name: &str| {
+        let value = rollup.lines().find_map(|line| line.strip_prefix(name))?;
+        value.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()
+    };
+    Some(field("Pss:")?.saturating_add(field("SwapPss:")?).saturating_mul(1024))
 }
 
 /// The bytes that a process and everything below it have written to files on disk, as far as this user may ask.
@@ -208,8 +219,17 @@ mod tests {
     fn page_tables_and_swap_are_memory() {
         let told =
             "Name:\tVmPTE: 9 kB\nVmRSS:\t    9848 kB\nVmPTE:\t  525380 kB\nVmSwap:\t 20 kB\n";
-        assert_eq!(sum_unseen_memory(told), 525_400 * 1024);
-        assert_eq!(sum_unseen_memory("Name:\tkthreadd\nThreads:\t1\n"), 0);
+        assert_eq!(sum_unseen_memory(told, &UNSEEN_MEMORY_FIELDS), 525_400 * 1024);
+        assert_eq!(sum_unseen_memory(told, &[PAGE_TABLES_FIELD]), 525_380 * 1024);
+        let kernel_thread = "Name:\tkthreadd\nThreads:\t1\n";
+        assert_eq!(sum_unseen_memory(kernel_thread, &UNSEEN_MEMORY_FIELDS), 0);
+    }
+
+    #[test]
+    fn pages_in_swap_that_processes_share_count_once() {
+        let rollup = "Pss:  100 kB\nPss_Anon: 7 kB\nSwap:  800 kB\nSwapPss:  200 kB\n";
+        assert_eq!(sum_proportional_memory(rollup), Some(300 * 1024));
+        assert_eq!(sum_proportional_memory(""), None);
     }
 
     #[test]

@@ -13,6 +13,8 @@ const OWN_DIRS_IN_HOME: [(&str, &str); 3] = [
     (".cache/stockade", "a cache"),
 ];
 
+const REMEDY: &str = "choose a smaller directory, or remove it if no process of its user has it";
+
 const PASSWD_PATH: &str = "/etc/passwd";
 /// Position of the home in a line of that file.
 const HOME_FIELD: usize = 5;
@@ -21,9 +23,11 @@ const HOME_FIELD: usize = 5;
 /// the home of this user, and for root, who reaches into all of them, in every home.
 pub(super) fn list_own_dirs(home: Option<&Path>, shown: &[PathBuf]) -> Vec<OwnPath> {
     let users = match rustix::process::geteuid().is_root() {
-        true => std::fs::read_to_string(PASSWD_PATH).unwrap_or_default(),
-        false => String::new(),
+        true => std::fs::read(PASSWD_PATH).unwrap_or_default(),
+        false => Vec::new(),
     };
+    // Names of people are in any encoding.
+    let users = String::from_utf8_lossy(&users);
     let home = home.map(real);
     let every = home.as_deref().into_iter().chain(users.lines().filter_map(parse_home));
     find_own_dirs(&every.collect::<Vec<_>>(), shown)
@@ -35,7 +39,7 @@ fn find_own_dirs(homes: &[&Path], shown: &[PathBuf]) -> Vec<OwnPath> {
         .flat_map(|home| OWN_DIRS_IN_HOME.map(|(dir, what)| (*home, home.join(dir), what)));
     let related =
         every.filter(|(home, own, _)| shown.iter().any(|path| is_related(path, home, own)));
-    related.map(|(_, own, what)| OwnPath::fixed(own, what)).collect()
+    related.map(|(_, path, what)| OwnPath { path, what, remedy: REMEDY }).collect()
 }
 
 /// Whether a path lies in a directory of ours or holds it. In a home it holds one that is not there yet too: a

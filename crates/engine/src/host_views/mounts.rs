@@ -35,6 +35,10 @@ const KERNEL_FILESYSTEM_TYPES: [&str; 24] = [
     "tracefs",
 ];
 
+/// The type of the file system that holds the kernel's device nodes, and where the empty one lies in it. Containers and
+/// other sandboxes bind it over a file that is to be hidden: it shows nothing of the host.
+const EMPTY_DEVICE: (&str, &str) = ("devtmpfs", "/null");
+
 /// The mounts of this process, in the order in which they were made.
 pub(super) struct MountTable(Vec<MountEntry>);
 
@@ -80,8 +84,7 @@ impl MountTable {
     pub(super) fn find_kernel_mount(&self, path: &Path) -> Option<&Path> {
         let below = self.0.iter().filter(|mount| mount.at.starts_with(path));
         let mut shown = self.mount_of(path).into_iter().chain(below);
-        let found = shown.find(|mount| KERNEL_FILESYSTEM_TYPES.contains(&mount.kind.as_str()))?;
-        Some(&found.at)
+        shown.find(|mount| mount.shows_kernel()).map(|mount| mount.at.as_path())
     }
 
     /// The mount that a path lies in.
@@ -102,6 +105,12 @@ impl MountTable {
 }
 
 impl MountEntry {
+    fn shows_kernel(&self) -> bool {
+        let is_empty = (self.kind.as_str(), self.root.as_path())
+            == (EMPTY_DEVICE.0, Path::new(EMPTY_DEVICE.1));
+        !is_empty && KERNEL_FILESYSTEM_TYPES.contains(&self.kind.as_str())
+    }
+
     fn located(&self) -> Located {
         Located { path: self.at.clone(), on: Some((self.device.clone(), self.root.clone())) }
     }
@@ -179,7 +188,9 @@ mod tests {
 31 22 8:1 /home/me/state/run /srv/a\\040b/run rw - ext4 /dev/sda1 rw\n\
 32 22 0:5 / /srv/chroot/proc rw shared:7 master:2 - proc proc rw\n\
 33 22 0:6 /cpu /mnt/cpu rw - cgroup2 cgroup rw\n\
-34 22 0:7 / /mnt/memory rw - tmpfs proc rw\n";
+34 22 0:7 / /mnt/memory rw - tmpfs proc rw\n\
+35 22 0:8 /null /home/me/project/.env rw - devtmpfs udev rw\n\
+36 22 0:8 /sda /home/you/disk rw - devtmpfs udev rw\n";
 
     fn has_view_of(view: &str, other: &str) -> bool {
         let mounts = MountTable::parse(SAMPLE_MOUNTINFO);
@@ -207,9 +218,11 @@ mod tests {
             ("/srv/chroot", "/srv/chroot/proc"),
             ("/srv/chroot/proc/sys", "/srv/chroot/proc"),
             ("/mnt", "/mnt/cpu"),
+            ("/home/you", "/home/you/disk"),
         ] {
             assert_eq!(mounts.find_kernel_mount(Path::new(path)), Some(Path::new(at)), "{path}");
         }
+        // A file in `/home/me` is hidden by the empty device.
         for path in ["/home/me", "/mnt/alias", "/mnt/memory", "/srv/a b", "/srv/chroot/etc"] {
             assert_eq!(mounts.find_kernel_mount(Path::new(path)), None, "{path}");
         }
