@@ -151,6 +151,7 @@ mod needs_root_python {
     use super::*;
 
     /// Passes descriptors that are never received until the kernel refuses more.
+    const DESCRIPTOR_HOG_USER: u32 = 50_177;
     const DESCRIPTOR_HOG: &str = "\
 import array, resource, socket, time
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -170,7 +171,8 @@ time.sleep(600)
 
     #[test]
     fn descriptors_that_a_guest_keeps_on_their_way_hold_up_no_other_sandbox() {
-        let place = Lasting(CliPlace::of_an_ordinary_user());
+        // A user of its own: programs of the same user that pass descriptors would be refused meanwhile.
+        let place = Lasting(CliPlace::of_user(DESCRIPTOR_HOG_USER));
         let id = create(&place, &["--no-workspace"]);
         place.stockade(&["exec", "--detach", &id, "python3", "-c", DESCRIPTOR_HOG]).code_is(0);
         eventually("the guest is refused more", || {

@@ -258,7 +258,7 @@ fn what_the_limits_of_a_tenants_sandboxes_add_up_to_is_bounded_for_every_front_e
     let quotas = "[quotas.small]\nmemory = \"96m\"\n[quotas.shares]\ncpus = \"500m\"\n";
     std::fs::write(config.join("config.toml"), quotas).unwrap();
     let daemon = ApiDaemon::start_on_tcp(place);
-    let spec = br#"{"limits": {"memory": "64m"}}"#;
+    let spec = br#"{"spec": {"limits": {"memory": "64m"}}}"#;
     let sandbox = daemon.ask_as(&small, "POST", "/v1/sandboxes", spec).id(201);
     let beyond = daemon.ask_as(&small, "POST", "/v1/sandboxes", spec);
     beyond.is_error(429, "quota-exceeded");

@@ -171,7 +171,7 @@ fn a_daemon_with_a_certificate_serves_the_names_that_it_is_for() {
         ask(&[own, &token, origin]).is_error(403, "denied");
     }
     // The client sends a length of its own.
-    ask(&[own, &token, "Content-Length: 2"]).is_error(400, "invalid");
+    assert_eq!(ask(&[own, &token, "Content-Length: 2"]).status, 400);
     end(daemon);
 }
 

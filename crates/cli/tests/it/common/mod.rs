@@ -54,12 +54,18 @@ impl CliPlace {
 
     /// A place whose commands run as an ordinary user: another one if this is root, else this one.
     pub fn of_an_ordinary_user() -> Self {
+        match rustix::process::geteuid().is_root() {
+            true => Self::of_user(NOBODY_IN_PARTICULAR),
+            false => Self::new(),
+        }
+    }
+
+    /// A place whose commands run as this user. Needs root.
+    pub fn of_user(user: u32) -> Self {
         let mut place = Self::new();
-        if rustix::process::geteuid().is_root() {
-            place.user = Some(NOBODY_IN_PARTICULAR);
-            for dir in [place.path(""), place.workspace()] {
-                std::os::unix::fs::chown(dir, place.user, place.user).unwrap();
-            }
+        place.user = Some(user);
+        for dir in [place.path(""), place.workspace()] {
+            std::os::unix::fs::chown(dir, place.user, place.user).unwrap();
         }
         place
     }
