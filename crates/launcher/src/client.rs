@@ -49,7 +49,7 @@ pub struct Launcher {
 
 impl Launcher {
     /// Starts the launcher. It runs in a session of its own, with an empty environment and no
-    /// descriptor but the control socket and `agent`, which is a sealed copy ([`crate::sealed_memfd`]).
+    /// descriptor but the control socket and `agent`, which is a sealed copy (`sealed_memfd`).
     pub fn start(program: &Program<'_>, agent: BorrowedFd<'_>) -> io::Result<Launcher> {
         Launcher::start_as(Mode::Namespaces, program, agent)
     }
