@@ -264,8 +264,8 @@ impl ProgramPlan {
         Ok((machine, program))
     }
 
-    /// Compiles on a thread of its own: that cannot be interrupted, and a program that is ended meanwhile is
-    /// reported at once. It is present until the compiler is done.
+    /// Compiles on another thread, since the compiler cannot be interrupted: a program that is killed meanwhile
+    /// reports its exit at once. `present` is held until the compiler returns, so that destroying waits for it.
     async fn compile_apart(
         &self,
         machine: &Arc<WasmMachine>,

@@ -165,7 +165,7 @@ fn a_sandbox_ends_with_the_engine_that_uses_it_and_with_its_daemon() {
     child.kill().unwrap();
     child.wait().unwrap();
     eventually("the daemon has destroyed it", || names() == serde_json::json!([]));
-    // Without the URL there is nobody to ask whether anything is left.
+    // Without the URL no daemon can be asked whether anything is left.
     let listed = pair.near.stockade(&["ps"]);
     assert!(listed.stderr.contains("1 that dead processes had left stay until"), "{listed:?}");
     assert!(!listed.stderr.contains("cleared away"), "{listed:?}");

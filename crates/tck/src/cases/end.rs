@@ -152,7 +152,7 @@ async fn poll_while_building<T>(
 
 /// Polls before an operation is dropped: more than the points at which any of these operations waits.
 const MAX_POLL_COUNT: usize = 25;
-/// The same from the moment at which walls are being built.
+/// Polls after a backend was asked for walls, before an operation is dropped.
 const MAX_BUILDING_POLL_COUNT: usize = 3;
 
 async fn abandoned_run(kit: Kit) -> Verdict {
