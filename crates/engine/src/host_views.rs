@@ -355,7 +355,7 @@ pub fn real(path: &Path) -> PathBuf {
     let mut missing = Vec::new();
     let mut there = path;
     loop {
-        if let Ok(found) = there.canonicalize() {
+        if let Ok(found) = stockade_fs::canonicalize(there) {
             return missing.iter().rev().fold(found, |path, name| path.join(name));
         }
         let (Some(parent), Some(name)) = (there.parent(), there.file_name()) else {

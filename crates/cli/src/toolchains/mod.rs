@@ -57,6 +57,13 @@ impl FoundToolchain {
         self.trees.extend(trees);
     }
 
+    fn leave_out(&mut self, tree: &HostTree, reason: &str) {
+        self.trees.retain(|kept| kept != tree);
+        self.shown.retain(|kept| kept != tree.mount.target.as_str());
+        let path = tree.mount.source.as_path().to_owned();
+        self.left_out.push(LeftOut { path, reason: reason.to_owned() });
+    }
+
     fn leave_home(&mut self) {
         let in_home = |target: &str| Path::new(target).starts_with(HOME_INSIDE);
         self.trees.retain(|tree| !in_home(tree.mount.target.as_str()));
@@ -89,21 +96,15 @@ pub fn add_toolchains(
     spec: &mut SandboxSpec,
     config: &EngineConfig,
 ) -> Result<Vec<FoundToolchain>> {
-    let mut found = find_toolchains(
-        choice,
-        spec,
-        config,
-        &CallerEnvironment::here().outside(written_places(spec)),
-    )?;
+    let caller = CallerEnvironment::here();
+    let mut found = find_toolchains(choice, spec, &caller.outside(written_places(spec)))?;
     if packages == Packages::Absent {
         found.iter_mut().for_each(FoundToolchain::leave_home);
     }
     if *choice != ToolchainChoice::None {
-        found.extend(git::find_git_tree(spec).map(|mut git| {
-            refuse_own(&mut git, config);
-            git
-        }));
+        found.extend(git::find_git_tree(spec));
     }
+    leave_out_refused(&mut found, config);
     for toolchain in &found {
         spec.trees.extend(toolchain.trees.iter().cloned());
         for (name, value) in &toolchain.variables {
@@ -128,7 +129,7 @@ fn written_places(spec: &SandboxSpec) -> Vec<PathBuf> {
     };
     let mounts = spec.all_mounts().filter(|mount| !mount.read_only).map(|mount| &mount.source);
     let named = workspace.into_iter().chain(mounts).map(|path| path.as_path().to_owned());
-    named.flat_map(|path| [path.canonicalize().ok(), Some(path)]).flatten().collect()
+    named.flat_map(|path| [stockade_fs::canonicalize(&path).ok(), Some(path)]).flatten().collect()
 }
 
 /// What the flags say of a variable wins.
@@ -143,7 +144,6 @@ fn set_default(spec: &mut SandboxSpec, name: &str, value: String) -> Result<()> 
 fn find_toolchains(
     choice: &ToolchainChoice,
     spec: &SandboxSpec,
-    config: &EngineConfig,
     caller: &CallerEnvironment,
 ) -> Result<Vec<FoundToolchain>> {
     if let (ToolchainChoice::Named(_), false) = (choice, spec.image == Image::Host) {
@@ -162,7 +162,6 @@ fn find_toolchains(
     let required = matches!(choice, ToolchainChoice::Named(_));
     for toolchain in &mut found {
         toolchain.trees.iter_mut().for_each(|tree| tree.required = required);
-        refuse_own(toolchain, config);
     }
     all_named_are_there(choice, found)
 }
@@ -303,27 +302,28 @@ fn is_covered(path: &Path, trees: &[HostTree]) -> bool {
 }
 
 fn build_host_tree(name: &str, source: &Path, target: &Path) -> Option<HostTree> {
-    let source: HostPath = source.canonicalize().ok()?.try_into().ok()?;
+    let source: HostPath = stockade_fs::canonicalize(source).ok()?.try_into().ok()?;
     let target: SandboxPath = target.to_str()?.parse().ok()?;
     let mount = Mount { source, target, read_only: true };
     Some(HostTree { part_of: name.to_owned(), mount, required: false })
 }
 
 /// Leaves out what the engine would refuse: what is Stockade's own, or shared by programs of the host (C-06).
-fn refuse_own(found: &mut FoundToolchain, config: &EngineConfig) {
-    if found.trees.is_empty() {
+/// All trees are asked about at once: each question reads the host's mounts.
+fn leave_out_refused(found: &mut [FoundToolchain], config: &EngineConfig) {
+    let trees: Vec<_> = found.iter().flat_map(|found| &found.trees).cloned().collect();
+    if trees.is_empty() {
         return;
     }
-    let probe = SandboxSpec { trees: found.trees.clone(), ..SandboxSpec::default() };
+    let probe = SandboxSpec { trees, ..SandboxSpec::default() };
     for refusal in config.refused_views(&probe).0 {
         let at = refusal.field.strip_prefix("trees[").and_then(|rest| rest.strip_suffix(']'));
         let Some(tree) = at.and_then(|at| probe.trees.get(at.parse::<usize>().ok()?)) else {
             continue;
         };
-        found.trees.retain(|kept| kept != tree);
-        found.shown.retain(|kept| kept != tree.mount.target.as_str());
-        let path = tree.mount.source.as_path().to_owned();
-        found.left_out.push(LeftOut { path, reason: refusal.reason });
+        for toolchain in found.iter_mut().filter(|found| found.trees.contains(tree)) {
+            toolchain.leave_out(tree, &refusal.reason);
+        }
     }
 }
 
