@@ -29,6 +29,9 @@ const TLS_CERT_FLAG: &str = "--tls-cert";
 /// Timeout for taking everything down; a second signal ends it at once.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How often the files of certificate and key are looked at.
+const CERTIFICATE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+
 /// Open files that a daemon asks for: some for each connection and sandbox that it may have.
 const MAX_OPEN_FILES: u64 = 65_536;
 
@@ -79,11 +82,14 @@ pub async fn serve(args: ServeArgs, printer: &Printer) -> Result<i32> {
     };
     let url = tcp.as_ref().and_then(|tcp| build_url(tcp, tls.is_some()));
     let hosts = [settings.serve.allow_hosts.unwrap_or_default(), args.hosts].concat();
-    let doors = ApiDoors { socket: socket.bind()?, tcp, tls, hosts };
+    let doors = ApiDoors { socket: socket.bind()?, tcp, tls: tls.clone(), hosts };
     let server = ApiServer::start(api, doors, tokens);
     announce(&socket, url, printer);
     notify_ready();
-    interrupts.next().await;
+    tokio::select! {
+        _ = interrupts.next() => {}
+        () = renew_certificate(tls, printer) => {}
+    }
     // What does not end by itself ends with this process: none of it is detached.
     match interrupts.unless(tokio::time::timeout(SHUTDOWN_TIMEOUT, server.stop())).await {
         Ok(stopped) => stopped.map_err(|_| too_long())?.map(|()| 0),
@@ -137,6 +143,29 @@ fn load_tls(args: &ServeArgs, settings: &mut Settings) -> Result<Option<ApiTls>>
             Err(Error::new(ErrorCode::Invalid, TLS_CERT_FLAG, message)
                 .remedy("give --tls-cert and --tls-key, or both keys in the table [serve]"))
         }
+    }
+}
+
+/// Takes a renewed certificate over as soon as its files are there. Connections that are open keep theirs.
+async fn renew_certificate(tls: Option<ApiTls>, printer: &Printer) {
+    let Some(tls) = tls else { return std::future::pending().await };
+    let mut ticks = tokio::time::interval(CERTIFICATE_CHECK_INTERVAL);
+    let mut told = String::new();
+    loop {
+        ticks.tick().await;
+        let refreshing = tls.clone();
+        let refreshed = tokio::task::spawn_blocking(move || refreshing.refresh()).await;
+        let now = match refreshed {
+            Ok(Ok(false)) => String::new(),
+            Ok(Ok(true)) => "the renewed certificate is used from now on".to_owned(),
+            Ok(Err(error)) => format!("{error}; the one that was read before is still used"),
+            Err(error) => error.to_string(),
+        };
+        // Each news once: the files are looked at all the time.
+        if !now.is_empty() && now != told {
+            printer.note(&now);
+        }
+        told = now;
     }
 }
 

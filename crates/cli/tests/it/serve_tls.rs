@@ -19,6 +19,7 @@ use rustls::{
 };
 
 use crate::common::api::{ApiDaemon, HttpReply, exchange};
+use crate::common::lasting::eventually;
 use crate::common::{CliDone, CliPlace, wait};
 
 /// Handshakes of one address that are waited for at once, and two more.
@@ -172,6 +173,27 @@ fn a_daemon_with_a_certificate_serves_the_names_that_it_is_for() {
     }
     // The client sends a length of its own.
     assert_eq!(ask(&[own, &token, "Content-Length: 2"]).status, 400);
+    end(daemon);
+}
+
+#[test]
+fn a_renewed_certificate_is_used_without_a_restart() {
+    let (place, authority) = (CliPlace::new(), TestAuthority::new());
+    let token = format!("Authorization: Bearer {}", make_token(&place));
+    let daemon = authority.write_identity(&place, &["old.example.org"]).start(place);
+    let ask = |name: &str| {
+        let host = format!("Host: {name}");
+        authority.ask(&daemon, name, "/v1/sandboxes", &[&host, &token]).status
+    };
+    assert_eq!(ask("old.example.org"), 200);
+    authority.write_identity(&daemon.place, &["new.example.org"]);
+    let is_renewed = || {
+        let stream = authority.connect(&daemon, "new.example.org", &TLS13);
+        let StreamOwned { mut conn, mut sock } = stream;
+        conn.complete_io(&mut sock).is_ok()
+    };
+    eventually("the renewed certificate is used", is_renewed);
+    assert_eq!(ask("new.example.org"), 200);
     end(daemon);
 }
 

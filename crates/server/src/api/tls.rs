@@ -1,12 +1,13 @@
-//! TLS of the API: one certificate with its private key, both read when the daemon starts. A key that other users can
-//! read is not used. Every peer has a deadline for its handshake; one that speaks plain HTTP is told so.
+//! TLS of the API: one certificate with its private key, read when the daemon starts and again when their files have
+//! changed. A key that other users can read is not used. Every peer has a deadline for its handshake; one that speaks
+//! plain HTTP is told so.
 
 use std::fmt;
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
@@ -42,12 +43,26 @@ const PLAIN_HTTP_REPLY: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Type: appl
     Connection: close\r\n\r\n{\"error\":{\"code\":\"invalid\",\"message\":\"this port takes TLS only\",\
     \"remedy\":\"use https:// instead of http://; revoke the token if the request carried one\"}}\n";
 
-/// A certificate with its private key. Clones are the same.
+/// A certificate with its private key, as their files have them. Clones are the same.
 #[derive(Clone)]
-pub struct ApiTls {
+pub struct ApiTls(Arc<TlsState>);
+
+struct TlsState {
+    chain_file: PathBuf,
+    key_file: PathBuf,
+    current: RwLock<TlsIdentity>,
+}
+
+/// What was read from the two files.
+#[derive(Clone)]
+struct TlsIdentity {
     acceptor: TlsAcceptor,
     certificate: Arc<CertificateDer<'static>>,
+    versions: [Option<FileVersion>; 2],
 }
+
+/// By what a file that was written anew differs: device, inode, bytes, and when it was changed.
+type FileVersion = (u64, u64, u64, (i64, i64));
 
 /// A connection over TLS. Stalls are watched below the encryption, where each piece is seen that the peer takes.
 pub(crate) type EncryptedStream = TlsStream<Join<OwnedReadHalf, StallTimeout<OwnedWriteHalf>>>;
@@ -55,30 +70,31 @@ pub(crate) type EncryptedStream = TlsStream<Join<OwnedReadHalf, StallTimeout<Own
 impl ApiTls {
     /// Reads a chain of certificates, the server's own first, and the private key of that one.
     pub fn load(chain_file: &Path, key_file: &Path) -> Result<Self> {
-        let chain = read_chain(chain_file)?;
-        let Some(certificate) = chain.first().cloned() else { return Err(no_chain(chain_file)) };
-        let key = read_key(key_file)?;
-        let unusable = |error: rustls::Error| {
-            let (chain, key) = (chain_file.display(), key_file.display());
-            let message = format!("the certificate in `{chain}` cannot be used with `{key}`");
-            tls_error(message)
-                .remedy("give a certificate and the private key that it was made for")
-                .source(error)
-        };
-        let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
-            .with_safe_default_protocol_versions()
-            .map_err(unusable)?
-            .with_no_client_auth()
-            .with_single_cert(chain, key)
-            .map_err(unusable)?;
-        config.alpn_protocols = vec![HTTP1_ALPN.to_vec()];
-        let acceptor = TlsAcceptor::from(Arc::new(config));
-        Ok(Self { acceptor, certificate: Arc::new(certificate) })
+        let current = RwLock::new(TlsIdentity::read(chain_file, key_file)?);
+        let (chain_file, key_file) = (chain_file.to_owned(), key_file.to_owned());
+        Ok(Self(Arc::new(TlsState { chain_file, key_file, current })))
+    }
+
+    /// Reads the files again if they have changed; answers whether a renewed certificate is used from now on. Where
+    /// they cannot be used, such as while only one of them is written yet, the one that was read before stays.
+    pub fn refresh(&self) -> Result<bool> {
+        let TlsState { chain_file, key_file, current } = &*self.0;
+        if self.current().versions == [chain_file, key_file].map(|file| read_version(file)) {
+            return Ok(false);
+        }
+        let renewed = TlsIdentity::read(chain_file, key_file)?;
+        *current.write().unwrap_or_else(PoisonError::into_inner) = renewed;
+        Ok(true)
+    }
+
+    fn current(&self) -> TlsIdentity {
+        self.0.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether the certificate is for a name or an address.
     pub(crate) fn is_for(&self, name: &str) -> bool {
-        let Ok(certificate) = ParsedCertificate::try_from(&*self.certificate) else { return false };
+        let certificate = self.current().certificate;
+        let Ok(certificate) = ParsedCertificate::try_from(&*certificate) else { return false };
         ServerName::try_from(name).is_ok_and(|name| verify_server_name(&certificate, &name).is_ok())
     }
 
@@ -105,8 +121,39 @@ impl ApiTls {
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        timeout(HANDSHAKE_TIMEOUT, self.acceptor.accept(stream)).await.ok()?.ok()
+        timeout(HANDSHAKE_TIMEOUT, self.current().acceptor.accept(stream)).await.ok()?.ok()
     }
+}
+
+impl TlsIdentity {
+    fn read(chain_file: &Path, key_file: &Path) -> Result<Self> {
+        // Before the content: what is written meanwhile is read the next time.
+        let versions = [chain_file, key_file].map(read_version);
+        let chain = read_chain(chain_file)?;
+        let Some(certificate) = chain.first().cloned() else { return Err(no_chain(chain_file)) };
+        let key = read_key(key_file)?;
+        let unusable = |error: rustls::Error| {
+            let (chain, key) = (chain_file.display(), key_file.display());
+            let message = format!("the certificate in `{chain}` cannot be used with `{key}`");
+            tls_error(message)
+                .remedy("give a certificate and the private key that it was made for")
+                .source(error)
+        };
+        let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(unusable)?
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .map_err(unusable)?;
+        config.alpn_protocols = vec![HTTP1_ALPN.to_vec()];
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        Ok(Self { acceptor, certificate: Arc::new(certificate), versions })
+    }
+}
+
+fn read_version(file: &Path) -> Option<FileVersion> {
+    let found = file.metadata().ok()?;
+    Some((found.dev(), found.ino(), found.len(), (found.ctime(), found.ctime_nsec())))
 }
 
 impl fmt::Debug for ApiTls {
@@ -244,6 +291,25 @@ mod tests {
         refused(&other, "is none");
     }
 
+    #[test]
+    fn a_renewed_certificate_is_used_as_soon_as_its_key_is_there() {
+        let (_dir, chain, key) = write_identity();
+        let (_renewed_dir, renewed_chain, renewed_key) = write_identity();
+        let tls = ApiTls::load(&chain, &key).unwrap();
+        let first = tls.current().certificate;
+        assert!(!tls.refresh().unwrap());
+        // As a program does that renews certificates: one file after the other, each put in place as a whole.
+        fs::rename(renewed_chain, &chain).unwrap();
+        tls.refresh().unwrap_err();
+        assert_eq!(tls.current().certificate, first);
+        fs::rename(renewed_key, &key).unwrap();
+        assert!(tls.refresh().unwrap());
+        assert_ne!(tls.current().certificate, first);
+        assert!(!tls.refresh().unwrap());
+        fs::remove_file(&key).unwrap();
+        tls.refresh().unwrap_err();
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_never_finishes_its_handshake_is_cut_off() {
         let (_dir, chain, key) = write_identity();
@@ -260,7 +326,7 @@ mod tests {
     /// A client that accepts this certificate alone.
     fn build_connector(tls: &ApiTls) -> TlsConnector {
         let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::clone(&tls.certificate)).unwrap();
+        roots.add(CertificateDer::clone(&tls.current().certificate)).unwrap();
         let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap()
