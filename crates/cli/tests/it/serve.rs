@@ -2,11 +2,14 @@
 //! is left when it ends.
 
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::Command;
 
 use serde_json::json;
 
-use crate::common::api::ApiDaemon;
+use crate::common::api::{ApiDaemon, exchange};
 use crate::common::lasting::eventually;
 use crate::common::{CliPlace, finish};
 
@@ -385,4 +388,46 @@ fn addresses_that_others_reach_and_listening_without_tokens_are_refused() {
     place.stockade(&["serve", "--listen", "127.0.0.1:0"]).is_refused(&["stockade token new"]);
     place.stockade(&["serve", "--listen", "nowhere"]).is_refused(&["--listen"]);
     place.stockade(&["serve", "--max-sandboxes", "0"]).is_refused(&["--max-sandboxes"]);
+}
+
+/// As a service manager starts a daemon: with what it has opened as descriptor 3.
+fn serve_passed(place: &CliPlace, passed: OwnedFd, flags: &str) -> Command {
+    let variables = "export LISTEN_PID=$$ LISTEN_FDS=1";
+    let mut command =
+        place.script(&format!("exec 3<&0 0</dev/null; {variables}; exec stockade serve {flags}"));
+    command.stdin(passed);
+    command
+}
+
+#[test]
+fn a_socket_that_a_service_manager_has_opened_is_used_and_left_to_it() {
+    let place = CliPlace::new();
+    let path = place.path("passed.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    // It is there before the daemon.
+    let early = UnixStream::connect(&path).unwrap();
+    let command = serve_passed(&place, listener.try_clone().unwrap().into(), "--json");
+    let daemon = ApiDaemon::start_command(place, command);
+    assert_eq!(daemon.socket, path);
+    assert_eq!(exchange(early, "GET", "/v1/health", &["Host: localhost"], b"").status, 200);
+    let sandbox = daemon.create("{}");
+    let open = daemon.exec(&sandbox, r#"{"run": {"shell": "ls -l /proc/self/fd"}}"#);
+    let told: Vec<_> = daemon.events(&open, &[]).map(|event| event.data.to_string()).collect();
+    assert!(!told.concat().contains("socket:"), "{told:?}");
+    let (place, done) = daemon.end();
+    done.code_is(0);
+    place.assert_nothing_is_left();
+    UnixStream::connect(&path).unwrap();
+    drop(listener);
+}
+
+#[test]
+fn what_was_passed_and_is_no_socket_that_listens_is_refused() {
+    let place = CliPlace::new();
+    let (connected, _peer) = UnixStream::pair().unwrap();
+    let no_socket = std::fs::File::open("/dev/null").unwrap();
+    let over_tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    for passed in [OwnedFd::from(connected), no_socket.into(), over_tcp.into()] {
+        finish(serve_passed(&place, passed, "")).is_refused(&["service manager", "ListenStream="]);
+    }
 }

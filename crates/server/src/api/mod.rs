@@ -5,6 +5,7 @@
 //! Everything a client can feed has a bound: heads, bodies, connections, requests and executions at once,
 //! executions and idempotency keys that are remembered, pages of lists.
 
+mod activation;
 mod answer;
 mod attached;
 mod attached_executions;

@@ -1,14 +1,18 @@
 //! The socket of the daemon: one for each state directory, in a directory that only its user enters. A lock
-//! says that a daemon runs; the kernel frees it when the daemon dies, so that a socket that is left means nothing.
+//! says that a daemon runs; the kernel frees it when the daemon dies, so that a socket that is left means nothing. A
+//! socket that a service manager has opened is used instead, and left to it.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
-use std::path::PathBuf;
+use std::os::unix::net::UnixListener as PassedSocket;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use stockade_core::{Error, ErrorCode, Result};
 use stockade_fs::{Directory, Locked, Sharing, StateDir};
 use tokio::net::UnixListener;
+
+use super::activation::take_passed_socket;
 
 const SOCKET_DIR: &str = "api";
 const SOCKET_FILE: &str = "stockade.sock";
@@ -22,25 +26,30 @@ const MAX_PID_CHARS: u64 = 20;
 pub struct ApiSocket {
     dir: Directory,
     lock: Locked,
+    /// The one that a service manager has opened.
+    passed: Option<PassedSocket>,
 }
 
 impl ApiSocket {
     /// Takes the right, unless another daemon has it.
     pub fn claim(state: &StateDir) -> Result<Self> {
         let dir = state.subdirectory(SOCKET_DIR)?;
+        let passed = take_passed_socket().map_err(unusable_passed)?;
         let attempt = || {
             let file = dir.open(LOCK_FILE, OFlags::RDWR | OFlags::CREATE)?;
             Locked::attempt(file, Sharing::Exclusive)
         };
         match attempt().map_err(|error| unusable(&dir, error))? {
-            Ok(lock) => Ok(Self { dir, lock }),
+            Ok(lock) => Ok(Self { dir, lock, passed }),
             Err(file) => Err(already_running(&dir, file)),
         }
     }
 
     /// Where clients connect.
     pub fn path(&self) -> PathBuf {
-        self.dir.path_of(SOCKET_FILE)
+        let passed = self.passed.as_ref().and_then(|passed| passed.local_addr().ok());
+        let named = passed.as_ref().and_then(|address| address.as_pathname());
+        named.map_or_else(|| self.dir.path_of(SOCKET_FILE), Path::to_owned)
     }
 
     /// Listens. What a daemon left that was killed is replaced.
@@ -48,6 +57,10 @@ impl ApiSocket {
         let bind = || -> io::Result<UnixListener> {
             self.lock.file().set_len(0)?;
             write!(self.lock.file(), "{}", std::process::id())?;
+            if let Some(passed) = &self.passed {
+                passed.set_nonblocking(true)?;
+                return UnixListener::from_std(passed.try_clone()?);
+            }
             self.dir.remove(SOCKET_FILE)?;
             // By the handle of its directory: a path to a socket has 107 bytes, and this one may have more.
             let dir = self.dir.as_fd().as_raw_fd();
@@ -61,7 +74,9 @@ impl ApiSocket {
 
 impl Drop for ApiSocket {
     fn drop(&mut self) {
-        let _ = self.dir.remove(SOCKET_FILE);
+        if self.passed.is_none() {
+            let _ = self.dir.remove(SOCKET_FILE);
+        }
     }
 }
 
@@ -73,6 +88,12 @@ fn already_running(dir: &Directory, lock: std::fs::File) -> Error {
     let message = format!("a daemon runs already{process} and listens at `{}`", socket.display());
     Error::new(ErrorCode::Unavailable, SERVE_OPERATION, message)
         .remedy("use that one, end it first, or set STOCKADE_STATE_DIR to another directory")
+}
+
+fn unusable_passed(why: &str) -> Error {
+    let message = format!("the socket that the service manager has passed cannot be used: {why}");
+    Error::new(ErrorCode::Invalid, SERVE_OPERATION, message)
+        .remedy("give the socket unit one `ListenStream=` with a path, and no `Accept=yes`")
 }
 
 fn unusable(dir: &Directory, error: io::Error) -> Error {
