@@ -2,6 +2,7 @@
 //! processes without such variables; and a guest of root's acts for the owner of its workspace, so that it could
 //! use what is in that user's home.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::{OwnPath, real};
@@ -28,18 +29,31 @@ pub(super) fn list_own_dirs(home: Option<&Path>, shown: &[PathBuf]) -> Vec<OwnPa
     };
     // Names of people are in any encoding.
     let users = String::from_utf8_lossy(&users);
-    let home = home.map(real);
-    let every = home.as_deref().into_iter().chain(users.lines().filter_map(parse_home));
-    find_own_dirs(&every.collect::<Vec<_>>(), shown)
+    let every = home.into_iter().chain(users.lines().filter_map(parse_home));
+    // Several users of the system have the same one.
+    find_own_dirs(&every.collect::<BTreeSet<_>>(), shown)
 }
 
-fn find_own_dirs(homes: &[&Path], shown: &[PathBuf]) -> Vec<OwnPath> {
-    let every = homes
-        .iter()
-        .flat_map(|home| OWN_DIRS_IN_HOME.map(|(dir, what)| (*home, home.join(dir), what)));
+/// Homes may be links, and have links in them: a path that is shown has none.
+fn find_own_dirs(homes: &BTreeSet<&Path>, shown: &[PathBuf]) -> Vec<OwnPath> {
+    // What is not there holds nothing that is shown.
+    let there = homes.iter().filter_map(|home| stockade_fs::canonicalize(home).ok());
+    let every = there.flat_map(|home| {
+        OWN_DIRS_IN_HOME.map(|(dir, what)| (home.clone(), resolve_own_dir(&home, dir), what))
+    });
     let related =
         every.filter(|(home, own, _)| shown.iter().any(|path| is_related(path, home, own)));
     related.map(|(_, path, what)| OwnPath { path, what, remedy: REMEDY }).collect()
+}
+
+fn resolve_own_dir(home: &Path, dir: &str) -> PathBuf {
+    let own = home.join(dir);
+    let first = Path::new(dir).iter().next().map(|first| home.join(first));
+    // Most homes, of users of the system, have none: there is no link in what is not there.
+    match first.is_some_and(|first| first.symlink_metadata().is_ok()) {
+        true => real(&own),
+        false => own,
+    }
 }
 
 /// Whether a path lies in a directory of ours or holds it. In a home it holds one that is not there yet too: a
@@ -61,7 +75,7 @@ mod tests {
     use super::*;
 
     fn find(homes: &[&Path], shown: &Path) -> Vec<PathBuf> {
-        let found = find_own_dirs(homes, &[shown.to_owned()]);
+        let found = find_own_dirs(&homes.iter().copied().collect(), &[shown.to_owned()]);
         found.into_iter().map(|own| own.path).collect()
     }
 
@@ -90,6 +104,24 @@ mod tests {
         }
         for shown in ["b", "a/project", "b/.local/share", "c"] {
             assert_eq!(find(&homes, &base.path().join(shown)), Vec::<PathBuf>::new(), "{shown}");
+        }
+    }
+
+    #[test]
+    fn what_lies_behind_links_of_a_home_is_found() {
+        let base = tempfile::tempdir().unwrap();
+        let base = base.path().canonicalize().unwrap();
+        std::fs::create_dir_all(base.join("disk/user")).unwrap();
+        std::fs::create_dir_all(base.join("elsewhere/stockade")).unwrap();
+        std::os::unix::fs::symlink("disk/user", base.join("home")).unwrap();
+        std::os::unix::fs::symlink("../../elsewhere", base.join("disk/user/.config")).unwrap();
+        let home = base.join("home");
+        assert_eq!(
+            find(&[&home], &base.join("disk/user/.cache")),
+            [base.join("disk/user/.cache/stockade")]
+        );
+        for shown in ["elsewhere", "elsewhere/stockade"] {
+            assert_eq!(find(&[&home], &base.join(shown)), [base.join("elsewhere/stockade")]);
         }
     }
 }
