@@ -1,6 +1,6 @@
 //! The engine as front ends see it. What each call does is in `pipeline`.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use stockade_core::{
@@ -49,6 +49,8 @@ pub(crate) struct EngineInner {
     pub output_logs: OutputLogs,
     pub live: Mutex<HashMap<SandboxId, Arc<RunningSandbox>>>,
     pub running: Mutex<HashMap<JobId, Weak<SharedExecution>>>,
+    /// Sandboxes that other processes have ended on purpose, the newest last.
+    pub killed: Mutex<VecDeque<SandboxId>>,
     pub pools: Pools,
     pub network: LazyNetwork,
     /// Workspaces that are being released since their callers went away before there was a sandbox.
@@ -79,6 +81,7 @@ impl Engine {
             registry: Registry::new(backends, kept, config.images.clone()),
             live: Mutex::default(),
             running: Mutex::default(),
+            killed: Mutex::default(),
             pools: Pools::default(),
             network: LazyNetwork::default(),
             releases: Mutex::default(),
@@ -234,6 +237,12 @@ impl Engine {
             Some(live) => Arc::clone(&self.inner).destroy_live(live).await,
             None => self.inner.destroy_foreign(id).await,
         }
+    }
+
+    /// Whether another process ends, or has ended, this sandbox of this engine on purpose (`stockade kill`): that
+    /// is no loss.
+    pub fn ended_on_purpose(&self, id: &SandboxId) -> bool {
+        lock_mutex(&self.inner.killed).contains(id) || self.inner.kill_is_requested(id)
     }
 
     /// The sandboxes of every engine that shares this state directory.

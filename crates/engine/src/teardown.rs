@@ -15,6 +15,8 @@ use crate::lifecycle::{RunningSandbox, in_a_task, too_slow};
 
 /// How long the commands of a sandbox may take to end before its walls come down.
 const END_GRACE: Duration = Duration::from_secs(6);
+/// How many sandboxes that other processes have ended are remembered: those of which a caller may still ask why.
+const MAX_REMEMBERED_KILLS: usize = 256;
 
 impl EngineInner {
     /// Destroys a live sandbox: first what runs in it, so that each outcome is its own, then the walls. Its
@@ -77,8 +79,22 @@ impl EngineInner {
         let recorded = self.record(event).await;
         // Walls that may still stand keep their lease, so that they are reaped later.
         destroyed?;
+        self.remember_kill(id);
         held.take().map_or(Ok(()), Lease::release)?;
         recorded
+    }
+
+    /// Remembers a sandbox that another process is ending on purpose. The killer waits for the lease, so its
+    /// request can still be read before that is released.
+    fn remember_kill(&self, id: &SandboxId) {
+        if !self.kill_is_requested(id) {
+            return;
+        }
+        let mut killed = lock_mutex(&self.killed);
+        if killed.len() >= MAX_REMEMBERED_KILLS {
+            killed.pop_front();
+        }
+        killed.push_back(id.clone());
     }
 
     pub(crate) async fn destroy_within_deadline(

@@ -41,7 +41,8 @@ clauses! {
         checked anew."
     "C-06" "No view of the host that a guest gets, read-only or not, contains Stockade's own state, \
         configuration, sockets, caches, or another sandbox's private files. Checked once, in the engine, \
-        on the final spec, for every backend.";
+        on the final spec, for every backend."
+    "C-07" "What Stockade makes on the host is its user's alone from the first instant, whatever the umask.";
     "Execution":
     "C-10" "Exit codes are surfaced verbatim; a signal is reported as that signal; a program that never \
         started is a start failure (not found, not executable, bad directory …), never an exit code."
@@ -61,7 +62,9 @@ clauses! {
     "C-17" "Concurrent sandboxes share nothing: files, processes, IPC, network, ids, environment, clocks \
         of limits."
     "C-18" "Every resource of the host that a guest can take (memory in any form, descriptors, inotify, aio, \
-        inodes, processes, disk) is bounded, or is a gap that `detect` states.";
+        inodes, processes, disk) is bounded, or is a gap that `detect` states."
+    "C-19" "No peer — guest, far side, container engine, registry — makes an operation outlive its deadline, \
+        grow memory, or speak to the terminal: foreign text is cleaned where it enters.";
     "Files and workspace":
     "C-20" "A read-only workspace is read-only at the host's mount or device, whatever the guest does."
     "C-21" "File operations resolve beneath the root by the kernel (`openat2`, `RESOLVE_BENEATH`), never \
@@ -72,7 +75,8 @@ clauses! {
     "C-24" "What would make the host run code later is held back from apply unless a person names it. \
         Unknown dot-names and whatever a version-control system could take for its own are held back by \
         default."
-    "C-25" "The guest reaches no socket on which a program of the host listens, in whatever view it lies.";
+    "C-25" "The guest reaches no socket on which a program of the host listens, in whatever view it lies."
+    "C-26" "An image is files only: nothing in it starts, mounts or replaces anything of ours.";
     "End":
     "C-30" "When `destroy` returns, no process, mount, namespace, cgroup, socket, temporary file or lease \
         of that sandbox is left on the host, and that was checked, not assumed."

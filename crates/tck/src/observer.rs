@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use stockade_core::SandboxId;
@@ -14,6 +15,11 @@ pub trait Observer: Send + Sync {
 
     /// What still carries this text, which the kit puts into the environment of everything it runs.
     fn marked(&self, mark: &str) -> Vec<String>;
+
+    /// What of this sandbox other users of the host could read or change, with its mode.
+    fn exposed(&self, id: &SandboxId) -> Vec<String> {
+        HostObserver::new([std::env::temp_dir()]).exposed(id)
+    }
 }
 
 /// Scans the host: processes by arguments, environment and cgroup; mounts; cgroups; abstract sockets;
@@ -52,6 +58,40 @@ impl Observer for HostObserver {
 
     fn marked(&self, mark: &str) -> Vec<String> {
         self.search(&[mark])
+    }
+
+    fn exposed(&self, id: &SandboxId) -> Vec<String> {
+        let mut found = Vec::new();
+        for directory in self.directories.iter().cloned().chain(private_places()) {
+            find_exposed(&directory, Some(id.as_str()), MAX_SEARCH_DEPTH, &mut found);
+        }
+        found
+    }
+}
+
+/// Rights of the group and of others to read or write.
+const OTHERS_ACCESS: u32 = 0o066;
+/// Rights of the group and of others to pass through a directory.
+const OTHERS_PASSAGE: u32 = 0o011;
+
+/// Entries that other users have a right to and can get to, under a name with this text in it and below; all
+/// of them without a text.
+fn find_exposed(directory: &Path, needle: Option<&str>, depth: usize, found: &mut Vec<String>) {
+    let Some(depth) = depth.checked_sub(1) else { return };
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        // The mode of a symbolic link says nothing; what it leads to is looked at where it lies.
+        let Ok(seen) = entry.metadata() else { continue };
+        if seen.is_symlink() {
+            continue;
+        }
+        let name = entry.file_name();
+        let sought = needle.filter(|needle| !contains_any(name.as_encoded_bytes(), &[*needle]));
+        if sought.is_none() && seen.mode() & OTHERS_ACCESS != 0 {
+            found.push(format!("{} (mode {:o})", entry.path().display(), seen.mode() & 0o7777));
+        }
+        if seen.is_dir() && seen.mode() & OTHERS_PASSAGE != 0 {
+            find_exposed(&entry.path(), sought, depth, found);
+        }
     }
 }
 
@@ -149,6 +189,40 @@ mod tests {
         child.wait().unwrap();
         assert!(seen.iter().any(|found| found.contains(&child.id().to_string())), "{seen:?}");
         assert_eq!(observer.marked(&mark), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_others_can_get_to_and_have_a_right_to_is_exposed_and_nothing_else() {
+        use std::os::unix::fs::PermissionsExt;
+        let root = tempfile::tempdir().unwrap();
+        let make = |name: &str, mode: u32| {
+            let path = root.path().join(name);
+            match name.ends_with("-dir") {
+                true => fs::create_dir(&path).unwrap(),
+                false => fs::write(&path, "").unwrap(),
+            }
+            (path, fs::Permissions::from_mode(mode))
+        };
+        let made = [
+            make("passed-sandboxabc-dir", 0o711),
+            make("passed-sandboxabc-dir/closed", 0o600),
+            make("passed-sandboxabc-dir/read", 0o604),
+            make("passed-sandboxabc-dir/written", 0o620),
+            make("closed-sandboxabc-dir", 0o700),
+            make("closed-sandboxabc-dir/out-of-reach", 0o666),
+            make("of-another-sandbox", 0o666),
+        ];
+        made.into_iter().for_each(|(path, mode)| fs::set_permissions(path, mode).unwrap());
+        let observer = HostObserver::new([root.path().to_owned()]);
+        let mut seen = observer.exposed(&"sandboxabc".parse().unwrap());
+        seen.sort();
+        let shown = |name: &str, mode: &str| {
+            format!(
+                "{} (mode {mode})",
+                root.path().join("passed-sandboxabc-dir").join(name).display()
+            )
+        };
+        assert_eq!(seen, [shown("read", "604"), shown("written", "620")]);
     }
 
     #[test]

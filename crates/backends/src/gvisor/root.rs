@@ -6,9 +6,9 @@
 //! read-only, on its gofer's side too. A sandbox that uses one holds its lock; unlocked ones go when a new
 //! one comes.
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -60,6 +60,9 @@ fn find_or_lay(
     set_aside(&shared, private);
     Ok(match share_root(own, &shared, parts) {
         Some(held) => {
+            // Where another process was first, this root is left: it would stay readable by others (C-07). An
+            // error is ignored: it goes with the sandbox.
+            let _ = remove_tree(own);
             remove_unused_roots(base, &shared);
             BundleRoot { path: shared, held: Some(held) }
         }
@@ -96,11 +99,14 @@ fn hold_root(root: &Path, parts: &RootParts<'_>) -> Option<DirectoryLock> {
     (ours && bundle::has_all_parts(root, parts)).then_some(held)
 }
 
-/// Moves a stale root out of the way, unless it is in use: it goes with the sandbox that found it.
+/// Moves a stale root out of the way, unless it is in use: it goes with the sandbox that found it, closed to
+/// others.
 fn set_aside(stale: &Path, private: &Path) {
     if let Ok(_alone) = DirectoryLock::lock_exclusive(stale) {
+        let aside = private.join("stale");
         // An error is ignored: the next sandbox finds it stale too.
-        let _ = fs::rename(stale, private.join("stale"));
+        let _ = fs::rename(stale, &aside)
+            .and_then(|()| fs::set_permissions(&aside, Permissions::from_mode(0o700)));
     }
 }
 
@@ -139,9 +145,6 @@ fn remove_unused_roots(base: &Path, used: &Path) {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::Permissions;
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     struct Place(tempfile::TempDir);
@@ -206,6 +209,8 @@ mod tests {
             assert_eq!(next.path, root.path);
             assert_eq!(holds(&next), "right");
             assert!(next.path.join("usr").is_dir());
+            let aside = fs::metadata(place.0.path().join(format!("next{number}/stale"))).unwrap();
+            assert_eq!(aside.mode() & 0o077, 0, "{:o}", aside.mode());
         }
         assert_eq!(place.shared(), 1);
     }

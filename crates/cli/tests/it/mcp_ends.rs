@@ -250,7 +250,9 @@ fn a_sandbox_of_an_agents_can_be_killed_and_the_next_call_has_another() {
     assert!(those(&place, "alive").is_empty());
     let ran = conversation.bash("echo hello");
     assert_eq!(ran["stdout"], "hello\n");
-    assert!(ran["notice"].as_str().unwrap().contains(id.as_str()), "{ran}");
+    let notice = ran["notice"].as_str().unwrap();
+    assert!(notice.contains(id.as_str()) && notice.contains("ended on purpose"), "{notice}");
+    assert!(!notice.contains("was lost ("), "{notice}");
     assert_eq!(conversation.bash("true")["notice"], Value::Null);
     conversation.end().is(0, "", "");
     place.assert_nothing_is_left();

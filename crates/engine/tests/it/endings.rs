@@ -63,6 +63,7 @@ async fn a_sandbox_that_another_process_ends_on_purpose_is_killed_and_not_lost()
     assert_eq!(running.outcome().await.ending, Ending::Killed);
     assert_eq!(recorded_ending(&engine), Ending::Killed);
     drop(request);
+    assert!(engine.ended_on_purpose(running.sandbox()), "also when the request is gone");
     let leases: Vec<_> = std::fs::read_dir(state.path().join("leases")).unwrap().collect();
     assert_eq!(leases.len(), 1, "only the lock is left: {leases:?}");
 }
@@ -77,6 +78,7 @@ async fn a_request_to_kill_whose_maker_has_died_means_nothing_and_is_cleared_awa
     std::fs::write(&left, "").unwrap();
     mock.destroy(running.sandbox()).await.unwrap();
     assert!(matches!(running.outcome().await.ending, Ending::Lost(_)));
+    assert!(!engine.ended_on_purpose(running.sandbox()));
     engine.reap().await.unwrap();
     assert!(!left.exists());
 }

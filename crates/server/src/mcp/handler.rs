@@ -22,7 +22,7 @@ that was bound when the server was started, and which is made at the first call;
 makes further ones. Start servers and other long-running programs with `bash` and the action \
 `start`, then read their output with `logs`. When a limit ended a command, the answer names the \
 limit; when something was refused, it names the remedy. A `notice` in an answer says that the \
-sandbox was lost and replaced, and what went with it. If the workspace is an overlay, \
+sandbox was lost, or ended by another process, and replaced, and what went with it. If the workspace is an overlay, \
 nothing reaches the real files until `workspace_apply`; look at `workspace_diff` first.";
 
 /// One connection, or one request that stands alone.

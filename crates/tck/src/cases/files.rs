@@ -1,4 +1,4 @@
-//! Files from outside: in and out, and never beyond the root (C-21, C-22).
+//! Files from outside: in and out, never beyond the root and never waiting for the guest (C-19, C-21, C-22).
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ pub(super) const FILE_CASES: &[Case] = &[
         .isolation(),
     case!("a link is itself, not what it points to", "C-21", link_is_itself)
         .needs(REQUIRED_FEATURES),
-    case!("reading a fifo is refused instead of waiting", "C-21", check_fifo_refused)
+    case!("reading a fifo is refused instead of waiting", "C-19", check_fifo_refused)
         .needs(REQUIRED_FEATURES),
 ];
 

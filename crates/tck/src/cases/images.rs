@@ -1,11 +1,15 @@
-//! What a sandbox's root is made of (C-03).
+//! What a sandbox's root is made of, and what an image cannot do to it (C-03, C-26).
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use stockade_core::{Command, Feature, Image, RootMode, SandboxSpec};
 
 use crate::case::{case, check, same};
 use crate::kit::host_path;
-use crate::{Case, Kit, Stop, Verdict};
+use crate::{Case, Kit, Room, Stop, Verdict};
 
 pub(super) const IMAGE_CASES: &[Case] = &[
     case!("the host's programs are there, and cannot be changed", "C-03", check_host_image)
@@ -27,6 +31,14 @@ pub(super) const IMAGE_CASES: &[Case] = &[
     case!("an image with a name serves as the whole root", "C-03", check_named_image)
         .needs(&[Feature::NamedImage])
         .isolation(),
+    case!(
+        "nothing in an image leads a mount elsewhere or replaces what is the sandbox's",
+        "C-26",
+        check_hostile_images
+    )
+    .needs(&[Feature::DirectoryImage])
+    .isolation()
+    .within(600),
     case!("an image that is not to be had fails by its name", "C-02", unheard_of)
         .needs(&[Feature::NamedImage]),
     case!("a WebAssembly module of the host is the program", "C-03", check_wasm_module)
@@ -41,7 +53,7 @@ async fn check_host_image(kit: Kit) -> Verdict {
     same!("whether the system's name can be read", read["ok"], json!(true));
     let name = format!("/usr/{}", kit.mark());
     let written = room.facts(["write", &name, "x"]).await?;
-    let on_host = std::fs::remove_file(&name).is_ok();
+    let on_host = fs::remove_file(&name).is_ok();
     check!(!on_host && written["ok"] == json!(false), "expected a read-only root, saw {written}");
     // As an ordinary user even a host without walls refuses that; this it does not.
     let outside = kit.outside().join("new").to_string_lossy().into_owned();
@@ -58,8 +70,8 @@ async fn check_directory_image(kit: Kit) -> Verdict {
 
 async fn check_writable_image(kit: Kit) -> Verdict {
     let (image, data) = (kit.programs(), kit.programs().join("data"));
-    std::fs::create_dir(&data)?;
-    std::fs::write(data.join("given"), "by the image")?;
+    fs::create_dir(&data)?;
+    fs::write(data.join("given"), "by the image")?;
     let mut spec = kit.spec();
     (spec.image, spec.root) = (Image::Directory(host_path(&image)?), RootMode::CopyOnWrite);
     let one = kit.room_with(spec.clone()).await?;
@@ -67,7 +79,7 @@ async fn check_writable_image(kit: Kit) -> Verdict {
         let written = one.facts(["write", path, "x"]).await?;
         same!(format!("writing to {path}"), written["ok"], json!(true));
     }
-    let given = std::fs::read_to_string(data.join("given"))?;
+    let given = fs::read_to_string(data.join("given"))?;
     same!("the image's own file", given, "by the image");
     let is_changed = data.join("new").exists() || image.join("new").exists();
     check!(!is_changed, "expected the image to stay as it is, but a new file is in it");
@@ -104,6 +116,91 @@ async fn unheard_of(kit: Kit) -> Verdict {
     }
 }
 
+/// What an image holds where the sandbox has something of its own.
+#[derive(Clone, Copy)]
+enum Planted {
+    /// A symbolic link to a directory of the host.
+    Link,
+    /// A program.
+    Program,
+}
+
+/// Images, each by what it holds and under which names. Links that are refused stand apart from those that may
+/// be passed over.
+const HOSTILE_IMAGES: [(Planted, &[&str]); 4] = [
+    (Planted::Link, &["tmp", "proc", "dev", "sys", "run", "home"]),
+    (Planted::Link, &["workspace", "var"]),
+    (Planted::Program, &["tmp", "workspace", "var"]),
+    (Planted::Program, &[".stockade-agent", "agent", "init", "linuxrc"]),
+];
+
+/// Each of them is refused, or serves without any effect beyond its own files.
+async fn check_hostile_images(kit: Kit) -> Verdict {
+    let outside = kit.outside().join("led-to");
+    create_open_directory(&outside)?;
+    for (number, (planted, names)) in HOSTILE_IMAGES.into_iter().enumerate() {
+        let image = kit.outside().join(format!("image-{number}"));
+        plant_image(&kit, &image, (planted, names), &outside)?;
+        let spec = SandboxSpec { image: Image::Directory(host_path(&image)?), ..kit.spec() };
+        // A refusal is as good, if nothing is left of what was begun.
+        if let Ok(id) = kit.engine().create(spec).await {
+            check_image_is_inert(&kit, &kit.room_of(id)).await?;
+        }
+        kit.all_gone().await?;
+        let made: Vec<PathBuf> =
+            fs::read_dir(&outside)?.flatten().map(|entry| entry.path()).collect();
+        check!(made.is_empty(), "{names:?}: expected nothing new on the host, saw {made:?}");
+    }
+    Ok(())
+}
+
+/// The sandbox's own places are where they belong, and its programs start and end.
+async fn check_image_is_inert(kit: &Kit, room: &Room) -> Verdict {
+    let probe = |args: &[&str]| Command::program(["/probe"].iter().chain(args).copied());
+    let ran = room.run_command(probe(&["write", "/workspace/made", "x"])).await?;
+    same!("writing to the workspace", ran.facts()?["ok"], json!(true));
+    if kit.is_native() && kit.has(Feature::LocalWorkspace) {
+        let made = kit.workspace().join("made");
+        check!(made.exists(), "expected the file in the workspace of the host, saw none");
+        fs::remove_file(made)?;
+    }
+    for place in ["/tmp", "/var/tmp", "/dev", "/run", "/home"] {
+        room.run_command(probe(&["write", &format!("{place}/made"), "x"])).await?.facts()?;
+    }
+    room.run_command(probe(&["exit", "5"])).await?.exited(5)?;
+    room.destroy().await
+}
+
+/// An image with the probe, and with what is planted under each of these names.
+fn plant_image(
+    kit: &Kit,
+    image: &Path,
+    (planted, names): (Planted, &[&str]),
+    outside: &Path,
+) -> Verdict {
+    create_open_directory(image)?;
+    if kit.programs().join("probe").exists() {
+        fs::hard_link(kit.programs().join("probe"), image.join("probe"))?;
+    }
+    let program = kit.subject().probe().bytes().unwrap_or_default();
+    for path in names.iter().map(|name| image.join(name)) {
+        match planted {
+            Planted::Link => symlink(outside, path)?,
+            Planted::Program => {
+                fs::write(&path, program)?;
+                fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A directory that every user can write to: only walls keep a guest out of it.
+fn create_open_directory(path: &Path) -> Verdict {
+    fs::create_dir(path)?;
+    Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o777))?)
+}
+
 /// Looks around in a root that is the image's alone.
 async fn whole_root(kit: &Kit, spec: SandboxSpec) -> Verdict {
     let ran = kit.run_with(spec, Command::program(["/probe", "list", "/"])).await?;
@@ -118,7 +215,7 @@ async fn whole_root(kit: &Kit, spec: SandboxSpec) -> Verdict {
 
 async fn check_wasm_module(kit: Kit) -> Verdict {
     let file = kit.outside().join("given.wasm");
-    std::fs::write(&file, crate::wasm_probe_bytes())?;
+    fs::write(&file, crate::wasm_probe_bytes())?;
     let mut spec = kit.spec();
     spec.image = Image::Wasm(host_path(&file)?);
     for name in ["given.wasm", "given"] {

@@ -14,6 +14,8 @@ mod limits;
 mod network;
 mod output;
 mod overlay;
+mod peers;
+mod private;
 mod record;
 mod refusals;
 mod reuse;
@@ -40,6 +42,7 @@ pub fn all() -> Vec<Case> {
         environment::ENVIRONMENT_CASES,
         kill::KILL_CASES,
         end::END_CASES,
+        peers::PEER_CASES,
         limits::LIMIT_CASES,
         reuse::REUSE_CASES,
         files::FILE_CASES,
@@ -52,6 +55,7 @@ pub fn all() -> Vec<Case> {
         egress::EGRESS_CASES,
         secrets::SECRET_CASES,
         isolation::ISOLATION_CASES,
+        private::PRIVACY_CASES,
         lifecycle::LIFECYCLE_CASES,
         record::RECORD_CASES,
         spec::SPEC_CASES,

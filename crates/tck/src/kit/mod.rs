@@ -294,6 +294,11 @@ impl Kit {
         Ok(room)
     }
 
+    /// A sandbox that the engine has created already.
+    pub fn room_of(&self, id: SandboxId) -> Room {
+        Room::new(self.clone(), id)
+    }
+
     /// A sandbox that stays, made from a captured state, with a workspace of its own.
     pub async fn room_from(&self, snapshot: &SnapshotId) -> Verdict<Room> {
         let spec = SandboxSpec { workspace: Workspace::Ephemeral, ..self.spec() };

@@ -62,6 +62,17 @@ impl Sabotage for DoesNotKill {
     }
 }
 
+/// A peer that never answers what it was told to kill.
+#[derive(Default)]
+pub(super) struct HangsWhenKilling;
+
+#[async_trait]
+impl Sabotage for HangsWhenKilling {
+    async fn kill(&self, _control: &dyn ProcessControl) -> Result<()> {
+        std::future::pending().await
+    }
+}
+
 #[derive(Default)]
 pub(super) struct KillsTheProgramOnly;
 

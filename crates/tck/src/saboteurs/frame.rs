@@ -8,9 +8,9 @@ use async_trait::async_trait;
 use bytes::Bytes as Data;
 use stockade_backends::mock::Mock;
 use stockade_core::{
-    Admitted, Backend, BackendName, Capabilities, Command, EffectiveLimits, Entry, Files, Process,
-    ProcessControl, ProcessEvent, ProcessEvents, Result, Sandbox, SandboxId, SandboxPath, Signal,
-    SnapshotFiles, SnapshotKind, TerminalSize,
+    Admitted, Backend, BackendName, Capabilities, Command, EffectiveLimits, Entry, Feature, Files,
+    Process, ProcessControl, ProcessEvent, ProcessEvents, Result, Sandbox, SandboxId, SandboxPath,
+    Signal, SnapshotFiles, SnapshotKind, Support, TerminalSize,
 };
 
 /// What becomes of each event of one process.
@@ -19,6 +19,11 @@ pub(super) type EventFilter = Box<dyn FnMut(ProcessEvent) -> Vec<ProcessEvent> +
 /// One way to be broken: every method that is not overridden works.
 #[async_trait]
 pub(super) trait Sabotage: Send + Sync + 'static {
+    /// A feature that it declares although the mock lacks it.
+    fn declared(&self) -> Option<Feature> {
+        None
+    }
+
     async fn create(
         &self,
         mock: &Mock,
@@ -111,7 +116,11 @@ impl<S: Sabotage> Backend for Broken<S> {
     }
 
     async fn probe(&self) -> Capabilities {
-        self.mock.probe().await
+        let measured = self.mock.probe().await;
+        self.by
+            .declared()
+            .into_iter()
+            .fold(measured, |all, feature| all.with(feature, Support::full("mere assertion")))
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {

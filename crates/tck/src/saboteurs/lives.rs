@@ -1,6 +1,9 @@
 //! Saboteurs of how sandboxes come and go.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -149,5 +152,41 @@ pub(super) struct RestoresNothing;
 impl Sabotage for RestoresNothing {
     async fn restore(&self, _sandbox: &dyn Sandbox, _from: &SnapshotFiles) -> Result<()> {
         Ok(())
+    }
+}
+
+/// Notes each sandbox in a file that every user of the host may read.
+#[derive(Default)]
+pub(super) struct MakesOpenFiles;
+
+impl MakesOpenFiles {
+    fn path(id: &SandboxId) -> PathBuf {
+        std::env::temp_dir().join(format!("stockade-open-{id}"))
+    }
+
+    fn write_note(id: &SandboxId) -> std::io::Result<()> {
+        std::fs::write(Self::path(id), "")?;
+        std::fs::set_permissions(Self::path(id), Permissions::from_mode(0o644))
+    }
+}
+
+#[async_trait]
+impl Sabotage for MakesOpenFiles {
+    async fn create(
+        &self,
+        mock: &Mock,
+        id: &SandboxId,
+        admitted: &Admitted,
+    ) -> Result<Arc<dyn Sandbox>> {
+        Self::write_note(id).map_err(|error| {
+            Error::new(ErrorCode::System, "create", "the note cannot be written").source(error)
+        })?;
+        mock.create(id, admitted).await
+    }
+
+    async fn destroy(&self, mock: &Mock, id: &SandboxId) -> Result<()> {
+        // It may have gone already, or never have been.
+        let _ = std::fs::remove_file(Self::path(id));
+        mock.destroy(id).await
     }
 }

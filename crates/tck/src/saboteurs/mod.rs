@@ -75,6 +75,10 @@ saboteurs! {
         "a program that does not exist is a start failure and no exit code"
     ];
     "does not kill" ends::DoesNotKill => ["a sandbox can be used again after a time-out"];
+    "does not answer what it is to kill" ends::HangsWhenKilling => [
+        "a program that takes none of its input is ended in time",
+        "a program whose output waits for its reader is ended in time"
+    ];
     "kills the program and not what it detached" ends::KillsTheProgramOnly => [
         "a time-out ends what was detached, too",
         "cancelling ends what was detached, too"
@@ -103,6 +107,12 @@ saboteurs! {
     ];
     "follows links out of the workspace" walls::FollowsLinks => [
         "a link out of the workspace is not followed when reading"
+    ];
+    "waits for the other end of a fifo" walls::WaitsForFifo => [
+        "reading a fifo is refused instead of waiting"
+    ];
+    "makes mount points where an image's links lead" walls::FollowsImageLinks => [
+        "nothing in an image leads a mount elsewhere or replaces what is the sandbox's"
     ];
     "shares its files between sandboxes" walls::SharesFiles => [
         "sandboxes that start at once see nothing of each other",
@@ -139,6 +149,9 @@ saboteurs! {
     ];
     "goes on building after it was told to stop" lives::BuildsOn => [
         "a run that is given up at any point leaves nothing"
+    ];
+    "makes files that every user can read" lives::MakesOpenFiles => [
+        "what is made on the host is closed to other users, whatever the umask"
     ];
     "declares what it then refuses" lives::DeclaresAndRefuses => [
         "a read-only workspace refuses every write"

@@ -1,13 +1,14 @@
 //! Saboteurs of limits and walls.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes as Data;
 use stockade_backends::mock::Mock;
 use stockade_core::{
-    Admitted, Backend, Bytes, EffectiveLimits, Error, ErrorCode, Files, LimitKind, Result, Sandbox,
-    SandboxId, SandboxPath, SandboxSpec, admit,
+    Admitted, Backend, Bytes, Command, EffectiveLimits, Error, ErrorCode, Feature, Files, Image,
+    LimitKind, Result, Run, Sandbox, SandboxId, SandboxPath, SandboxSpec, admit,
 };
 use tokio::sync::OnceCell;
 
@@ -102,6 +103,70 @@ impl Sabotage for FollowsLinks {
             }
             answer => answer,
         }
+    }
+}
+
+/// Waits at a file that is none until something is written to it.
+#[derive(Default)]
+pub(super) struct WaitsForFifo;
+
+#[async_trait]
+impl Sabotage for WaitsForFifo {
+    async fn read(
+        &self,
+        files: &dyn Files,
+        path: &SandboxPath,
+        offset: u64,
+        most: u32,
+    ) -> Result<Data> {
+        match files.read(path, offset, most).await {
+            Err(error) if error.code() == ErrorCode::Invalid => std::future::pending().await,
+            answer => answer,
+        }
+    }
+}
+
+/// Takes images, and makes what a sandbox is to have where the links in them lead.
+#[derive(Default)]
+pub(super) struct FollowsImageLinks;
+
+impl FollowsImageLinks {
+    fn make_mount_points(image: &Path) -> std::io::Result<()> {
+        for entry in std::fs::read_dir(image)? {
+            let entry = entry?;
+            if entry.file_type()?.is_symlink() {
+                std::fs::create_dir_all(std::fs::read_link(entry.path())?.join("mounted"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Sabotage for FollowsImageLinks {
+    fn declared(&self) -> Option<Feature> {
+        Some(Feature::DirectoryImage)
+    }
+
+    async fn create(
+        &self,
+        mock: &Mock,
+        id: &SandboxId,
+        admitted: &Admitted,
+    ) -> Result<Arc<dyn Sandbox>> {
+        if let Image::Directory(image) = &admitted.spec().image {
+            Self::make_mount_points(image.as_path()).map_err(|error| {
+                Error::new(ErrorCode::System, "create", "the image cannot be used").source(error)
+            })?;
+        }
+        mock.create(id, admitted).await
+    }
+
+    /// The program in the image's root, which the mock knows by its name in the workspace.
+    fn command(&self, command: &Command) -> Command {
+        let mut argv = command.argv();
+        argv.iter_mut().take(1).for_each(|program| *program = "./probe".into());
+        Command { run: Run::Program(argv), ..command.clone() }
     }
 }
 

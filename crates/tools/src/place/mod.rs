@@ -56,8 +56,8 @@ pub(crate) struct ToolPlace {
     sandbox: Arc<dyn Sandbox>,
     /// Whether it is paused while a person decides.
     pub paused: AtomicBool,
-    /// Why it was lost, cached after the first query.
-    lost: OnceCell<Option<String>>,
+    /// Why its walls went down, cached after the first query.
+    down: OnceCell<WallsDown>,
     /// Its share of the sandboxes that agents may make.
     share: Mutex<Option<SandboxShare>>,
     shell: OnceCell<&'static str>,
@@ -135,7 +135,7 @@ impl ToolPlace {
             finder: OnceCell::new(),
             sandbox,
             paused: AtomicBool::new(false),
-            lost: OnceCell::new(),
+            down: OnceCell::new(),
             share: Mutex::new(None),
             shell: OnceCell::new(),
         })
@@ -162,7 +162,8 @@ impl ToolPlace {
                     return;
                 }
                 if !place.sandbox.alive() {
-                    place.why_lost().await;
+                    // While the process that kills it waits for its lease, and can be told from a loss.
+                    place.why_down().await;
                     // What cannot be ended now is tried again by the next call, and reaped at last.
                     let _ = place.engine.destroy(&place.id).await;
                     return;
@@ -171,16 +172,26 @@ impl ToolPlace {
         });
     }
 
+    /// Why its walls went down.
+    pub(crate) async fn why_down(&self) -> &WallsDown {
+        let find = || async {
+            match self.engine.ended_on_purpose(&self.id) {
+                true => WallsDown::Killed,
+                false => WallsDown::Lost(self.why_lost().await),
+            }
+        };
+        self.down.get_or_init(find).await
+    }
+
     /// Why it is lost: the message of the error that a file request gets now.
-    pub(crate) async fn why_lost(&self) -> String {
+    async fn why_lost(&self) -> String {
         let ask = async {
             let root = "/".parse::<SandboxPath>().ok()?;
             let error = self.sandbox.files().ok()?.stat(&root).await.err()?;
             Some(error.message().to_owned())
         };
-        let said = || async { tokio::time::timeout(LOST_TIMEOUT, ask).await.ok().flatten() };
-        let why = self.lost.get_or_init(said).await;
-        why.clone().unwrap_or_else(|| "it was ended from outside".to_owned())
+        let said = tokio::time::timeout(LOST_TIMEOUT, ask).await.ok().flatten();
+        said.unwrap_or_else(|| "it was ended from outside".to_owned())
     }
 
     /// What is lost with it, in words.
@@ -342,6 +353,14 @@ impl ToolPlace {
             details: Vec::new(),
         }
     }
+}
+
+/// Why the walls of a place went down while it was in use.
+pub(crate) enum WallsDown {
+    /// Another process ended the sandbox on purpose.
+    Killed,
+    /// The sandbox was lost, for this reason.
+    Lost(String),
 }
 
 /// What a program of the tools' own did.

@@ -12,7 +12,7 @@ use stockade_engine::{CacheDir, Engine, EngineConfig};
 use stockade_workspaces::SandboxWorkspaces;
 use tokio::sync::{Mutex, OwnedSemaphorePermit};
 
-use super::ToolPlace;
+use super::{ToolPlace, WallsDown};
 use crate::directories::UsedDirectory;
 use crate::options::{AdoptedSandbox, SandboxShare};
 use crate::{LocalOptions, SandboxQuota, ToolError, ToolboxOptions};
@@ -21,6 +21,8 @@ use crate::{LocalOptions, SandboxQuota, ToolError, ToolboxOptions};
 const SPOOL_DIR: &str = "spools";
 /// Age below which kept output is not cleaned away: its sandbox may be newer than the list of those that live.
 const MIN_SPOOL_AGE: Duration = Duration::from_secs(3600);
+/// What became of a sandbox that was no loss.
+const KILLED_MESSAGE: &str = "was ended on purpose by another process (`stockade kill`)";
 
 /// The output that sessions have kept of their sandboxes, for `stockade clean`. That of `sandboxes` is in use.
 pub fn spool_cache(state_dir: &Path, sandboxes: BTreeSet<String>) -> CacheDir {
@@ -319,10 +321,13 @@ fn goes_on(place: Arc<ToolPlace>) -> Result<Arc<ToolPlace>, ToolError> {
     Ok(place)
 }
 
-/// That a sandbox was lost, why, and what went with it.
+/// That a sandbox was lost or ended on purpose, why, and what went with it.
 async fn describe_loss(place: &ToolPlace) -> String {
-    let (id, why) = (&place.id, place.why_lost().await);
-    format!("sandbox `{id}` was lost ({why}): {}", place.what_is_lost())
+    let how = match place.why_down().await {
+        WallsDown::Killed => KILLED_MESSAGE.to_owned(),
+        WallsDown::Lost(why) => format!("was lost ({why})"),
+    };
+    format!("sandbox `{}` {how}: {}", place.id, place.what_is_lost())
 }
 
 fn refuse_if(closed: bool) -> Result<(), ToolError> {

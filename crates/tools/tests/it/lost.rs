@@ -12,6 +12,7 @@ use stockade_backends::native::Native;
 use stockade_core::{
     Backend, ErrorCode, HostPath, Limits, Network, SandboxId, SandboxSpec, Workspace,
 };
+use stockade_engine::{Leases, StateDir};
 use stockade_tools::{ApprovalConfig, LocalOptions, SandboxQuota};
 
 /// Takes the walls away without a handle, as `stockade kill` does.
@@ -61,6 +62,51 @@ fn a_lost_sandbox_is_told_once_and_replaced() {
             bench.close().await;
         });
     }
+}
+
+/// Ends a sandbox on purpose, as `stockade kill` does.
+async fn kill_on_purpose(bench: &ToolBench, place: Where, id: &SandboxId) {
+    let leases = Leases::open(&StateDir::open(bench.state()).unwrap()).unwrap();
+    let request = leases.request_kill(id).unwrap();
+    kill_from_outside(place, id).await;
+    let_go(bench, id).await;
+    drop(request);
+}
+
+#[test]
+fn a_sandbox_that_another_process_ends_on_purpose_is_not_told_as_lost() {
+    for (place, busy) in [(Where::Native, false), (Where::Native, true), (Where::Landlock, true)] {
+        test(async move {
+            let bench = ToolBench::new(place).await;
+            bench.ok("bash", json!({ "command": "true" })).await;
+            if busy {
+                let started = json!({ "action": "start", "command": "sleep 98765" });
+                bench.ok("bash", started).await;
+            }
+            let old = id(&bench).await;
+            kill_on_purpose(&bench, place, &old).await;
+            let ran = bench.ok("bash", json!({ "command": "true" })).await;
+            let notice = ran["notice"].as_str().unwrap();
+            for part in [old.as_str(), "ended on purpose by another process", "new one"] {
+                assert!(notice.contains(part), "{part}: {notice}");
+            }
+            assert!(!notice.contains("was lost ("), "{notice}");
+            bench.close().await;
+        });
+    }
+}
+
+#[test]
+fn a_named_sandbox_that_another_process_ends_on_purpose_says_so() {
+    test(async {
+        let bench = ToolBench::new(Where::Native).await;
+        let made = bench.ok("sandbox_create", json!({})).await["sandboxId"].clone();
+        let id: SandboxId = made.as_str().unwrap().parse().unwrap();
+        kill_on_purpose(&bench, Where::Native, &id).await;
+        let use_it = json!({ "command": "true", "sandbox_id": id });
+        bench.refuses("bash", use_it, ErrorCode::Gone, "ended on purpose").await;
+        bench.close().await;
+    });
 }
 
 #[test]
