@@ -135,7 +135,7 @@ impl QuotaLedger {
         change: impl FnOnce(&mut HourlyUse, Duration) -> T,
     ) -> io::Result<T> {
         let lock = self.lock_file(name)?;
-        let now = Duration::from_micros(now_micros());
+        let now = time_since_epoch();
         let mut text = Vec::new();
         lock.file().take(HOURLY_FILE_BYTES as u64 + 1).read_to_end(&mut text)?;
         let parsed = HourlyUse::parse(&text, now);
@@ -210,6 +210,11 @@ pub(crate) fn check_copied_executions(
 /// A file that is not as it was made: nothing is counted by it.
 fn damaged(name: &str, problem: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("`{name}`: {problem}"))
+}
+
+/// The time since the epoch, as what is used is counted by.
+pub(crate) fn time_since_epoch() -> Duration {
+    Duration::from_micros(now_micros())
 }
 
 fn now_micros() -> u64 {
