@@ -8,12 +8,13 @@ use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use serde::{Deserialize, Serialize};
 use stockade_core::SecretValue;
 use stockade_fs::Timestamp;
 use stockade_network::{IssuedSecret, SecretIssuer};
-use tokio::io::AsyncReadExt;
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncReadExt, Interest};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
@@ -94,13 +95,15 @@ impl SecretIssuer for SecretCommand {
         let _watchdog = child.stdin.take();
         let group = CommandGroup::of(&child);
         let printed = read_output(&mut child).await?;
-        let ended = child.wait().await;
-        group.release();
-        parse_printed(&check_output(printed, ended)?)
+        group.wait_for_leader().await.map_err(describe_unwaited)?;
+        drop(group);
+        parse_printed(&check_output(printed, child.wait().await)?)
     }
 }
 
-/// The processes of a command, killed unless it has ended by itself: what it started may hold its output open.
+/// The processes of a command, killed when this is dropped: what it has started in the background does not outlive it,
+/// whether it succeeds, fails or is given up. To be dropped before the command is reaped: then its number may be
+/// another's.
 struct CommandGroup(Option<Pid>);
 
 impl CommandGroup {
@@ -108,15 +111,18 @@ impl CommandGroup {
         Self(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw))
     }
 
-    /// Once the command was waited for its number may be another's.
-    fn release(mut self) {
-        self.0 = None;
+    /// Waits until the command itself has ended, without reaping it.
+    async fn wait_for_leader(&self) -> io::Result<()> {
+        let Some(leader) = self.0 else { return Ok(()) };
+        let leader = pidfd_open(leader, PidfdFlags::empty())?;
+        let leader = AsyncFd::with_interest(leader, Interest::READABLE)?;
+        leader.readable().await.map(drop)
     }
 }
 
 impl Drop for CommandGroup {
     fn drop(&mut self) {
-        // It may have ended already.
+        // There may be none left.
         let _ = self.0.map(|group| kill_process_group(group, Signal::KILL));
     }
 }
@@ -129,6 +135,10 @@ impl fmt::Debug for SecretCommand {
 
 fn describe_unstarted(error: io::Error) -> String {
     format!("its command cannot be run: {error}")
+}
+
+fn describe_unwaited(error: io::Error) -> String {
+    format!("its command cannot be waited for: {error}")
 }
 
 async fn read_output(child: &mut Child) -> Result<Vec<u8>, String> {
@@ -144,7 +154,7 @@ async fn read_output(child: &mut Child) -> Result<Vec<u8>, String> {
 }
 
 fn check_output(printed: Vec<u8>, ended: io::Result<ExitStatus>) -> Result<String, String> {
-    let status = ended.map_err(|error| format!("its command cannot be waited for: {error}"))?;
+    let status = ended.map_err(describe_unwaited)?;
     if !status.success() {
         return Err(format!("its command failed: {status}"));
     }
@@ -292,6 +302,20 @@ mod tests {
             let stat = format!("/proc/{}/stat", child.trim_end());
             wait_until(|| !is_alive(Path::new(&stat))).await;
             std::fs::remove_file(&path).unwrap();
+        }
+    }
+
+    /// Background processes that do not hold its output open end with a command as well.
+    #[tokio::test]
+    async fn what_a_command_leaves_in_the_background_is_ended_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        for (end, is_issued) in [("echo correct horse", true), ("exit 3", false)] {
+            let line = format!("sleep 1000 >/dev/null 2>&1 & echo $! > child; {end}");
+            let command = SecretCommand::new(line, dir.path().to_owned());
+            assert_eq!(command.issue().await.is_ok(), is_issued, "{end}");
+            let child = std::fs::read_to_string(dir.path().join("child")).unwrap();
+            let stat = format!("/proc/{}/stat", child.trim_end());
+            wait_until(|| !is_alive(Path::new(&stat))).await;
         }
     }
 
