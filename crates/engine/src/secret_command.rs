@@ -8,13 +8,12 @@ use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use serde::{Deserialize, Serialize};
 use stockade_core::SecretValue;
 use stockade_fs::Timestamp;
 use stockade_network::{IssuedSecret, SecretIssuer};
-use tokio::io::unix::AsyncFd;
-use tokio::io::{AsyncReadExt, Interest};
+use tokio::io::AsyncReadExt;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
@@ -22,6 +21,8 @@ use tokio::time::timeout;
 const MAX_PRINTED_BYTES: u64 = 64 << 10;
 /// How long a command may take while a person waits for it, who may have to type a password.
 const ATTENDED_TIMEOUT: Duration = Duration::from_secs(300);
+/// How often it is looked whether a command has ended that has closed its output.
+const END_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Runs a line in the background, and ends all that it has started when the standard input ends before: with the process
 /// that holds the other end, however that ended.
@@ -114,9 +115,11 @@ impl CommandGroup {
     /// Waits until the command itself has ended, without reaping it.
     async fn wait_for_leader(&self) -> io::Result<()> {
         let Some(leader) = self.0 else { return Ok(()) };
-        let leader = pidfd_open(leader, PidfdFlags::empty())?;
-        let leader = AsyncFd::with_interest(leader, Interest::READABLE)?;
-        leader.readable().await.map(drop)
+        let unreaped = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        while waitid(WaitId::Pid(leader), unreaped)?.is_none() {
+            tokio::time::sleep(END_POLL_INTERVAL).await;
+        }
+        Ok(())
     }
 }
 
