@@ -183,8 +183,8 @@ struct JournalLog {
 #[derive(Default)]
 struct SeenConnections {
     made: usize,
-    /// By host, port and request.
-    denied: HashSet<(String, Option<u16>, Option<String>)>,
+    /// By host, port, request and reason.
+    denied: HashSet<(String, Option<u16>, Option<String>, String)>,
     renewals: usize,
     omitted: u64,
 }
@@ -192,14 +192,18 @@ struct SeenConnections {
 impl SeenConnections {
     /// Whether this one is recorded: a denial that was recorded before is not, nor one too many.
     fn admit_record(&mut self, record: &ConnectionRecord) -> bool {
-        let is_denied = matches!(record.verdict, ConnectionVerdict::Denied { .. });
-        let is_admitted = if is_denied {
-            self.denied.len() < MAX_RECORDED_DENIALS
-                && self.denied.insert((record.host.clone(), record.port, record.request.clone()))
-        } else {
-            self.made < MAX_RECORDED_CONNECTIONS
+        let is_admitted = match &record.verdict {
+            ConnectionVerdict::Denied { reason, .. } => {
+                let (host, request) = (record.host.clone(), record.request.clone());
+                self.denied.len() < MAX_RECORDED_DENIALS
+                    && self.denied.insert((host, record.port, request, reason.clone()))
+            }
+            ConnectionVerdict::Allowed { .. } | ConnectionVerdict::Failed { .. } => {
+                let is_admitted = self.made < MAX_RECORDED_CONNECTIONS;
+                self.made += usize::from(is_admitted);
+                is_admitted
+            }
         };
-        self.made += usize::from(is_admitted && !is_denied);
         self.omitted += u64::from(!is_admitted);
         is_admitted
     }
@@ -312,6 +316,15 @@ mod tests {
         assert_eq!(admitted.count(), MAX_RECORDED_DENIALS);
         assert!(seen.admit_record(&record_of("a.org", allowed)));
         assert_eq!(seen.omitted, 5000 - MAX_RECORDED_DENIALS as u64);
+    }
+
+    #[test]
+    fn a_host_that_is_denied_for_another_reason_is_recorded_again() {
+        let over = || ConnectionVerdict::Denied { reason: "the quota".into(), missing_rule: None };
+        let mut seen = SeenConnections::default();
+        let verdicts = [denied(), denied(), over(), over()];
+        let admitted = verdicts.map(|verdict| seen.admit_record(&record_of("a.org", verdict)));
+        assert_eq!(admitted, [true, false, true, false]);
     }
 
     #[test]

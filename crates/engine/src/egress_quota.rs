@@ -1,6 +1,7 @@
 //! The quotas on the network: how many connections the sandboxes of a tenant have at once, and how many bytes they send
 //! and receive within an hour. They hold over all engines of a state directory: a connection has a locked file, and
-//! bytes are taken from the hour in portions, so that few of them need the lock.
+//! bytes are taken from the hour in portions, so that few of them need the lock. A portion is used in the minute in
+//! which it is counted: one that outlived that would be free again before it is used.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,7 +13,8 @@ use stockade_network::{TenantBudget, TenantPlace};
 
 use crate::config::Quota;
 use crate::engine::{EngineInner, lock_mutex};
-use crate::quota::QuotaLedger;
+use crate::hourly_use::minute_of;
+use crate::quota::{QuotaLedger, time_since_epoch};
 
 const CONNECTION_FILE_PREFIX: &str = "connection";
 const EGRESS_FILE_PREFIX: &str = "egress";
@@ -30,12 +32,19 @@ struct EgressBudget {
     ledger: Arc<QuotaLedger>,
     tenant: TenantName,
     quota: Quota,
-    /// Bytes that were taken from the hour and not used yet.
-    portion: Mutex<u64>,
+    portion: Mutex<EgressPortion>,
     /// Where a free slot is looked for first.
     next_slot: AtomicU32,
     /// Until when there is no slot.
     full_until: Arc<Mutex<Option<Instant>>>,
+}
+
+/// Bytes that were taken from the hour and not used yet.
+#[derive(Debug, Clone, Copy, Default)]
+struct EgressPortion {
+    bytes: u64,
+    /// The minute in which they are counted, since the epoch.
+    minute: u64,
 }
 
 /// The slot of a connection. Free again when it is dropped.
@@ -85,20 +94,20 @@ impl EgressBudget {
         Ok(found)
     }
 
-    /// Makes sure that so many bytes were taken from the hour, if there are as many; answers how many there are.
-    fn fill_portion(&self, portion: &mut u64, wanted: u64, most: Bytes) -> Result<u64> {
-        if *portion < wanted {
-            let ahead = MAX_PORTION_BYTES.min(most.0 / PORTIONS_PER_QUOTA);
-            let missing = wanted.max(ahead) - *portion;
-            let taken =
+    /// Makes sure that so many bytes were taken from the hour within this minute, if there are as many; answers how
+    /// many there are.
+    fn fill_portion(&self, portion: &mut EgressPortion, wanted: u64, most: Bytes) -> Result<u64> {
+        if portion.bytes < wanted || portion.minute != minute_of(time_since_epoch()) {
+            let (rest, ahead) = (*portion, MAX_PORTION_BYTES.min(most.0 / PORTIONS_PER_QUOTA));
+            *portion =
                 self.ledger.change_hourly_use(EGRESS_FILE_PREFIX, &self.tenant, |used, now| {
-                    let taken = most.0.saturating_sub(used.total()).min(missing);
-                    used.add(taken, now);
-                    taken
+                    used.give_back(rest.bytes, rest.minute);
+                    let bytes = most.0.saturating_sub(used.total()).min(wanted.max(ahead));
+                    used.add(bytes, now);
+                    EgressPortion { bytes, minute: minute_of(now) }
                 })?;
-            *portion = portion.saturating_add(taken);
         }
-        Ok(*portion)
+        Ok(portion.bytes)
     }
 
     /// Names no path of the host: a guest reads it too.
@@ -130,7 +139,7 @@ impl TenantBudget for EgressBudget {
         let mut portion = lock_mutex(&self.portion);
         // What cannot be counted does not pass.
         let passed = self.fill_portion(&mut portion, wanted, most).unwrap_or(0).min(wanted);
-        *portion -= passed;
+        portion.bytes -= passed;
         passed
     }
 
@@ -145,11 +154,11 @@ impl TenantBudget for EgressBudget {
 
 impl Drop for EgressBudget {
     fn drop(&mut self) {
-        let unused = std::mem::take(&mut *lock_mutex(&self.portion));
-        if unused > 0 {
+        let rest = std::mem::take(&mut *lock_mutex(&self.portion));
+        if rest.bytes > 0 {
             // What cannot be given back is free again after an hour.
             let _ = self.ledger.change_hourly_use(EGRESS_FILE_PREFIX, &self.tenant, |used, _| {
-                used.give_back(unused);
+                used.give_back(rest.bytes, rest.minute);
             });
         }
     }
@@ -210,9 +219,48 @@ mod tests {
         let quota = Quota { egress_bytes_per_hour: Some(Bytes(1 << 20)), ..Quota::default() };
         let (one, other) = (budget(&dir, "a", quota), budget(&dir, "a", quota));
         assert_eq!(one.take_bytes(1), 1);
-        assert!(*lock_mutex(&one.portion) > 0);
+        assert!(lock_mutex(&one.portion).bytes > 0);
         drop(one);
         assert_eq!(other.take_bytes(1 << 20), (1 << 20) - 1);
+    }
+
+    #[test]
+    fn a_portion_is_neither_used_nor_given_back_after_its_hour() {
+        let dir = tempfile::tempdir().unwrap();
+        let quota = Quota { egress_bytes_per_hour: Some(Bytes(1 << 20)), ..Quota::default() };
+        let (one, other) = (budget(&dir, "a", quota), budget(&dir, "a", quota));
+        let minute = minute_of(time_since_epoch()) - 61;
+        *lock_mutex(&one.portion) = EgressPortion { bytes: 4096, minute };
+        assert_eq!(other.take_bytes(1 << 20), 1 << 20);
+        drop(one);
+        assert_eq!(other.take_bytes(1), 0);
+        let again = budget(&dir, "a", quota);
+        *lock_mutex(&again.portion) = EgressPortion { bytes: 4096, minute };
+        assert_eq!(again.take_bytes(1), 0);
+    }
+
+    #[test]
+    fn a_portion_is_used_in_the_minute_in_which_it_is_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let quota = Quota { egress_bytes_per_hour: Some(Bytes(1 << 20)), ..Quota::default() };
+        let one = budget(&dir, "a", quota);
+        assert_eq!(one.take_bytes(1), 1);
+        let minute = minute_of(time_since_epoch()) - 30;
+        // As if it was taken half an hour ago: what passes now is counted now.
+        let count = |amount: u64| {
+            let counted =
+                one.ledger.change_hourly_use(EGRESS_FILE_PREFIX, &one.tenant, |used, _| {
+                    used.add(amount, Duration::from_secs(minute * 60));
+                    used.total()
+                });
+            counted.unwrap()
+        };
+        let before = count(5000);
+        *lock_mutex(&one.portion) = EgressPortion { bytes: 5000, minute };
+        assert_eq!(one.take_bytes(10), 10);
+        let portion = *lock_mutex(&one.portion);
+        assert!(portion.minute > minute);
+        assert_eq!(count(0), before - 5000 + portion.bytes + 10);
     }
 
     #[test]

@@ -44,12 +44,11 @@ impl HourlyUse {
         self.insert(minute_of(now), amount, minute_of(now));
     }
 
-    /// Gives back an amount that was counted and not used, from the newest minute on.
-    pub(crate) fn give_back(&mut self, mut amount: u64) {
-        for used in self.minutes.values_mut().rev() {
-            let part = amount.min(*used);
-            *used -= part;
-            amount -= part;
+    /// Gives back an amount that was counted in this minute and not used. What is no longer counted is not given back:
+    /// that would be use of other minutes.
+    pub(crate) fn give_back(&mut self, amount: u64, minute: u64) {
+        if let Some(used) = self.minutes.get_mut(&minute) {
+            *used = used.saturating_sub(amount);
         }
         self.minutes.retain(|_, used| *used > 0);
     }
@@ -96,7 +95,8 @@ impl HourlyUse {
     }
 }
 
-fn minute_of(now: Duration) -> u64 {
+/// The minute of a time since the epoch.
+pub(crate) fn minute_of(now: Duration) -> u64 {
     now.as_secs() / MINUTE_SECS
 }
 
@@ -135,14 +135,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_was_used_last() {
+    fn what_is_given_back_was_counted_in_its_minute_and_still_is() {
         let mut used = HourlyUse::default();
         used.add(5, at(1000));
         used.add(7, at(1030));
-        used.give_back(8);
-        assert_eq!(used.minutes, BTreeMap::from([(1000, 4)]));
-        used.give_back(u64::MAX);
-        assert_eq!(used, HourlyUse::default());
+        used.give_back(3, 1000);
+        assert_eq!(used.minutes, BTreeMap::from([(1000, 2), (1030, 7)]));
+        let mut later = HourlyUse::parse(&used.encode(), at(1061)).unwrap();
+        later.give_back(2, 1000);
+        assert_eq!(later.minutes, BTreeMap::from([(1030, 7)]));
+        later.give_back(u64::MAX, 1030);
+        assert_eq!(later, HourlyUse::default());
     }
 
     #[test]

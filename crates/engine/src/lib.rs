@@ -27,6 +27,7 @@ mod lifecycle;
 mod observed;
 mod output;
 mod output_log;
+mod pause;
 mod pipeline;
 mod pool;
 mod ports;

@@ -13,6 +13,7 @@ use crate::denials::DenialWatch;
 use crate::engine::EngineInner;
 use crate::execution::{ControlSlot, SharedExecution};
 use crate::lifecycle::{NotBuilt, RunningSandbox, SandboxOrder, too_slow};
+use crate::quota::ExecutionSlot;
 use crate::supervise::{Sink, SupervisedEnd, supervise_process};
 use crate::workspace_guard::WorkspaceSlot;
 
@@ -94,27 +95,45 @@ impl EngineInner {
         let spawned = tokio::time::timeout(self.config.create_deadline, spawn).await;
         let process =
             spawned.unwrap_or_else(|_| Err(too_slow("spawn", live.order.backend.as_ref())))?;
+        let process = live.with_pausable_control(process);
         let _ = shared.control.set(ControlSlot(Arc::clone(&process.control)));
         Ok((process, denials))
     }
 
-    /// Opens a record for each program that went on when the sandbox was made from a captured state: it is an
-    /// execution like any other from now on. Its wall time, where one was named, begins now.
+    /// Makes each program that went on when the sandbox was made from a captured state an execution like any other
+    /// from now on. Where the quota of the tenant has no room for all of them this fails, and the caller destroys
+    /// the sandbox: no program goes on uncounted.
     pub(crate) async fn supervise_carried_programs(
         self: &Arc<Self>,
         live: &Arc<RunningSandbox>,
     ) -> Result<()> {
-        for CarriedProgram { command, process } in live.sandbox.take_carried() {
-            let command = Command::program(command);
-            let id = live.sandbox.id().clone();
-            let shared = self.open_record(fresh_id()?, &live.order, id, &command).await?;
-            let _ = shared.control.set(ControlSlot(Arc::clone(&process.control)));
-            live.remember_execution(&shared);
-            let carried = (process, live.denials.watch());
-            let mut started = StartedCommand::of(carried, &command, live);
-            started.limits.wall_time = live.order.admitted.spec().limits.wall_time;
-            tokio::spawn(Arc::clone(self).finish_command(Arc::clone(live), shared, started));
+        let programs = live.sandbox.take_carried();
+        // All slots before the first record: a copy that is refused leaves no records of its programs.
+        let slots = programs.iter().map(|_| self.begin_execution(&live.order));
+        let slots = slots.collect::<Result<Vec<_>>>()?;
+        for (program, slot) in programs.into_iter().zip(slots) {
+            self.supervise_carried_program(live, program, slot).await?;
         }
+        Ok(())
+    }
+
+    /// Opens the record of a program that went on. Its wall time, where one was named, begins now.
+    async fn supervise_carried_program(
+        self: &Arc<Self>,
+        live: &Arc<RunningSandbox>,
+        CarriedProgram { command, process }: CarriedProgram,
+        slot: Option<ExecutionSlot>,
+    ) -> Result<()> {
+        let (command, process) = (Command::program(command), live.with_pausable_control(process));
+        let id = live.sandbox.id().clone();
+        let shared = self.open_record(fresh_id()?, &live.order, id, &command).await?;
+        shared.hold_slot(slot);
+        let _ = shared.control.set(ControlSlot(Arc::clone(&process.control)));
+        live.remember_execution(&shared);
+        let carried = (process, live.denials.watch());
+        let mut started = StartedCommand::of(carried, &command, live);
+        started.limits.wall_time = live.order.admitted.spec().limits.wall_time;
+        tokio::spawn(Arc::clone(self).finish_command(Arc::clone(live), shared, started));
         Ok(())
     }
 

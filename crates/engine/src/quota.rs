@@ -135,7 +135,7 @@ impl QuotaLedger {
         change: impl FnOnce(&mut HourlyUse, Duration) -> T,
     ) -> io::Result<T> {
         let lock = self.lock_file(name)?;
-        let now = Duration::from_micros(now_micros());
+        let now = time_since_epoch();
         let mut text = Vec::new();
         lock.file().take(HOURLY_FILE_BYTES as u64 + 1).read_to_end(&mut text)?;
         let parsed = HourlyUse::parse(&text, now);
@@ -187,9 +187,34 @@ impl QuotaLedger {
     }
 }
 
+/// Refuses copies of a sandbox with its memory where the programs that run in it, and go on in each copy, are more than
+/// its tenant may run at once.
+pub(crate) fn check_copied_executions(
+    tenant: &TenantName,
+    quota: Quota,
+    running: usize,
+    copies: usize,
+) -> Result<()> {
+    let Some(most) = quota.executions else { return Ok(()) };
+    let needed = running.saturating_mul(copies.saturating_add(1));
+    if running == 0 || u32::try_from(needed).is_ok_and(|needed| needed <= most) {
+        return Ok(());
+    }
+    let message = format!(
+        "{running} commands run in it and go on in each copy, and tenant {tenant} may run {most}"
+    );
+    Err(Error::new(ErrorCode::QuotaExceeded, QUOTA_OPERATION, message)
+        .remedy("make fewer copies, end commands first, or raise the quota"))
+}
+
 /// A file that is not as it was made: nothing is counted by it.
 fn damaged(name: &str, problem: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("`{name}`: {problem}"))
+}
+
+/// The time since the epoch, as what is used is counted by.
+pub(crate) fn time_since_epoch() -> Duration {
+    Duration::from_micros(now_micros())
 }
 
 fn now_micros() -> u64 {
@@ -259,6 +284,21 @@ mod tests {
         assert!(begin(&one, "b").unwrap().is_some());
         drop(first);
         assert!(begin(&other, "a").unwrap().is_some());
+    }
+
+    #[test]
+    fn copies_are_refused_where_their_programs_are_more_than_may_run() {
+        let check = |most, running, copies| {
+            let quota = Quota { executions: most, ..Quota::default() };
+            check_copied_executions(&tenant("a"), quota, running, copies)
+        };
+        check(Some(6), 2, 2).unwrap();
+        check(Some(0), 0, 1000).unwrap();
+        check(None, 1000, 1000).unwrap();
+        for (running, copies) in [(2, 3), (7, 1), (1, usize::MAX), (usize::MAX, 1)] {
+            let refused = check(Some(6), running, copies).unwrap_err();
+            assert_eq!(refused.code(), ErrorCode::QuotaExceeded);
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use serde::{Deserialize, Serialize};
 use stockade_core::SecretValue;
 use stockade_fs::Timestamp;
@@ -21,6 +21,8 @@ use tokio::time::timeout;
 const MAX_PRINTED_BYTES: u64 = 64 << 10;
 /// How long a command may take while a person waits for it, who may have to type a password.
 const ATTENDED_TIMEOUT: Duration = Duration::from_secs(300);
+/// How often it is looked whether a command has ended that has closed its output.
+const END_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Runs a line in the background, and ends all that it has started when the standard input ends before: with the process
 /// that holds the other end, however that ended.
@@ -94,13 +96,15 @@ impl SecretIssuer for SecretCommand {
         let _watchdog = child.stdin.take();
         let group = CommandGroup::of(&child);
         let printed = read_output(&mut child).await?;
-        let ended = child.wait().await;
-        group.release();
-        parse_printed(&check_output(printed, ended)?)
+        group.wait_for_leader().await.map_err(describe_unwaited)?;
+        drop(group);
+        parse_printed(&check_output(printed, child.wait().await)?)
     }
 }
 
-/// The processes of a command, killed unless it has ended by itself: what it started may hold its output open.
+/// The processes of a command, killed when this is dropped: what it has started in the background does not outlive it,
+/// whether it succeeds, fails or is given up. To be dropped before the command is reaped: then its number may be
+/// another's.
 struct CommandGroup(Option<Pid>);
 
 impl CommandGroup {
@@ -108,15 +112,20 @@ impl CommandGroup {
         Self(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw))
     }
 
-    /// Once the command was waited for its number may be another's.
-    fn release(mut self) {
-        self.0 = None;
+    /// Waits until the command itself has ended, without reaping it.
+    async fn wait_for_leader(&self) -> io::Result<()> {
+        let Some(leader) = self.0 else { return Ok(()) };
+        let unreaped = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        while waitid(WaitId::Pid(leader), unreaped)?.is_none() {
+            tokio::time::sleep(END_POLL_INTERVAL).await;
+        }
+        Ok(())
     }
 }
 
 impl Drop for CommandGroup {
     fn drop(&mut self) {
-        // It may have ended already.
+        // There may be none left.
         let _ = self.0.map(|group| kill_process_group(group, Signal::KILL));
     }
 }
@@ -129,6 +138,10 @@ impl fmt::Debug for SecretCommand {
 
 fn describe_unstarted(error: io::Error) -> String {
     format!("its command cannot be run: {error}")
+}
+
+fn describe_unwaited(error: io::Error) -> String {
+    format!("its command cannot be waited for: {error}")
 }
 
 async fn read_output(child: &mut Child) -> Result<Vec<u8>, String> {
@@ -144,7 +157,7 @@ async fn read_output(child: &mut Child) -> Result<Vec<u8>, String> {
 }
 
 fn check_output(printed: Vec<u8>, ended: io::Result<ExitStatus>) -> Result<String, String> {
-    let status = ended.map_err(|error| format!("its command cannot be waited for: {error}"))?;
+    let status = ended.map_err(describe_unwaited)?;
     if !status.success() {
         return Err(format!("its command failed: {status}"));
     }
@@ -292,6 +305,20 @@ mod tests {
             let stat = format!("/proc/{}/stat", child.trim_end());
             wait_until(|| !is_alive(Path::new(&stat))).await;
             std::fs::remove_file(&path).unwrap();
+        }
+    }
+
+    /// Background processes that do not hold its output open end with a command as well.
+    #[tokio::test]
+    async fn what_a_command_leaves_in_the_background_is_ended_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        for (end, is_issued) in [("echo correct horse", true), ("exit 3", false)] {
+            let line = format!("sleep 1000 >/dev/null 2>&1 & echo $! > child; {end}");
+            let command = SecretCommand::new(line, dir.path().to_owned());
+            assert_eq!(command.issue().await.is_ok(), is_issued, "{end}");
+            let child = std::fs::read_to_string(dir.path().join("child")).unwrap();
+            let stat = format!("/proc/{}/stat", child.trim_end());
+            wait_until(|| !is_alive(Path::new(&stat))).await;
         }
     }
 

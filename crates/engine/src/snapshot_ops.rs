@@ -17,6 +17,7 @@ use crate::lifecycle::{
     CAPTURE_TIMEOUT, Origin, RunningSandbox, SandboxOrder, in_a_task, too_slow,
 };
 use crate::pipeline::follow_from_start;
+use crate::quota::check_copied_executions;
 use crate::request::SandboxRequest;
 use crate::snapshots::{Snapshot, Snapshots};
 use crate::workspace_guard::WorkspaceGuard;
@@ -109,10 +110,9 @@ impl Engine {
         let spec = spec_of_a_copy(&live.current_spec());
         let (engine, of) = (self.clone(), live.order.admitted.backend().clone());
         in_a_task(async move {
-            let snapshot = engine
-                .inner
-                .capture_sandbox(&live, engine.inner.find_fullest_kind(&of).await)
-                .await?;
+            let kind = engine.inner.find_fullest_kind(&of).await;
+            engine.inner.check_copied_programs(&live, kind, count)?;
+            let snapshot = engine.inner.capture_sandbox(&live, kind).await?;
             let transient = engine.inner.snapshots.hold_transient(snapshot)?;
             let copies = engine.make_copies(transient.snapshot(), &spec, count).await?;
             transient.end().map(|()| copies)
@@ -187,6 +187,22 @@ impl EngineInner {
         }
         stored.fits_this_host()?;
         self.admit_spec(&spec, command).await
+    }
+
+    /// Refuses copies that can never have all programs of their original. What the tenant runs elsewhere is counted when
+    /// each copy is made.
+    fn check_copied_programs(
+        &self,
+        live: &RunningSandbox,
+        kind: SnapshotKind,
+        copies: usize,
+    ) -> Result<()> {
+        let tenant = &live.order.admitted.spec().tenant;
+        let running = match kind {
+            SnapshotKind::Files => 0,
+            SnapshotKind::Full => live.executions().iter().filter(|it| !it.is_finished()).count(),
+        };
+        check_copied_executions(tenant, self.config.quota(tenant), running, copies)
     }
 
     async fn capture_sandbox(&self, live: &RunningSandbox, kind: SnapshotKind) -> Result<Snapshot> {

@@ -145,6 +145,13 @@ fn refuse_denied(guest: GuestStream, denial: Denial, pending: &PendingRecord) {
     guest.refuse(RefusalKind::Denied, &denial.reason);
 }
 
+/// Refuses a connection for which there is no room: a denial like others, recorded before the program hears of it.
+pub fn refuse_busy(egress: &Arc<Egress>, guest: GuestStream, request: &OpenRequest, reason: &str) {
+    let pending = PendingRecord::of(egress, &guest, request);
+    pending.conclude(Denial::from(reason).into());
+    guest.refuse(RefusalKind::Busy, reason);
+}
+
 fn parse_target(egress: &Egress, host: &str) -> Result<EgressTarget, Denial> {
     if let Some(reason) = egress.secrets().and_then(|secrets| secrets.refuse_name(host)) {
         return Err(reason.into());

@@ -28,7 +28,7 @@ pub struct SharedNetwork {
 const HTTPS_PORT: u16 = 443;
 
 /// The most connections of all sandboxes of an engine together.
-const MAX_SHARED_CONNECTIONS: usize = 512;
+pub(crate) const MAX_SHARED_CONNECTIONS: usize = 512;
 
 impl SharedNetwork {
     /// With name servers as these settings say.

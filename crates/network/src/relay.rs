@@ -7,16 +7,16 @@ use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use stockade_agent::protocol::network::{FromHelper, RefusalKind, Setup, ToHelper};
+use stockade_agent::protocol::network::{FromHelper, Setup, ToHelper};
 use stockade_core::{Error, ErrorCode, Process, ProcessControl, Result};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
-use crate::connection::{OpenRequest, serve_connection};
+use crate::connection::{OpenRequest, refuse_busy, serve_connection};
 use crate::frame_reader::HelperFrameReader;
 use crate::outbox::HelperOutbox;
-use crate::policy::Egress;
+use crate::policy::{Egress, MAX_SHARED_CONNECTIONS};
 use crate::port::PortStream;
 use crate::stream::{BrokenProtocol, Streams};
 
@@ -286,16 +286,32 @@ fn open_connection(
     request: OpenRequest,
     connections: &mut JoinSet<()>,
 ) {
-    let is_full = shared.streams.count_opened_inside() >= egress.limits.connections;
-    let slot = Arc::clone(&egress.shared.slots).try_acquire_owned();
+    let slot = find_room(shared, egress);
     let stream = shared.streams.open(number, &shared.outbox).metered(Arc::clone(&egress.meter));
-    let Ok(slot) = slot.map_err(drop).and_then(|slot| if is_full { Err(()) } else { Ok(slot) })
-    else {
-        return stream.refuse(RefusalKind::Busy, "there are too many connections");
+    let slot = match slot {
+        Ok(slot) => slot,
+        Err(reason) => return refuse_busy(egress, stream, &request, &reason),
     };
     let egress = Arc::clone(egress);
     connections.spawn(async move {
         serve_connection(egress, stream, request).await;
         drop(slot);
     });
+}
+
+/// A slot among the connections of all sandboxes. Why there is none for one more of this sandbox, otherwise.
+fn find_room(
+    shared: &RelayShared,
+    egress: &Egress,
+) -> std::result::Result<OwnedSemaphorePermit, String> {
+    let most = egress.limits.connections;
+    if shared.streams.count_opened_inside() >= most {
+        return Err(format!(
+            "too many connections: `network.connections` lets the sandbox have {most} at once"
+        ));
+    }
+    Arc::clone(&egress.shared.slots).try_acquire_owned().map_err(|_| {
+        let most = MAX_SHARED_CONNECTIONS;
+        format!("too many connections: all sandboxes of the engine have {most} at once")
+    })
 }

@@ -166,7 +166,7 @@ impl SecretSet {
         }
         let mut bound = self.secrets.iter().filter(|secret| secret.is_bound_to(target));
         let has_body = bound.any(|secret| secret.binding.place() == SecretPlace::Body);
-        let offer = |secret: &HeldSecret| secret.offer(&values);
+        let offer = |secret: &HeldSecret| secret.offer(target, &values);
         Ok(TrafficFilter {
             line: self.build_patterns(|it| it.block(target, true, Whereabouts::RequestLine)),
             head: self.build_patterns(|it| it.fill_in(target, Whereabouts::Header, &values)),
@@ -186,11 +186,11 @@ impl SecretSet {
         log: &Arc<dyn ConnectionLog>,
     ) -> Result<FetchedValues<'_>, String> {
         let bound = self.secrets.iter().filter(|secret| secret.is_bound_to(target));
-        let bound: Vec<&HeldSecret> = bound.collect();
+        let (bound, host): (Vec<&HeldSecret>, _) = (bound.collect(), target.to_string());
         let mut values = FetchedValues::new();
         for held in bound {
             let secret = held.binding.name();
-            let context = RenewalContext { secret, log, begun: &self.begun };
+            let context = RenewalContext { secret, host: &host, log, begun: &self.begun };
             let fetched = held.supply.fetch_value(&context).await;
             let value = fetched.map_err(|reason| {
                 format!("the value of the secret `{secret}` does not hold any more: {reason}")
@@ -211,10 +211,10 @@ impl HeldSecret {
         self.binding.hosts().iter().any(|host| target.is_same_host(host))
     }
 
-    fn offer(&self, values: &FetchedValues<'_>) -> Option<OfferedSecret> {
+    fn offer(&self, target: &EgressTarget, values: &FetchedValues<'_>) -> Option<OfferedSecret> {
         let CurrentValue { generation, .. } = *values.get(self.placeholder.as_str())?;
         let (placeholder, supply) = (self.placeholder.clone(), Arc::clone(&self.supply));
-        Some(OfferedSecret { placeholder, supply, generation })
+        Some(OfferedSecret { placeholder, supply, host: target.to_string(), generation })
     }
 
     fn fill_in(

@@ -1,9 +1,11 @@
 //! The value of one secret while sandboxes use it, and when it is asked for again: before it expires, once after a host has
 //! refused it, and when its sandbox goes on after a pause or in another state. A guest and a host can cause questions, so
-//! each has a timeout, one stands at a time, and the next one comes after an interval.
+//! each has a timeout, one stands at a time, and the next one comes after an interval. What one host refuses is still used
+//! for the others until it expires.
 //!
 //! A value is never used after its expiry, and the reasons given here never hold one (C-41).
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -60,9 +62,11 @@ struct SupplyState {
     past: Vec<SecretValue>,
     /// Counts the values.
     generation: u64,
-    /// Why it has to be asked for before it is used again.
+    /// Why it has to be asked for before it is used again, for any host.
     pending: Option<RenewalCause>,
-    /// When it was last asked for again.
+    /// Hosts that have refused the value: for them it has to be asked for. They are hosts that it is bound to.
+    refused_by: BTreeSet<String>,
+    /// When a question for it was last answered, by a value or a failure.
     last_asked: Option<Instant>,
     /// Why that gave no value.
     failure: Option<String>,
@@ -98,6 +102,8 @@ pub(crate) struct CurrentValue {
 /// On whose behalf a value is asked for again.
 pub(crate) struct RenewalContext<'a> {
     pub secret: &'a EnvName,
+    /// The host that the value is for, in canonical form.
+    pub host: &'a str,
     pub log: &'a Arc<dyn ConnectionLog>,
     /// The questions that were begun for one sandbox.
     pub begun: &'a Mutex<Vec<AbortHandle>>,
@@ -134,6 +140,7 @@ impl SupplyState {
             past: Vec::new(),
             generation: 0,
             pending: None,
+            refused_by: BTreeSet::new(),
             last_asked: None,
             failure: None,
         }
@@ -143,11 +150,12 @@ impl SupplyState {
         self.last_asked.is_some_and(|asked| asked.elapsed() < interval)
     }
 
-    fn find_need(&self) -> RenewalNeed {
+    fn find_need(&self, host: &str) -> RenewalNeed {
         let left = self.expiry.as_ref().map(|expiry| (expiry.time_left(), expiry.margin));
         let cause = match (self.pending, left) {
             (Some(cause), _) => cause,
             (None, Some((left, _))) if left.is_zero() => RenewalCause::Expiry,
+            (None, Some(_) | None) if self.refused_by.contains(host) => RenewalCause::Unauthorized,
             (None, Some((left, margin))) if left < margin => {
                 let is_soon = self.was_asked_within(RETRY_INTERVAL);
                 return if is_soon { RenewalNeed::No } else { RenewalNeed::Early };
@@ -196,6 +204,7 @@ impl SupplyState {
             self.past.truncate(MAX_PAST_VALUES);
         }
         (self.expiry, self.pending) = (expiry, None);
+        self.refused_by.clear();
         self.generation += 1;
         Ok(())
     }
@@ -231,8 +240,8 @@ impl SecretSupply {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn find_need(&self) -> RenewalNeed {
-        self.lock().find_need()
+    fn find_need(&self, host: &str) -> RenewalNeed {
+        self.lock().find_need(host)
     }
 
     fn current(&self) -> CurrentValue {
@@ -259,12 +268,12 @@ impl SecretSupply {
         }
     }
 
-    /// A host has refused a request with this value. The next request has another, unless one was asked for lately.
-    pub(crate) fn note_unauthorized(&self, generation: u64) {
+    /// A host has refused a request with this value. The next request to it has another, unless one was asked for lately.
+    pub(crate) fn note_unauthorized(&self, generation: u64, host: &str) {
         let mut state = self.lock();
         let is_current = state.generation == generation && state.pending.is_none();
         if self.issuer.is_some() && is_current && !state.was_asked_within(UNAUTHORIZED_INTERVAL) {
-            state.pending = Some(RenewalCause::Unauthorized);
+            state.refused_by.insert(host.to_owned());
         }
     }
 
@@ -274,16 +283,17 @@ impl SecretSupply {
         context: &RenewalContext<'_>,
     ) -> Result<CurrentValue, String> {
         let Some(issuer) = &self.issuer else { return Ok(self.current()) };
-        let Some(turn) = self.take_turn().await? else { return Ok(self.current()) };
+        let turn = self.take_turn(context.host).await?;
+        let Some(turn) = turn else { return Ok(self.current()) };
         // Another request may have asked while this one waited.
-        let cause = match self.find_need() {
+        let cause = match self.find_need(context.host) {
             RenewalNeed::No => return Ok(self.current()),
             RenewalNeed::Refused(reason) => return Err(reason),
             RenewalNeed::Early => RenewalCause::Expiry,
             RenewalNeed::Due(cause) => cause,
         };
         self.renew(cause, issuer, turn, context).await;
-        match self.find_need() {
+        match self.find_need(context.host) {
             RenewalNeed::No | RenewalNeed::Early => Ok(self.current()),
             RenewalNeed::Refused(reason) => Err(reason),
             RenewalNeed::Due(_) => Err("the question for it was broken off".to_owned()),
@@ -291,9 +301,9 @@ impl SecretSupply {
     }
 
     /// Waits until no other request asks. Nothing where this one need not.
-    async fn take_turn(&self) -> Result<Option<OwnedMutexGuard<()>>, String> {
+    async fn take_turn(&self, host: &str) -> Result<Option<OwnedMutexGuard<()>>, String> {
         let asking = Arc::clone(&self.asking);
-        match self.find_need() {
+        match self.find_need(host) {
             RenewalNeed::No => Ok(None),
             RenewalNeed::Refused(reason) => Err(reason),
             // A value that still holds is used while another request asks for the next.
@@ -309,8 +319,6 @@ impl SecretSupply {
         turn: OwnedMutexGuard<()>,
         context: &RenewalContext<'_>,
     ) {
-        // Before it begins: one that is broken off counts as well.
-        self.lock().last_asked = Some(Instant::now());
         let (supply, issuer) = (Arc::clone(self), Arc::clone(issuer));
         let (secret, log) = (context.secret.clone(), Arc::clone(context.log));
         // In a task: a program that breaks off its request must not end the question for others.
@@ -321,14 +329,14 @@ impl SecretSupply {
             drop(turn);
         });
         context.note_begun(task.abort_handle());
-        // One that was aborted has changed nothing.
+        // One that was aborted, with its sandbox, has changed nothing: the next request asks at once.
         let _ = task.await;
     }
 
     fn note_answer(&self, failure: &Option<String>) {
         let mut state = self.lock();
         state.failure.clone_from(failure);
-        // From here on the interval counts: a question may take longer than that.
+        // From here on the interval counts: a question may take longer than that, and one that was aborted is none.
         state.last_asked = Some(Instant::now());
     }
 

@@ -44,6 +44,8 @@ pub struct TrafficFilter {
 pub struct OfferedSecret {
     pub placeholder: String,
     pub supply: Arc<SecretSupply>,
+    /// The host that it is put in for, in canonical form.
+    pub host: String,
     /// Which of its values it is.
     pub generation: u64,
 }
@@ -82,11 +84,11 @@ impl TrafficFilter {
         if status != StatusCode::UNAUTHORIZED {
             return;
         }
-        for OfferedSecret { placeholder, supply, generation } in &self.offered {
+        for OfferedSecret { placeholder, supply, host, generation } in &self.offered {
             let text = placeholder.as_bytes();
             // Many clients ask without a value first, to learn whether one is wanted.
             if self.head.has_replaced(text) || self.body.has_replaced(text) {
-                supply.note_unauthorized(*generation);
+                supply.note_unauthorized(*generation, host);
             }
         }
     }

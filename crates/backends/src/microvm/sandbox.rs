@@ -60,7 +60,7 @@ impl Parted {
         let _goes_on = self.live.freezer.goes_on("snapshot").await?;
         let link = self.inside.sync.link();
         let _standing = link.stand_still("snapshot").await?;
-        let (now, used) = (self.live.now.get(), self.inside.executions.numbers());
+        let (now, used) = (self.live.now.get(), self.inside.executions.numbers()?);
         let backend = self.upgrade_backend("snapshot")?;
         let driver = &backend.workshop().await?.driver;
         let captured =

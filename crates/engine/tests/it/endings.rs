@@ -304,3 +304,62 @@ async fn a_command_of_its_own_takes_the_programs_that_went_on_with_it() {
     assert_eq!(jobs.iter().map(ending).collect::<Vec<_>>(), [Ending::Cancelled, Ending::Exited(0)]);
     engine.close().await.unwrap();
 }
+
+#[tokio::test]
+async fn programs_that_go_on_in_a_copy_count_as_executions_of_their_tenant() {
+    let state = tempfile::tempdir().unwrap();
+    let quota = Quota { executions: Some(2), ..Quota::default() };
+    let engine = engine_at(state.path(), &programs(), |config| config.default_quota = quota).await;
+    let id = engine.create(spec()).await.unwrap();
+    let server = engine.exec(&id, Command::program(["server"])).await.unwrap();
+    first_output(&server).await;
+    let snapshot = engine.snapshot(&id, SnapshotKind::Full).await.unwrap().id;
+    let copy = engine.create_from(&snapshot, spec()).await.unwrap();
+    let command = || Command::program(["true"]);
+    let refusals = [
+        engine.exec(&id, command()).await.map(drop).unwrap_err(),
+        engine.create_from(&snapshot, spec()).await.map(drop).unwrap_err(),
+        engine.run_from_followed(&snapshot, spec(), command()).await.map(drop).unwrap_err(),
+        // One more is refused when it is made, two before anything is captured.
+        engine.fork(&id, 1).await.map(drop).unwrap_err(),
+        engine.fork(&id, 2).await.map(drop).unwrap_err(),
+    ];
+    for refused in refusals {
+        assert_eq!(refused.code(), ErrorCode::QuotaExceeded, "{refused}");
+    }
+    assert_eq!(engine.list().await.unwrap().leases.len(), 2, "a refused copy is left");
+    assert_eq!(jobs(&engine).len(), 2, "a refused copy has a record of its program");
+    engine.destroy(&copy).await.unwrap();
+    let forked = engine.fork(&id, 1).await.unwrap().remove(0);
+    engine.executions(&forked).unwrap().remove(0).close().await.unwrap();
+    assert!(engine.exec(&id, command()).await.unwrap().outcome().await.success());
+    engine.close().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn programs_that_go_on_in_a_copy_are_held_to_the_processor_time_of_their_tenant() {
+    let state = tempfile::tempdir().unwrap();
+    let burning = vec![
+        ScriptStep::Burn(Duration::from_secs(2)),
+        ScriptStep::Write(StreamId::Stdout, "listening".into()),
+        ScriptStep::Sleep(Duration::MAX / 4),
+    ];
+    let mock = programs().with_program("burning", Script(burning));
+    let quota = Quota { cpu_seconds_per_hour: Some(3), ..Quota::default() };
+    let engine = engine_at(state.path(), &mock, |config| config.default_quota = quota).await;
+    let id = engine.create(spec()).await.unwrap();
+    let server = engine.exec(&id, Command::program(["burning"])).await.unwrap();
+    first_output(&server).await;
+    let snapshot = engine.snapshot(&id, SnapshotKind::Full).await.unwrap().id;
+    let copy = engine.create_from(&snapshot, spec()).await.unwrap();
+    first_output(&engine.executions(&copy).unwrap()[0]).await;
+    // In simulated time: past the next time that both are charged.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let refused = engine.exec(&copy, Command::program(["true"])).await.unwrap_err();
+    assert_eq!(refused.code(), ErrorCode::QuotaExceeded);
+    let refused = engine.create_from(&snapshot, spec()).await.unwrap_err();
+    assert_eq!(refused.code(), ErrorCode::QuotaExceeded);
+    // A sandbox in which nothing goes on uses none.
+    engine.create(spec()).await.unwrap();
+    engine.close().await.unwrap();
+}

@@ -8,6 +8,9 @@ use super::*;
 use crate::record::ConnectionRecord;
 
 const HOUR: Duration = Duration::from_secs(3600);
+/// The hosts of the secret.
+const HOST: &str = "a.test";
+const OTHER_HOST: &str = "b.test";
 
 /// Answers in order; when there is no answer left, waits until it is dropped.
 #[derive(Default)]
@@ -85,15 +88,19 @@ impl TestSupply {
 
     /// The value for a request.
     async fn fetch(&self) -> Result<SecretValue, String> {
+        self.fetch_for(HOST).await
+    }
+
+    async fn fetch_for(&self, host: &str) -> Result<SecretValue, String> {
         let log: Arc<dyn ConnectionLog> = self.log.clone();
-        let context = RenewalContext { secret: &self.secret, log: &log, begun: &self.begun };
+        let context = RenewalContext { secret: &self.secret, host, log: &log, begun: &self.begun };
         self.supply.fetch_value(&context).await.map(|current| current.value)
     }
 
     /// A request that the host answers with 401.
     async fn fetch_unauthorized(&self) -> SecretValue {
         let value = self.fetch().await.unwrap();
-        self.supply.note_unauthorized(self.supply.generation());
+        self.supply.note_unauthorized(self.supply.generation(), HOST);
         value
     }
 
@@ -183,13 +190,61 @@ async fn a_value_that_a_host_refuses_is_asked_for_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_value_that_one_host_refuses_is_used_for_the_others() {
+    let test = TestSupply::new(None, vec![failed(), Ok(issue_for(1, None))]);
+    assert_eq!(test.fetch_unauthorized().await, value_of(0));
+    for _ in 0..2 {
+        let refused = test.fetch().await.unwrap_err();
+        assert!(refused.contains("exit status: 3"), "{refused}");
+        assert_eq!((test.fetch_for(OTHER_HOST).await, test.asked()), (Ok(value_of(0)), 1));
+    }
+    advance(RETRY_INTERVAL).await;
+    assert_eq!((test.fetch_for(OTHER_HOST).await, test.asked()), (Ok(value_of(0)), 1));
+    assert_eq!((test.fetch().await, test.asked()), (Ok(value_of(1)), 2));
+    assert_eq!(test.fetch_for(OTHER_HOST).await, Ok(value_of(1)));
+    assert_eq!(
+        test.renewals(),
+        [(RenewalCause::Unauthorized, false), (RenewalCause::Unauthorized, true)]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_value_that_one_host_refuses_is_not_used_for_the_others_after_its_expiry() {
+    let test = TestSupply::new(Some(HOUR), vec![failed(), failed()]);
+    test.fetch_unauthorized().await;
+    assert!(test.fetch().await.is_err());
+    advance(HOUR).await;
+    assert!(test.fetch_for(OTHER_HOST).await.is_err());
+    assert_eq!(
+        test.renewals(),
+        [(RenewalCause::Unauthorized, false), (RenewalCause::Expiry, false)]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_hosts_do_not_wait_for_a_value_that_one_has_refused() {
+    let issuer = ScriptedIssuer {
+        answers: Mutex::new([Ok(issue_for(1, None))].into()),
+        pace: Duration::from_secs(5),
+        ..ScriptedIssuer::default()
+    };
+    let test = TestSupply::with_issuer(None, issuer);
+    test.fetch_unauthorized().await;
+    let other = async {
+        test.issuer.begun.notified().await;
+        test.fetch_for(OTHER_HOST).await
+    };
+    assert_eq!(tokio::join!(test.fetch(), other), (Ok(value_of(1)), Ok(value_of(0))));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_late_refusal_of_an_earlier_value_changes_nothing() {
     let test = TestSupply::new(None, vec![Ok(issue_for(1, None))]);
     let generation = test.supply.generation();
     test.fetch_unauthorized().await;
     assert_eq!(test.fetch().await, Ok(value_of(1)));
     advance(HOUR).await;
-    test.supply.note_unauthorized(generation);
+    test.supply.note_unauthorized(generation, HOST);
     assert_eq!((test.fetch().await, test.asked()), (Ok(value_of(1)), 1));
 }
 
@@ -290,6 +345,9 @@ async fn a_question_that_is_stopped_leaves_no_value() {
     let (fetched, ()) = tokio::join!(test.fetch(), stop);
     assert!(fetched.is_err());
     assert!(test.renewals().is_empty());
+    // Others, whose sandboxes go on, need not wait.
+    test.issuer.answers.lock().unwrap().push_back(Ok(issue_for(1, None)));
+    assert_eq!((test.fetch().await, test.asked()), (Ok(value_of(1)), 2));
 }
 
 #[tokio::test(start_paused = true)]

@@ -47,7 +47,7 @@ async fn connections_beyond_the_rate_are_refused_and_recorded_with_the_reason() 
 }
 
 #[tokio::test]
-async fn connections_beyond_the_number_at_once_are_refused() {
+async fn connections_beyond_the_number_at_once_are_refused_and_recorded_with_the_reason() {
     let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = server.local_addr().unwrap();
     let limits = EgressLimits { connections: 1, ..EgressLimits::default() };
@@ -63,6 +63,10 @@ async fn connections_beyond_the_number_at_once_are_refused() {
         }
     };
     assert!(reason.contains("too many connections"), "{reason}");
+    // The first one is open, and recorded when it ends.
+    let record = helper.wait_for_records(1).await.remove(0);
+    assert!(denied_reason(&record).contains("`network.connections`"), "{record:?}");
+    assert_eq!((record.host.as_str(), record.port), ("127.0.0.1", Some(address.port())));
 }
 
 #[tokio::test]

@@ -10,8 +10,8 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use stockade_agent::client::{AgentClient, ProgramPid};
 use stockade_core::{
-    CarriedProgram, EffectiveLimits, Exit, ExitStatus, Process, ProcessControl, ProcessEvent,
-    ProcessEvents, Result, SandboxId, Signal, TerminalSize,
+    CarriedProgram, EffectiveLimits, Error, ErrorCode, Exit, ExitStatus, Process, ProcessControl,
+    ProcessEvent, ProcessEvents, Result, SandboxId, Signal, TerminalSize,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -46,10 +46,19 @@ pub(crate) struct RunningProgram {
     pub command: Vec<String>,
 }
 
-/// The most programs that are carried over to a copy; more go on unheard.
+/// The most programs that are carried over to a copy. With more no state is captured: they would go on uncounted.
 const MAX_CARRIED: usize = 32;
 /// How much is kept of the arguments of one: what is said about a machine has to stay short.
 const MAX_COMMAND_BYTES: usize = 400;
+
+fn check_carried_count(running: usize) -> Result<()> {
+    if running <= MAX_CARRIED {
+        return Ok(());
+    }
+    let message = format!("{running} programs run in it, and {MAX_CARRIED} can go on in a copy");
+    Err(Error::new(ErrorCode::Unsupported, "snapshot", message)
+        .remedy("end some of them first, or take a snapshot of the files alone"))
+}
 
 /// The arguments without what a terminal would obey, cut where they are long.
 fn shorten_command(command: &[String]) -> Vec<String> {
@@ -141,19 +150,20 @@ impl FarExecutions {
         WatchedExecution { sync, running, execution, over: false }
     }
 
-    /// What was used up so far.
-    pub fn numbers(&self) -> UsedNumbers {
+    /// What was used up so far. Refused where more programs run than a copy takes over.
+    pub fn numbers(&self) -> Result<UsedNumbers> {
         let executions = self.last.load(Ordering::Relaxed);
         // One that has ended as far as is known here is nothing to a copy.
         let running = lock(&self.running);
         let goes_on = running.values().filter(|program| self.client.is_running(program.channel));
-        let running = goes_on.take(MAX_CARRIED).cloned().collect();
-        UsedNumbers {
+        let running: Vec<_> = goes_on.cloned().collect();
+        check_carried_count(running.len())?;
+        Ok(UsedNumbers {
             of: self.id.clone(),
             channels: self.client.last_channel(),
             executions,
             running,
-        }
+        })
     }
 
     /// Reconnects to a restored machine, whose state is that of when `used` numbers had been used. Executions of that
@@ -383,6 +393,13 @@ mod tests {
     fn test_program(channel: u32, execution: u32, command: &[&str]) -> RunningProgram {
         let command = command.iter().map(|argument| (*argument).to_owned()).collect();
         RunningProgram { channel, execution, command }
+    }
+
+    #[test]
+    fn more_programs_than_a_copy_takes_over_are_not_captured() {
+        check_carried_count(MAX_CARRIED).unwrap();
+        let refused = check_carried_count(MAX_CARRIED + 1).unwrap_err();
+        assert!(refused.hint().is_some(), "{refused}");
     }
 
     #[test]
