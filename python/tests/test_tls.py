@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -62,10 +63,14 @@ def test_a_daemon_is_used_by_tls(tls_daemon: TlsDaemon, monkeypatch: pytest.Monk
         assert sandbox.files.stat("large").size == 3_000_000
 
 
-async def test_it_is_used_with_await(tls_daemon: TlsDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_used_with_await(tls_daemon: TlsDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOCKADE_CA_FILE", str(tls_daemon.authority))
-    async with AsyncSandbox(host=tls_daemon.url, token=tls_daemon.token) as sandbox:
-        assert (await sandbox.run("echo hi")).stdout == "hi\n"
+
+    async def run_echo() -> str:
+        async with AsyncSandbox(host=tls_daemon.url, token=tls_daemon.token) as sandbox:
+            return (await sandbox.run("echo hi")).stdout
+
+    assert asyncio.run(run_echo()) == "hi\n"
 
 
 def refuse(url: str, token: str, code: str, part: str) -> None:
