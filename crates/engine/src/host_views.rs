@@ -79,25 +79,25 @@ impl EngineConfig {
     pub fn refused_views(&self, spec: &SandboxSpec) -> Refusals {
         let mut own = self.every_own_path();
         let mut refusals = Vec::new();
-        if spec.image == Image::Host {
-            let image = HOST_IMAGE.map(|shown| (shown, real(Path::new(shown))));
-            refusals.extend(own.iter().filter_map(|own| refuse_in_host_image(own, &image)));
-        }
+        let image = match spec.image {
+            Image::Host => HOST_IMAGE.map(|shown| (shown, real(Path::new(shown)))).to_vec(),
+            _ => Vec::new(),
+        };
+        refusals.extend(own.iter().filter_map(|own| refuse_in_host_image(own, &image)));
         let views = list_host_views(spec);
-        if views.is_empty() && spec.image != Image::Host {
+        if views.is_empty() && image.is_empty() {
             return Refusals(refusals);
         }
         let Ok(mounts) = MountTable::read() else {
             refusals.push(refuse_unknown_mounts());
             return Refusals(refusals);
         };
-        if spec.image == Image::Host {
-            refusals.extend(refuse_kernel_in_host_image(&mounts));
-        }
+        refusals.extend(refuse_kernel_in_host_image(&image, &mounts));
         let shown: Vec<_> = views.iter().map(|view| real(view.path.as_path())).collect();
         own.extend(homes::list_own_dirs(self.home.as_deref(), &shown));
         let check = HostViewCheck::new(self, own, mounts);
-        refusals.extend(views.iter().filter_map(|view| check.refuse(view)));
+        let shown = views.iter().zip(&shown);
+        refusals.extend(shown.filter_map(|(view, path)| check.refuse(view, path)));
         Refusals(refusals)
     }
 
@@ -181,9 +181,9 @@ fn refuse_unknown_mounts() -> Refusal {
 }
 
 /// The host's own programs are shown with everything that is mounted among them.
-fn refuse_kernel_in_host_image(mounts: &MountTable) -> Option<Refusal> {
-    HOST_IMAGE.iter().find_map(|shown| {
-        let at = mounts.find_kernel_mount(&real(Path::new(shown)))?.display();
+fn refuse_kernel_in_host_image(image: &[(&str, PathBuf)], mounts: &MountTable) -> Option<Refusal> {
+    image.iter().find_map(|(shown, real)| {
+        let at = mounts.find_kernel_mount(real)?.display();
         let reason = format!("`{shown}` shows `{at}`, {OF_THE_KERNEL}");
         Some(build_refusal("image", reason, "unmount it, or use another image"))
     })
@@ -224,16 +224,16 @@ impl HostViewCheck {
         }
     }
 
-    fn refuse(&self, view: &HostView<'_>) -> Option<Refusal> {
-        let path = real(view.path.as_path());
-        let located = self.mounts.locate(&path);
+    /// `path` is that of the view behind all links.
+    fn refuse(&self, view: &HostView<'_>, path: &Path) -> Option<Refusal> {
+        let located = self.mounts.locate(path);
         let found = self
             .own_path(view, &located)
             .or_else(|| self.private_files(&located))
             .or_else(|| self.explain_shared_directory(&located))
-            .or_else(|| refuse_kernel_path(&path))
-            .or_else(|| self.explain_kernel_mount(&path))
-            .or_else(|| no_plain_file(&path));
+            .or_else(|| refuse_kernel_path(path))
+            .or_else(|| self.explain_kernel_mount(path))
+            .or_else(|| no_plain_file(path));
         let (reason, remedy) = found?;
         Some(build_refusal(&view.field, format!("`{}` {reason}", path.display()), &remedy))
     }
@@ -355,7 +355,7 @@ pub fn real(path: &Path) -> PathBuf {
     let mut missing = Vec::new();
     let mut there = path;
     loop {
-        if let Ok(found) = stockade_fs::canonicalize(there) {
+        if let Ok(found) = there.canonicalize() {
             return missing.iter().rev().fold(found, |path, name| path.join(name));
         }
         let (Some(parent), Some(name)) = (there.parent(), there.file_name()) else {

@@ -1,6 +1,7 @@
 //! Host paths that a spec names. They were resolved when they were checked (C-06): what leads elsewhere by now
 //! was not checked, and is refused.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use stockade_core::{BackendName, Error, ErrorCode, HostPath, Result};
@@ -12,7 +13,7 @@ pub(crate) fn resolve_path(
     path: &HostPath,
 ) -> Result<PathBuf> {
     let path = path.as_path();
-    let found = stockade_fs::canonicalize(path)
+    let found = fs::canonicalize(path)
         .map_err(|error| unusable_path(backend, field, path, "cannot be used").source(error))?;
     match found == path {
         true => Ok(found),

@@ -5,8 +5,6 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use stockade_fs::canonicalize;
-
 use super::inside;
 use super::table::ToolchainRoot;
 
@@ -51,11 +49,11 @@ impl CallerEnvironment {
         if self.written.is_empty() {
             return false;
         }
-        let real = canonicalize(path).ok();
+        let real = path.canonicalize().ok();
         let beside = match path.parent() {
             // Without a link in it, its parent has none either.
             Some(parent) if real.as_deref() == Some(path) => Some(parent.to_owned()),
-            parent => parent.and_then(|parent| canonicalize(parent).ok()),
+            parent => parent.and_then(|parent| parent.canonicalize().ok()),
         };
         let mut all = [Some(path.to_owned()), real, beside].into_iter().flatten();
         all.any(|path| self.written.iter().any(|place| path.starts_with(place)))
@@ -64,7 +62,7 @@ impl CallerEnvironment {
     fn real_path(&self) -> &[PathBuf] {
         self.real_path.get_or_init(|| {
             let beyond = self.path.iter().filter(|entry| !inside::is_in_host_image(entry));
-            beyond.filter_map(|entry| canonicalize(entry).ok()).collect()
+            beyond.filter_map(|entry| entry.canonicalize().ok()).collect()
         })
     }
 
@@ -124,6 +122,6 @@ pub(super) fn in_path(root: &Path, caller: &CallerEnvironment) -> bool {
     by_name || {
         let leads_to =
             |root: PathBuf| caller.real_path().iter().any(|real| real.starts_with(&root));
-        canonicalize(root).is_ok_and(leads_to)
+        root.canonicalize().is_ok_and(leads_to)
     }
 }

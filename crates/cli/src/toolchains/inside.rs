@@ -47,7 +47,7 @@ fn shown_dir(dir: &Path, spec: &SandboxSpec) -> Option<PathBuf> {
     if shown(dir) {
         return Some(dir.to_owned());
     }
-    let real = stockade_fs::canonicalize(dir).ok()?;
+    let real = dir.canonicalize().ok()?;
     shown(&real).then_some(real)
 }
 
@@ -93,7 +93,7 @@ fn shown_path(path: &Path, trees: &[HostTree]) -> Option<String> {
     if holds(path) {
         return path.to_str().map(str::to_owned);
     }
-    let real = stockade_fs::canonicalize(path).ok()?;
+    let real = path.canonicalize().ok()?;
     holds(&real).then(|| real.to_str().map(str::to_owned))?
 }
 

@@ -129,7 +129,7 @@ fn written_places(spec: &SandboxSpec) -> Vec<PathBuf> {
     };
     let mounts = spec.all_mounts().filter(|mount| !mount.read_only).map(|mount| &mount.source);
     let named = workspace.into_iter().chain(mounts).map(|path| path.as_path().to_owned());
-    named.flat_map(|path| [stockade_fs::canonicalize(&path).ok(), Some(path)]).flatten().collect()
+    named.flat_map(|path| [path.canonicalize().ok(), Some(path)]).flatten().collect()
 }
 
 /// What the flags say of a variable wins.
@@ -302,7 +302,7 @@ fn is_covered(path: &Path, trees: &[HostTree]) -> bool {
 }
 
 fn build_host_tree(name: &str, source: &Path, target: &Path) -> Option<HostTree> {
-    let source: HostPath = stockade_fs::canonicalize(source).ok()?.try_into().ok()?;
+    let source: HostPath = source.canonicalize().ok()?.try_into().ok()?;
     let target: SandboxPath = target.to_str()?.parse().ok()?;
     let mount = Mount { source, target, read_only: true };
     Some(HostTree { part_of: name.to_owned(), mount, required: false })

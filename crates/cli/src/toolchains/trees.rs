@@ -5,8 +5,6 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use stockade_fs::canonicalize;
-
 use super::table::{NEVER_SHOWN, ToolchainRoot};
 
 /// Directories that hold programs and libraries alone, by the thousand: they are not looked into.
@@ -30,7 +28,7 @@ pub fn expand_root(
     wanted: impl Fn(&Path) -> bool,
 ) -> ShownTrees {
     let mut scan = SecretScan { row, depth, entries: 0, shown: ShownTrees::default() };
-    let Ok(real_root) = canonicalize(root) else { return scan.shown };
+    let Ok(real_root) = root.canonicalize() else { return scan.shown };
     for pattern in patterns {
         for path in expand_pattern(root, pattern).into_iter().filter(|path| wanted(path)) {
             scan.scan_tree(root, &real_root, &path);
@@ -77,7 +75,7 @@ struct SecretScan<'r> {
 
 impl SecretScan<'_> {
     fn scan_tree(&mut self, root: &Path, real_root: &Path, path: &Path) {
-        let Ok(real) = canonicalize(path) else { return };
+        let Ok(real) = path.canonicalize() else { return };
         let expected = path.strip_prefix(root).map(|inside| real_root.join(inside));
         // Joining nothing leaves a slash at the end, which is the same path.
         if expected.is_ok_and(|expected| expected.components().eq(real.components())) {

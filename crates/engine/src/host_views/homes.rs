@@ -37,7 +37,7 @@ pub(super) fn list_own_dirs(home: Option<&Path>, shown: &[PathBuf]) -> Vec<OwnPa
 /// Homes may be links, and have links in them: a path that is shown has none.
 fn find_own_dirs(homes: &BTreeSet<&Path>, shown: &[PathBuf]) -> Vec<OwnPath> {
     // What is not there holds nothing that is shown.
-    let there = homes.iter().filter_map(|home| stockade_fs::canonicalize(home).ok());
+    let there = homes.iter().filter_map(|home| home.canonicalize().ok());
     let every = there.flat_map(|home| {
         OWN_DIRS_IN_HOME.map(|(dir, what)| (home.clone(), resolve_own_dir(&home, dir), what))
     });
