@@ -15,8 +15,7 @@ use super::running::LiveWalls;
 /// A way to stop and continue everything inside.
 #[async_trait]
 pub(crate) trait Stopper: Send + Sync {
-    /// Returns when it has stopped, or goes on. Called only for a change, one call at a time, and again where a call was
-    /// dropped half-way.
+    /// Returns when it has stopped, or goes on. Called only for a change, one call at a time.
     async fn set(&self, stop: bool) -> Result<()>;
 }
 
@@ -32,41 +31,33 @@ impl Stopper for Arc<LiveWalls> {
 pub(crate) struct Freezer {
     backend: BackendName,
     stopper: Box<dyn Stopper>,
-    /// Not known after a change that was given up half-way.
-    stopped: Mutex<Option<bool>>,
+    stopped: Mutex<bool>,
 }
 
 impl Freezer {
     pub(crate) fn new(backend: BackendName, stopper: impl Stopper + 'static) -> Arc<Self> {
-        Arc::new(Self { backend, stopper: Box::new(stopper), stopped: Mutex::new(Some(false)) })
+        Arc::new(Self { backend, stopper: Box::new(stopper), stopped: Mutex::new(false) })
     }
 
     /// Idempotent. Returns when it has stopped, or goes on.
     pub(crate) async fn set(&self, stop: bool) -> Result<()> {
         let mut stopped = self.stopped.lock().await;
-        if *stopped == Some(stop) {
-            return Ok(());
+        if *stopped != stop {
+            self.stopper.set(stop).await?;
+            *stopped = stop;
         }
-        let before = stopped.take();
-        let changed = self.stopper.set(stop).await;
-        *stopped = if changed.is_ok() { Some(stop) } else { before };
-        changed
+        Ok(())
     }
 
     /// Refuses what needs an answer from inside: it would wait for ever. It is not stopped before the answer
     /// is dropped.
-    pub(crate) async fn goes_on(
-        &self,
-        operation: &'static str,
-    ) -> Result<MutexGuard<'_, Option<bool>>> {
+    pub(crate) async fn goes_on(&self, operation: &'static str) -> Result<MutexGuard<'_, bool>> {
         let stopped = self.stopped.lock().await;
         match *stopped {
-            Some(false) => Ok(stopped),
-            Some(true) | None => {
-                Err(Error::new(ErrorCode::Invalid, operation, "the sandbox is paused")
-                    .backend(self.backend.clone())
-                    .remedy("resume it first"))
-            }
+            false => Ok(stopped),
+            true => Err(Error::new(ErrorCode::Invalid, operation, "the sandbox is paused")
+                .backend(self.backend.clone())
+                .remedy("resume it first")),
         }
     }
 }
@@ -126,29 +117,6 @@ mod tests {
         async fn set(&self, _: bool) -> Result<()> {
             Ok(())
         }
-    }
-
-    /// Never stops what it is to stop, and keeps what it was asked for.
-    struct HungStopper(Arc<std::sync::Mutex<Vec<bool>>>);
-
-    #[async_trait]
-    impl Stopper for HungStopper {
-        async fn set(&self, stop: bool) -> Result<()> {
-            self.0.lock().unwrap().push(stop);
-            if stop { std::future::pending().await } else { Ok(()) }
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_pause_that_was_given_up_half_way_is_undone_by_resume() {
-        let asked = Arc::default();
-        let freezer = Freezer::new(BackendName::literal("test"), HungStopper(Arc::clone(&asked)));
-        let given_up = tokio::time::timeout(Duration::from_secs(1), freezer.set(true)).await;
-        assert!(given_up.is_err() && freezer.goes_on("exec").await.is_err());
-        freezer.set(false).await.unwrap();
-        assert!(freezer.goes_on("exec").await.is_ok());
-        freezer.set(false).await.unwrap();
-        assert_eq!(*asked.lock().unwrap(), [true, false]);
     }
 
     /// The control of a program that has ended.
