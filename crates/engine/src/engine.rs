@@ -208,7 +208,7 @@ impl Engine {
         self.inner.record(event).await
     }
 
-    /// A live sandbox of this engine: its files, snapshots. It is paused by [`Engine::pause`].
+    /// A live sandbox of this engine: its files, snapshots, pause.
     pub fn sandbox(&self, id: &SandboxId) -> Result<Arc<dyn Sandbox>> {
         self.inner.live(id).map(|live| Arc::clone(&live.sandbox))
     }

@@ -27,7 +27,6 @@ mod lifecycle;
 mod observed;
 mod output;
 mod output_log;
-mod pause;
 mod pipeline;
 mod pool;
 mod ports;

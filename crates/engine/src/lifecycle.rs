@@ -18,7 +18,6 @@ use crate::engine::{EngineInner, lock_mutex};
 use crate::execution::SharedExecution;
 use crate::lease::{Lease, LeaseBody};
 use crate::lease_quota::{enforced_limits, fits_empty_quota};
-use crate::pause::PauseState;
 use crate::pool::{Claim, ClaimAnswer, Seated};
 use crate::quota::ExecutionSlot;
 use crate::workspace_guard::WorkspaceSlot;
@@ -73,8 +72,6 @@ pub(crate) struct RunningSandbox {
     /// Held while the walls are taken down, so that all concurrent callers wait for the same end.
     pub lease: tokio::sync::Mutex<Option<Lease>>,
     executions: Mutex<Vec<Weak<SharedExecution>>>,
-    /// Whether it is paused.
-    pub pausing: PauseState,
     /// Its seat in a pool, free again when everything of it is gone.
     pub seat: Option<Seated>,
     /// What relays its connections, where it may have any, and those to its ports.
@@ -107,7 +104,6 @@ impl RunningSandbox {
             handle,
             lease: tokio::sync::Mutex::new(Some(lease)),
             executions: Mutex::default(),
-            pausing: PauseState::default(),
             seat: None,
             network: Mutex::new(network),
             denials,

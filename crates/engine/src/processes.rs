@@ -95,7 +95,6 @@ impl EngineInner {
         let spawned = tokio::time::timeout(self.config.create_deadline, spawn).await;
         let process =
             spawned.unwrap_or_else(|_| Err(too_slow("spawn", live.order.backend.as_ref())))?;
-        let process = live.with_pausable_control(process);
         let _ = shared.control.set(ControlSlot(Arc::clone(&process.control)));
         Ok((process, denials))
     }
@@ -124,7 +123,7 @@ impl EngineInner {
         CarriedProgram { command, process }: CarriedProgram,
         slot: Option<ExecutionSlot>,
     ) -> Result<()> {
-        let (command, process) = (Command::program(command), live.with_pausable_control(process));
+        let command = Command::program(command);
         let id = live.sandbox.id().clone();
         let shared = self.open_record(fresh_id()?, &live.order, id, &command).await?;
         shared.hold_slot(slot);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use stockade_core::{
     EnvName, Error, ErrorCode, FilesExt, Refusal, Refusals, RenewalCause, Result, Sandbox,
-    SandboxPath, SandboxSpec, SecretBinding, TenantName,
+    SandboxId, SandboxPath, SandboxSpec, SecretBinding, TenantName,
 };
 use stockade_network::{GUEST_BUNDLE_PATH, SecretSet, SecretSupply, TrustStore};
 
@@ -62,6 +62,14 @@ impl Engine {
             let supplies = values.into_iter().map(share);
             lock_mutex(&self.inner.secrets.0).entry(tenant.clone()).or_default().extend(supplies);
         }
+    }
+
+    /// Lets a paused sandbox go on. Values of its secrets that can be asked for again are, before they are used again.
+    pub async fn resume(&self, id: &SandboxId) -> Result<()> {
+        let live = self.inner.live(id)?;
+        // Before anything in it goes on.
+        live.mark_secrets_stale(RenewalCause::Resumed);
+        live.sandbox.resume().await
     }
 }
 

@@ -209,7 +209,7 @@ impl Paused {
         place.paused.store(true, Ordering::Release);
         // Made before it is paused: this future may be dropped half-way.
         let paused = Self(Some(Arc::clone(place)));
-        place.engine.pause(&place.id).await?;
+        place.engine.sandbox(&place.id)?.pause().await?;
         Ok(paused)
     }
 
@@ -222,7 +222,9 @@ impl Paused {
 
 /// Lets a sandbox go on. One that does not is about to be destroyed, or is lost: both are told elsewhere.
 async fn go_on(place: &ToolPlace) {
-    let _ = place.engine.resume_after_review(&place.id).await;
+    if let Ok(sandbox) = place.engine.sandbox(&place.id) {
+        let _ = sandbox.resume().await;
+    }
     place.paused.store(false, Ordering::Release);
 }
 

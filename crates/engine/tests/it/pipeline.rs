@@ -397,40 +397,6 @@ async fn settle(bench: &PipelineBench) {
 }
 
 #[tokio::test]
-async fn a_program_that_is_killed_lets_its_paused_sandbox_go_on_and_that_is_told() {
-    let bench = bench(Faults::default()).await;
-    let engine = &bench.engine;
-    let id = engine.create(spec()).await.unwrap();
-    let forever = engine.exec(&id, Command::program(["forever"])).await.unwrap();
-    assert!(!engine.is_paused(&id).unwrap());
-    engine.pause(&id).await.unwrap();
-    engine.pause(&id).await.unwrap();
-    assert!(engine.is_paused(&id).unwrap());
-    forever.close().await.unwrap();
-    assert!(!engine.is_paused(&id).unwrap());
-    // What writes would wait in a paused one.
-    let hello = engine.exec(&id, Command::program(["hello"])).await.unwrap();
-    assert!(hello.outcome().await.success());
-    engine.destroy(&id).await.unwrap();
-    assert!(engine.is_paused(&id).is_err());
-}
-
-#[tokio::test]
-async fn a_pause_that_is_given_up_is_not_overtaken_by_the_resume_after_it() {
-    let bench = bench(Faults::default()).await;
-    let engine = &bench.engine;
-    let id = engine.create(spec()).await.unwrap();
-    for polls in 0..8 {
-        drop_after(polls, engine.pause(&id)).await;
-        engine.resume(&id).await.unwrap();
-        assert!(!engine.is_paused(&id).unwrap(), "after {polls} polls");
-        let hello = engine.exec(&id, Command::program(["hello"])).await.unwrap();
-        assert!(hello.outcome().await.success());
-    }
-    engine.destroy(&id).await.unwrap();
-}
-
-#[tokio::test]
 async fn a_quota_bounds_the_live_sandboxes_of_a_tenant() {
     let limited: TenantName = "limited".parse().unwrap();
     let quotas =

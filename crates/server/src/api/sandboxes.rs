@@ -1,5 +1,6 @@
 //! Sandboxes: made, listed, looked at, paused, copied and destroyed.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::Extension;
@@ -170,9 +171,11 @@ pub(crate) async fn resume_sandbox(
 }
 
 async fn set_paused(api: &Api, held: &HeldSandbox, paused: bool) -> ApiAnswer {
-    let (engine, id) = (&api.engine, &held.id);
-    let changing = async { if paused { engine.pause(id).await } else { engine.resume(id).await } };
+    let sandbox = api.engine.sandbox(&held.id)?;
+    let changing =
+        async { if paused { sandbox.pause().await } else { api.engine.resume(&held.id).await } };
     within_pause_timeout(changing).await?;
+    held.paused.store(paused, Ordering::Relaxed);
     answer_ok(&held.view(&api.engine))
 }
 

@@ -1,6 +1,7 @@
 //! What the sessions of one sandbox share: the engine, the sandbox's id, its programs, and the wish
 //! that it ends.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use stockade_core::{
@@ -39,6 +40,7 @@ pub struct SupervisorHost {
     /// Its current uses.
     pub activity: Arc<Activity>,
     jobs: Mutex<SupervisedJobs>,
+    paused: AtomicBool,
     asked: watch::Sender<bool>,
     ended: watch::Sender<Option<Last>>,
 }
@@ -62,6 +64,7 @@ impl SupervisorHost {
             lifetime: order.lifetime,
             activity: Activity::new(),
             jobs: Mutex::default(),
+            paused: AtomicBool::new(false),
             asked: watch::Sender::new(false),
             ended: watch::Sender::new(None),
         })
@@ -76,27 +79,27 @@ impl SupervisorHost {
     pub fn info(&self) -> Info {
         let jobs = self.jobs().info();
         let (id, workspace) = (self.id.clone(), self.workspace.clone());
-        let paused = self.is_paused();
+        let paused = self.paused.load(Ordering::Relaxed);
         Info { id, workspace, idle: self.idle, lifetime: self.lifetime, paused, jobs }
     }
 
     /// Stops everything in it where it is.
     pub async fn pause(&self) -> Result<()> {
-        self.engine.pause(&self.id).await
+        self.engine.sandbox(&self.id)?.pause().await?;
+        self.paused.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Lets it go on.
     pub async fn resume(&self) -> Result<()> {
-        self.engine.resume(&self.id).await
-    }
-
-    fn is_paused(&self) -> bool {
-        self.engine.is_paused(&self.id).unwrap_or(false)
+        self.engine.resume(&self.id).await?;
+        self.paused.store(false, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Refuses what would wait for a sandbox which stands still.
     pub fn refuse_paused(&self, operation: &'static str) -> Result<()> {
-        if !self.is_paused() {
+        if !self.paused.load(Ordering::Relaxed) {
             return Ok(());
         }
         let message = format!("sandbox `{}` is paused", self.id);
