@@ -276,51 +276,6 @@ fn a_tree_travels_out_and_in_as_an_archive() {
 }
 
 #[test]
-fn what_its_own_user_has_closed_is_archived_with_its_mode_and_stays_closed() {
-    test(async {
-        let (agent, client) = connect(Agent::start_without_capabilities()).await;
-        let set_mode = |name: &str, mode: u32| {
-            std::fs::set_permissions(agent.path(name), PermissionsExt::from_mode(mode)).unwrap();
-        };
-        let mode = |name: &str| {
-            std::fs::symlink_metadata(agent.path(name)).unwrap().permissions().mode() & 0o777
-        };
-        std::fs::create_dir_all(agent.path("from/closed/listed")).unwrap();
-        std::fs::write(agent.path("from/closed/listed/file"), "below").unwrap();
-        std::fs::write(agent.path("from/file"), "text").unwrap();
-        set_mode("from/closed/listed/file", 0o640);
-        for (name, mode) in [("file", 0), ("closed/listed", 0o400), ("closed", 0)] {
-            set_mode(&format!("from/{name}"), mode);
-        }
-        assert_eq!(code(client.files().read(&path("from/file"), 0, 1).await), ErrorCode::Denied);
-        let bytes = tar_out(&client, &path("from")).await.unwrap();
-        assert_eq!((mode("from/file"), mode("from/closed")), (0, 0));
-        // This test's user could not look into it, nor remove it.
-        set_mode("from/closed", 0o700);
-        assert_eq!(mode("from/closed/listed"), 0o400);
-        set_mode("from/closed/listed", 0o700);
-        let mut modes: Vec<_> = tar::Archive::new(&*bytes)
-            .entries()
-            .unwrap()
-            .map(|entry| {
-                let entry = entry.unwrap();
-                let name = entry.path().unwrap().display().to_string();
-                (name, entry.header().mode().unwrap())
-            })
-            .collect();
-        modes.sort();
-        let expected =
-            [("closed", 0), ("closed/listed", 0o400), ("closed/listed/file", 0o640), ("file", 0)];
-        assert_eq!(modes, expected.map(|(name, mode)| (name.to_owned(), mode)));
-        tar_in(&client, &path("to"), &bytes).await.unwrap();
-        assert_eq!(mode("to/file"), 0);
-        assert_eq!(std::fs::read(agent.path("to/closed/listed/file")).unwrap(), b"below");
-        set_mode("to/file", 0o600);
-        assert_eq!(std::fs::read(agent.path("to/file")).unwrap(), b"text");
-    });
-}
-
-#[test]
 fn what_is_mounted_in_a_tree_is_neither_archived_nor_removed_nor_replaced() {
     test(async {
         let mounted = Agent::start_with_mounts("place/engine", "place/secrets");

@@ -5,7 +5,6 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use crate::common;
-use crate::common::CliPlace;
 use crate::common::lasting::{Lasting, eventually};
 use rustix::process::Signal;
 use serde_json::json;
@@ -138,21 +137,6 @@ fn take(place: &Lasting, id: &str) -> String {
     let taken = place.stockade(&["snapshot", "take", id]);
     taken.code_is(0);
     taken.stdout.trim().to_owned()
-}
-
-#[test]
-fn what_its_own_user_has_closed_is_captured_with_its_mode() {
-    let place = Lasting(CliPlace::of_an_ordinary_user());
-    let id = place.create(&["--no-workspace"]);
-    let close = "echo x > file; mkdir dir; echo y > dir/file; chmod 000 file dir";
-    place.shell(&id, close).is(0, "", "");
-    let snapshot = take(&place, &id);
-    place.shell(&id, "stat -c %a file dir").is(0, "0\n0\n", "");
-    let look = "stat -c %a file; chmod 600 file; cat file dir/file";
-    place.stockade(&["run", "--from", &snapshot, "--shell", look]).is(0, "0\nx\ny\n", "");
-    place.stockade(&["snapshot", "rm", &snapshot]).code_is(0);
-    place.stockade(&["kill", &id]).code_is(0);
-    place.assert_all_is_gone();
 }
 
 #[test]

@@ -19,10 +19,11 @@ use crate::{LocalOptions, SandboxQuota, ToolError, ToolboxOptions};
 
 /// Directory of kept output, below the state directory: one directory for each sandbox.
 const SPOOL_DIR: &str = "spools";
-/// Age below which kept output is not cleaned away: its sandbox may be newer than the list of those that live.
-const MIN_SPOOL_AGE: Duration = Duration::from_secs(3600);
+
 /// What became of a sandbox that was no loss.
 const KILLED_MESSAGE: &str = "was ended on purpose by another process (`stockade kill`)";
+/// Age below which kept output is not cleaned away: its sandbox may be newer than the list of those that live.
+const MIN_SPOOL_AGE: Duration = Duration::from_secs(3600);
 
 /// The output that sessions have kept of their sandboxes, for `stockade clean`. That of `sandboxes` is in use.
 pub fn spool_cache(state_dir: &Path, sandboxes: BTreeSet<String>) -> CacheDir {

@@ -1,17 +1,15 @@
 //! A tree as a tar archive: regular files, directories and symbolic links. Sockets, fifos and
-//! devices are left out, as they mean nothing elsewhere; so is what is mounted inside the tree. What its own user
-//! has closed to itself is in it, with its mode.
+//! devices are left out, as they mean nothing elsewhere; so is what is mounted inside the tree.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, readlinkat, statat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat, statat};
 use rustix::io::Errno;
 use stockade_fs::is_mount_point;
 use tar::{Builder, EntryType, Header};
 
-use super::closed::{self, OpenedDir};
 use super::{OperationFailure, Result, Roots, resolve};
 use crate::protocol::FileErrorKind;
 
@@ -81,12 +79,14 @@ impl<W: Write> TreeArchiver<'_, W> {
         };
         let kind = FileType::from_raw_mode(stat.st_mode);
         if kind == FileType::RegularFile {
-            let file = closed::open_file(dir, name).map_err(fail)?;
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+            let file = openat(dir, name, flags | OFlags::CLOEXEC, Mode::empty()).map_err(fail)?;
             self.append_file(file, path)
         } else if kind == FileType::Directory {
-            let inner = OpenedDir::open(dir, name).map_err(fail)?;
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let inner = openat(dir, name, flags, Mode::empty()).map_err(fail)?;
             self.append_data(&stat, EntryType::Directory, path, io::empty())?;
-            self.append_tree(&inner.fd, path, depth + 1)
+            self.append_tree(&inner, path, depth + 1)
         } else if kind == FileType::Symlink {
             let target = readlinkat(dir, name, Vec::new()).map_err(fail)?;
             let mut header = build_header(&stat, EntryType::Symlink);

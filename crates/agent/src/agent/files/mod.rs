@@ -2,7 +2,6 @@
 //! descriptor, so that a link swapped in between leads nowhere.
 
 mod archive;
-mod closed;
 mod failure;
 mod list;
 mod ops;

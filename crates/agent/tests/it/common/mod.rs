@@ -57,16 +57,6 @@ impl Agent {
         Self::start_by(command.args(["--no-new-privs", AGENT_PROGRAM]))
     }
 
-    /// Starts one without any capability, as behind any walls: what is closed to its user is closed to it, root's
-    /// files included.
-    pub fn start_without_capabilities() -> (Self, UnixStream) {
-        let mut command = std::process::Command::new("setpriv");
-        if rustix::process::geteuid().is_root() {
-            command.args(["--bounding-set=-all", "--inh-caps=-all"]);
-        }
-        Self::start_by(command.args(["--no-new-privs", AGENT_PROGRAM]))
-    }
-
     fn start_by(command: &mut std::process::Command) -> (Self, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let workspace = tempfile::tempdir().unwrap();
