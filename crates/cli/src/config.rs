@@ -98,6 +98,12 @@ impl Settings {
         Ok(settings)
     }
 
+    /// Lets no guest see the socket on which the daemon listens.
+    pub fn hide_socket(&mut self, path: PathBuf) {
+        self.library =
+            std::mem::take(&mut self.library).with_private_file(path, "the socket of the daemon");
+    }
+
     /// Lets no guest see the private key of the daemon's certificate.
     pub fn hide_tls_key(&mut self, file: &Path) {
         // A path that cannot be made absolute names nothing that could be shown.

@@ -63,6 +63,9 @@ impl Observer for HostObserver {
     fn exposed(&self, id: &SandboxId) -> Vec<String> {
         let mut found = Vec::new();
         for directory in self.directories.iter().cloned().chain(private_places()) {
+            if !fs::metadata(&directory).is_ok_and(|seen| seen.mode() & OTHERS_PASSAGE != 0) {
+                continue;
+            }
             find_exposed(&directory, Some(id.as_str()), MAX_SEARCH_DEPTH, &mut found);
         }
         found

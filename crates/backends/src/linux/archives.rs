@@ -126,7 +126,7 @@ impl Archives {
         };
         let mut out = File::create_new(file).map_err(kept)?;
         let mut archive = client.tar_out(&self.path(place, "")?).await?;
-        while let Some(piece) = archive.next().await? {
+        while let Some(piece) = archive.next().await.map_err(name_remedy)? {
             let Some(rest) = left.checked_sub(piece.len() as u64) else {
                 let message = "the files have more bytes than the sandbox may write to disk";
                 return Err(Error::new(ErrorCode::TooLarge, "snapshot", message)
@@ -170,6 +170,14 @@ impl Archives {
     fn operation_failed(&self, operation: &'static str, message: String) -> Error {
         Error::new(ErrorCode::System, operation, message).backend(self.backend.clone())
     }
+}
+
+/// A file that the sandbox's user cannot read is not left out silently: the error names it, and what to do.
+fn name_remedy(error: Error) -> Error {
+    if error.code() == ErrorCode::Denied {
+        return error.remedy("make it readable inside (`chmod u+rX`), or remove it");
+    }
+    error
 }
 
 /// The places that a guest may write to, its workspace first.

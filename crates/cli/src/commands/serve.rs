@@ -70,6 +70,7 @@ pub async fn serve(args: ServeArgs, printer: &Printer) -> Result<i32> {
     }
     raise_open_files();
     let socket = ApiSocket::claim(&state)?;
+    settings.hide_socket(socket.path());
     let tcp = match args.listen {
         Some(address) => Some(bind_tcp(address).await?),
         None => None,

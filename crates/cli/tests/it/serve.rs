@@ -431,3 +431,27 @@ fn what_was_passed_and_is_no_socket_that_listens_is_refused() {
         finish(serve_passed(&place, passed, "")).is_refused(&["service manager", "ListenStream="]);
     }
 }
+
+#[test]
+fn a_socket_on_which_a_service_manager_listens_is_not_replaced() {
+    let daemon = ApiDaemon::start();
+    let path = daemon.socket.clone();
+    let (place, done) = daemon.end();
+    done.code_is(0);
+    let _manager = UnixListener::bind(&path).unwrap();
+    place.stockade(&["serve"]).is_refused(&["service manager", "systemctl"]);
+    UnixStream::connect(&path).unwrap();
+}
+
+#[test]
+fn a_passed_socket_is_kept_from_guests() {
+    let place = CliPlace::new();
+    let path = place.workspace().join("passed.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let command = serve_passed(&place, listener.into(), "--json");
+    let daemon = ApiDaemon::start_command(place, command);
+    let workspace = daemon.place.workspace();
+    let local = json!({ "spec": { "workspace": { "local": workspace } } }).to_string();
+    let refused = daemon.ask("POST", "/v1/sandboxes", local.as_bytes());
+    assert!(String::from_utf8_lossy(&refused.body).contains("socket of the daemon"), "{refused:?}");
+}

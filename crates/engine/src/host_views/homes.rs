@@ -34,26 +34,25 @@ pub(super) fn list_own_dirs(home: Option<&Path>, shown: &[PathBuf]) -> Vec<OwnPa
     find_own_dirs(&every.collect::<BTreeSet<_>>(), shown)
 }
 
-/// Homes may be links, and have links in them: a path that is shown has none.
 fn find_own_dirs(homes: &BTreeSet<&Path>, shown: &[PathBuf]) -> Vec<OwnPath> {
-    // What is not there holds nothing that is shown.
-    let there = homes.iter().filter_map(|home| home.canonicalize().ok());
-    let every = there.flat_map(|home| {
-        OWN_DIRS_IN_HOME.map(|(dir, what)| (home.clone(), resolve_own_dir(&home, dir), what))
+    let homes: BTreeSet<_> = homes.iter().map(|home| real(home)).collect();
+    let every = homes.iter().flat_map(|home| {
+        let named = OWN_DIRS_IN_HOME.iter();
+        named.flat_map(move |(dir, what)| list_names(home, dir).map(move |own| (home, own, *what)))
     });
     let related =
         every.filter(|(home, own, _)| shown.iter().any(|path| is_related(path, home, own)));
     related.map(|(_, path, what)| OwnPath { path, what, remedy: REMEDY }).collect()
 }
 
-fn resolve_own_dir(home: &Path, dir: &str) -> PathBuf {
-    let own = home.join(dir);
-    let first = Path::new(dir).iter().next().map(|first| home.join(first));
+/// A directory in a home by its name, where a guest would put another in its place, and where its links lead.
+fn list_names(home: &Path, dir: &str) -> impl Iterator<Item = PathBuf> + use<> {
+    let named = home.join(dir);
     // Most homes, of users of the system, have none: there is no link in what is not there.
-    match first.is_some_and(|first| first.symlink_metadata().is_ok()) {
-        true => real(&own),
-        false => own,
-    }
+    let first = Path::new(dir).iter().next().map(|first| home.join(first));
+    let is_there = first.is_some_and(|first| first.symlink_metadata().is_ok());
+    let led_to = is_there.then(|| real(&named)).filter(|led_to| *led_to != named);
+    std::iter::once(named).chain(led_to)
 }
 
 /// Whether a path lies in a directory of ours or holds it. In a home it holds one that is not there yet too: a
@@ -108,20 +107,29 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_behind_links_of_a_home_is_found() {
+    fn what_lies_behind_links_of_a_home_is_found_and_so_is_what_holds_them() {
         let base = tempfile::tempdir().unwrap();
         let base = base.path().canonicalize().unwrap();
-        std::fs::create_dir_all(base.join("disk/user")).unwrap();
-        std::fs::create_dir_all(base.join("elsewhere/stockade")).unwrap();
-        std::os::unix::fs::symlink("disk/user", base.join("home")).unwrap();
-        std::os::unix::fs::symlink("../../elsewhere", base.join("disk/user/.config")).unwrap();
-        let home = base.join("home");
-        assert_eq!(
-            find(&[&home], &base.join("disk/user/.cache")),
-            [base.join("disk/user/.cache/stockade")]
-        );
-        for shown in ["elsewhere", "elsewhere/stockade"] {
-            assert_eq!(find(&[&home], &base.join(shown)), [base.join("elsewhere/stockade")]);
+        for dir in ["disk/user/.config", "disk/dotfiles/stockade", "elsewhere/stockade"] {
+            std::fs::create_dir_all(base.join(dir)).unwrap();
         }
+        for (target, link) in [
+            ("disk/user", "home"),
+            ("../../dotfiles/stockade", "disk/user/.config/stockade"),
+            ("../../elsewhere", "disk/user/.cache"),
+        ] {
+            std::os::unix::fs::symlink(target, base.join(link)).unwrap();
+        }
+        let home = base.join("home");
+        for (shown, own) in [
+            ("disk/user/.config", "disk/user/.config/stockade"),
+            ("disk/user/.local", "disk/user/.local/state/stockade"),
+            ("disk/dotfiles", "disk/dotfiles/stockade"),
+            ("elsewhere", "elsewhere/stockade"),
+            ("elsewhere/stockade", "elsewhere/stockade"),
+        ] {
+            assert_eq!(find(&[&home], &base.join(shown)), [base.join(own)], "{shown}");
+        }
+        assert_eq!(find(&[&home], &base.join("disk/user/project")), Vec::<PathBuf>::new());
     }
 }

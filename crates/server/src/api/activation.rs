@@ -42,5 +42,11 @@ fn duplicate_passed_socket() -> Result<UnixListener, &'static str> {
     }
     let taken = fcntl_setfd(passed, FdFlags::CLOEXEC)
         .and_then(|()| fcntl_dupfd_cloexec(passed, FIRST_PASSED_FD + 1));
-    taken.map(UnixListener::from).map_err(|_| "it cannot be duplicated")
+    let listener = taken.map(UnixListener::from).map_err(|_| "it cannot be duplicated")?;
+    // By its path it is kept from guests, and clients are told it.
+    let address = listener.local_addr();
+    match address.is_ok_and(|address| address.as_pathname().is_some()) {
+        true => Ok(listener),
+        false => Err("it has no path"),
+    }
 }

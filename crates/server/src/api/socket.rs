@@ -4,12 +4,14 @@
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener as PassedSocket;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use stockade_core::{Error, ErrorCode, Result};
-use stockade_fs::{Directory, Locked, Sharing, StateDir};
+use stockade_fs::{Directory, Locked, Sharing, StateDir, read_kernel_bytes};
 use tokio::net::UnixListener;
 
 use super::activation::take_passed_socket;
@@ -18,6 +20,9 @@ const SOCKET_DIR: &str = "api";
 const SOCKET_FILE: &str = "stockade.sock";
 const LOCK_FILE: &str = "lock";
 const SERVE_OPERATION: &str = "serve";
+/// Where the kernel lists Unix sockets, and the flags there of one that listens.
+const SOCKET_LIST_PATH: &str = "/proc/net/unix";
+const LISTENING_FLAGS: &[u8] = b"00010000";
 /// The longest process id.
 const MAX_PID_CHARS: u64 = 20;
 
@@ -28,6 +33,8 @@ pub struct ApiSocket {
     lock: Locked,
     /// The one that a service manager has opened.
     passed: Option<PassedSocket>,
+    /// Whether a socket was made here.
+    is_bound: AtomicBool,
 }
 
 impl ApiSocket {
@@ -40,7 +47,7 @@ impl ApiSocket {
             Locked::attempt(file, Sharing::Exclusive)
         };
         match attempt().map_err(|error| unusable(&dir, error))? {
-            Ok(lock) => Ok(Self { dir, lock, passed }),
+            Ok(lock) => Ok(Self { dir, lock, passed, is_bound: AtomicBool::new(false) }),
             Err(file) => Err(already_running(&dir, file)),
         }
     }
@@ -61,20 +68,30 @@ impl ApiSocket {
                 passed.set_nonblocking(true)?;
                 return UnixListener::from_std(passed.try_clone()?);
             }
+            if is_listened_on(&self.path()) {
+                return Err(io::Error::new(
+                    io::ErrorKind::AddrInUse,
+                    "another process listens on it",
+                ));
+            }
             self.dir.remove(SOCKET_FILE)?;
             // By the handle of its directory: a path to a socket has 107 bytes, and this one may have more.
             let dir = self.dir.as_fd().as_raw_fd();
             let listener = UnixListener::bind(format!("/proc/self/fd/{dir}/{SOCKET_FILE}"))?;
+            self.is_bound.store(true, Ordering::Relaxed);
             rustix::fs::chmodat(&self.dir, SOCKET_FILE, Mode::from(0o600), AtFlags::empty())?;
             Ok(listener)
         };
-        bind().map_err(|error| unusable(&self.dir, error))
+        bind().map_err(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => held_by_manager(&self.path()).source(error),
+            _ => unusable(&self.dir, error),
+        })
     }
 }
 
 impl Drop for ApiSocket {
     fn drop(&mut self) {
-        if self.passed.is_none() {
+        if self.is_bound.load(Ordering::Relaxed) {
             let _ = self.dir.remove(SOCKET_FILE);
         }
     }
@@ -88,6 +105,28 @@ fn already_running(dir: &Directory, lock: std::fs::File) -> Error {
     let message = format!("a daemon runs already{process} and listens at `{}`", socket.display());
     Error::new(ErrorCode::Unavailable, SERVE_OPERATION, message)
         .remedy("use that one, end it first, or set STOCKADE_STATE_DIR to another directory")
+}
+
+/// Whether a process listens on a socket of this name. No connection is made: that would start what it is for.
+fn is_listened_on(path: &Path) -> bool {
+    // Where it cannot be read, there is no service manager either.
+    let sockets = read_kernel_bytes(SOCKET_LIST_PATH).unwrap_or_default();
+    let mut lines = sockets.split(|byte| *byte == b'\n');
+    lines.any(|line| {
+        // Number, references, protocol, flags, type, state, inode, name.
+        let mut fields = line.splitn(8, |byte| *byte == b' ').map(<[u8]>::trim_ascii);
+        let is_listening = fields.nth(3) == Some(LISTENING_FLAGS);
+        is_listening
+            && line
+                .strip_suffix(path.as_os_str().as_bytes())
+                .is_some_and(|rest| rest.ends_with(b" "))
+    })
+}
+
+fn held_by_manager(path: &Path) -> Error {
+    let message = format!("a service manager listens at `{}` for a daemon", path.display());
+    Error::new(ErrorCode::Unavailable, SERVE_OPERATION, message)
+        .remedy("start the service instead, or end its socket unit first (systemctl --user stop stockade.socket)")
 }
 
 fn unusable_passed(why: &str) -> Error {

@@ -36,8 +36,11 @@ async fn check_closed_under_open_umask(kit: &Kit) -> Verdict {
     let stdout =
         child.stdout.take().ok_or_else(|| Stop::failed("the engine process has no output"))?;
     let line = BufReader::new(stdout).lines().next_line().await?;
-    let id: SandboxId = line.unwrap_or_default().parse()?;
-    let closed = check_closed(kit, &id).await;
+    let id: Result<SandboxId, _> = line.unwrap_or_default().parse();
+    let closed = match id {
+        Ok(id) => check_closed(kit, &id).await,
+        Err(error) => Err(error.into()),
+    };
     child.kill().await?;
     // Opening an engine reaps what the killed one has left.
     kit.another_engine(|_| ()).await?;
