@@ -81,7 +81,7 @@ impl EngineConfig {
         let mut refusals = Vec::new();
         let image = match spec.image {
             Image::Host => HOST_IMAGE.map(|shown| (shown, real(Path::new(shown)))).to_vec(),
-            _ => Vec::new(),
+            Image::Directory(_) | Image::Oci(_) | Image::Named(_) | Image::Wasm(_) => Vec::new(),
         };
         refusals.extend(own.iter().filter_map(|own| refuse_in_host_image(own, &image)));
         let views = list_host_views(spec);
