@@ -61,18 +61,15 @@ impl ApiSocket {
 
     /// Listens. What a daemon left that was killed is replaced.
     pub fn bind(&self) -> Result<UnixListener> {
+        if self.passed.is_none() && is_listened_on(&self.path()) {
+            return Err(held_by_manager(&self.path()));
+        }
         let bind = || -> io::Result<UnixListener> {
             self.lock.file().set_len(0)?;
             write!(self.lock.file(), "{}", std::process::id())?;
             if let Some(passed) = &self.passed {
                 passed.set_nonblocking(true)?;
                 return UnixListener::from_std(passed.try_clone()?);
-            }
-            if is_listened_on(&self.path()) {
-                return Err(io::Error::new(
-                    io::ErrorKind::AddrInUse,
-                    "another process listens on it",
-                ));
             }
             self.dir.remove(SOCKET_FILE)?;
             // By the handle of its directory: a path to a socket has 107 bytes, and this one may have more.
@@ -82,10 +79,7 @@ impl ApiSocket {
             rustix::fs::chmodat(&self.dir, SOCKET_FILE, Mode::from(0o600), AtFlags::empty())?;
             Ok(listener)
         };
-        bind().map_err(|error| match error.kind() {
-            io::ErrorKind::AddrInUse => held_by_manager(&self.path()).source(error),
-            _ => unusable(&self.dir, error),
-        })
+        bind().map_err(|error| unusable(&self.dir, error))
     }
 }
 
@@ -126,7 +120,7 @@ fn is_listened_on(path: &Path) -> bool {
 fn held_by_manager(path: &Path) -> Error {
     let message = format!("a service manager listens at `{}` for a daemon", path.display());
     Error::new(ErrorCode::Unavailable, SERVE_OPERATION, message)
-        .remedy("start the service instead, or end its socket unit first (systemctl --user stop stockade.socket)")
+        .remedy("start the service instead, or end its socket unit first: systemctl --user stop stockade.socket")
 }
 
 fn unusable_passed(why: &str) -> Error {
