@@ -16,7 +16,7 @@ use std::path::{Component, Path, PathBuf};
 use stockade_core::{HostPath, Image, OverlayDirs, Refusal, Refusals, SandboxSpec, Workspace};
 
 use crate::config::EngineConfig;
-use mounts::{Located, MountTable};
+use mounts::{Located, LocatedView, MountTable};
 
 /// Directories in which programs of the host keep sockets, or what the host itself is configured by.
 /// No view is one of them, or contains one.
@@ -192,7 +192,7 @@ fn refuse_kernel_in_host_image(image: &[(&str, PathBuf)], mounts: &MountTable) -
 /// One check of all views of a spec. What views are compared with is resolved once, not for each of them.
 struct HostViewCheck {
     state: PathBuf,
-    own: Vec<OwnPath>,
+    own: Vec<(OwnPath, Located)>,
     mounts: MountTable,
     /// Where backends keep private files of sandboxes.
     private: Vec<Located>,
@@ -212,6 +212,7 @@ impl HostViewCheck {
         let configured = config.shared_dirs.iter().map(|dir| locate(dir)).collect();
         let unpack_dir = config.unpack_dir.as_deref().map(real);
         let guest_caches = config.guest_caches.iter().map(|dir| real(dir)).collect();
+        let own = own.into_iter().map(|own| (own.clone(), mounts.locate(&own.path))).collect();
         Self {
             state: real(&config.state_dir),
             own,
@@ -226,11 +227,11 @@ impl HostViewCheck {
 
     /// `path` is that of the view behind all links.
     fn refuse(&self, view: &HostView<'_>, path: &Path) -> Option<Refusal> {
-        let located = self.mounts.locate(path);
+        let shown = self.mounts.locate_view(path);
         let found = self
-            .own_path(view, &located)
-            .or_else(|| self.private_files(&located))
-            .or_else(|| self.explain_shared_directory(&located))
+            .own_path(view, &shown)
+            .or_else(|| self.private_files(&shown.at))
+            .or_else(|| self.explain_shared_directory(&shown))
             .or_else(|| refuse_kernel_path(path))
             .or_else(|| self.explain_kernel_mount(path))
             .or_else(|| no_plain_file(path));
@@ -238,10 +239,10 @@ impl HostViewCheck {
         Some(build_refusal(&view.field, format!("`{}` {reason}", path.display()), &remedy))
     }
 
-    fn own_path(&self, view: &HostView<'_>, located: &Located) -> Option<(String, String)> {
-        self.own.iter().find_map(|own| {
-            let there = self.mounts.locate(&own.path);
-            let relation = if self.mounts.shows(located, &there) {
+    fn own_path(&self, view: &HostView<'_>, shown: &LocatedView) -> Option<(String, String)> {
+        let located = &shown.at;
+        self.own.iter().find_map(|(own, there)| {
+            let relation = if shown.shows(there) {
                 "holds"
             } else if there.contains(located)
                 && !self.is_view_tree(view, located)
@@ -299,15 +300,16 @@ impl HostViewCheck {
     }
 
     /// Directories that programs of the host share with each other.
-    fn explain_shared_directory(&self, located: &Located) -> Option<(String, String)> {
+    fn explain_shared_directory(&self, shown: &LocatedView) -> Option<(String, String)> {
+        let located = &shown.at;
         let remedy = "choose a directory of your own, such as one below it";
         let listen = "where programs of the host listen and leave files";
-        for (shared, there) in &self.shared {
+        for (name, there) in &self.shared {
             if there.is(located) {
                 return Some((format!("is a directory {listen}"), remedy.into()));
             }
-            if self.mounts.shows(located, there) {
-                return Some((format!("holds `{shared}`, {listen}"), SMALLER_DIR_REMEDY.into()));
+            if shown.shows(there) {
+                return Some((format!("holds `{name}`, {listen}"), SMALLER_DIR_REMEDY.into()));
             }
         }
         let runtime = [Some(located.path.as_path()), located.path.parent()]

@@ -61,6 +61,13 @@ pub(super) struct Located {
     on: Option<(String, PathBuf)>,
 }
 
+/// A path that is shown, and what is shown with it.
+pub(super) struct LocatedView {
+    pub(super) at: Located,
+    /// The mounts below it.
+    below: Vec<Located>,
+}
+
 impl MountTable {
     pub(super) fn read() -> io::Result<Self> {
         Ok(Self::parse(&stockade_fs::read_kernel_bytes(MOUNTINFO_PATH)?))
@@ -94,13 +101,10 @@ impl MountTable {
         above.max_by_key(|mount| mount.at.components().count())
     }
 
-    /// Whether `view` shows `other`: it contains it, or a mount below it shows it or a part of it.
-    pub(super) fn shows(&self, view: &Located, other: &Located) -> bool {
-        let below = self.0.iter().filter(|mount| mount.at.starts_with(&view.path));
-        view.contains(other)
-            || below.map(MountEntry::located).any(|mounted| {
-                mounted.at_or_above(other) || (mounted != *view && other.at_or_above(&mounted))
-            })
+    /// A path that is shown, which has no links in it, with the mounts below it.
+    pub(super) fn locate_view(&self, path: &Path) -> LocatedView {
+        let below = self.0.iter().filter(|mount| mount.at.starts_with(path));
+        LocatedView { at: self.locate(path), below: below.map(MountEntry::located).collect() }
     }
 }
 
@@ -113,6 +117,16 @@ impl MountEntry {
 
     fn located(&self) -> Located {
         Located { path: self.at.clone(), on: Some((self.device.clone(), self.root.clone())) }
+    }
+}
+
+impl LocatedView {
+    /// Whether it shows `other`: it contains it, or a mount below it shows it or a part of it.
+    pub(super) fn shows(&self, other: &Located) -> bool {
+        self.at.contains(other)
+            || self.below.iter().any(|mounted| {
+                mounted.at_or_above(other) || (*mounted != self.at && other.at_or_above(mounted))
+            })
     }
 }
 
@@ -194,7 +208,7 @@ mod tests {
 
     fn has_view_of(view: &str, other: &str) -> bool {
         let mounts = MountTable::parse(SAMPLE_MOUNTINFO);
-        mounts.shows(&mounts.locate(Path::new(view)), &mounts.locate(Path::new(other)))
+        mounts.locate_view(Path::new(view)).shows(&mounts.locate(Path::new(other)))
     }
 
     #[test]
