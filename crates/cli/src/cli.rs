@@ -1,6 +1,8 @@
 //! The commands there are and the flags that all of them share.
 
-use clap::{Parser, Subcommand};
+use std::ffi::OsString;
+
+use clap::{Args, FromArgMatches, Parser, Subcommand};
 
 #[cfg(not(all(feature = "tck", feature = "wasm")))]
 use crate::absent::AbsentArgs;
@@ -37,20 +39,54 @@ use crate::commands::wasm::WasmArgs;
 use crate::commands::workspace::WorkspaceArgs;
 use crate::daemon::SUPERVISE_COMMAND;
 
+/// The command that is typed most.
+pub const RUN_COMMAND: &str = "run";
+
 /// Runs untrusted commands in sandboxes whose walls are checked before each start.
 #[derive(Debug, Parser)]
 #[command(name = "stockade", version, propagate_version = true)]
 #[command(max_term_width = 100)]
 pub struct Cli {
+    #[command(flatten)]
+    pub shared: SharedFlags,
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// Flags of every command.
+#[derive(Debug, Args)]
+pub struct SharedFlags {
     /// Answer with one JSON object on standard output.
     #[arg(long, global = true)]
     pub json: bool,
     /// Show why each backend refuses, not only the one that would be chosen.
     #[arg(long, global = true)]
     pub verbose: bool,
-    /// What to do.
-    #[command(subcommand)]
-    pub verb: Verb,
+}
+
+impl Cli {
+    /// Parses a command line. `run` is tried alone first: building the flags of all commands takes longer than
+    /// parsing it.
+    pub fn parse_words(words: Vec<OsString>) -> Result<Self, clap::Error> {
+        match Self::parse_run(&words) {
+            Some(cli) => Ok(cli),
+            None => Self::try_parse_from(words),
+        }
+    }
+
+    /// A `stockade run` without anything that needs the whole parser: help, errors and what they recommend.
+    fn parse_run(words: &[OsString]) -> Option<Self> {
+        if words.get(1)? != RUN_COMMAND {
+            return None;
+        }
+        let run = RunArgs::augment_args(clap::Command::new(RUN_COMMAND));
+        let parser = SharedFlags::augment_args(clap::Command::new("stockade")).subcommand(run);
+        let found = parser.try_get_matches_from(words).ok()?;
+        let run = RunArgs::from_arg_matches(found.subcommand_matches(RUN_COMMAND)?).ok()?;
+        let shared = SharedFlags::from_arg_matches(&found).ok()?;
+        Some(Self { shared, verb: Verb::Run(run) })
+    }
 }
 
 /// What to do.
@@ -157,4 +193,42 @@ pub enum Verb {
     /// `stockade man run | man -l -` shows one; with --dir ~/.local/share/man/man1 they are found as
     /// `man stockade-run`.
     Man(ManArgs),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<OsString> {
+        line.split(' ').map(OsString::from).collect()
+    }
+
+    #[test]
+    fn run_is_parsed_alone_as_with_all_commands() {
+        for line in [
+            "stockade run -- true",
+            "stockade run --json -- true --json",
+            "stockade run --verbose --backend native --mem 256m -e A=b -- sh -c x",
+            "stockade run -it --net preset:python --shell ls",
+            "stockade run --image debian:12",
+        ] {
+            let alone = Cli::parse_run(&words(line)).map(|cli| format!("{cli:?}"));
+            let whole = Cli::try_parse_from(words(line)).unwrap();
+            assert_eq!(alone, Some(format!("{whole:?}")), "{line}");
+        }
+    }
+
+    #[test]
+    fn all_else_is_left_to_the_whole_parser() {
+        for line in [
+            "stockade",
+            "stockade --json run -- true",
+            "stockade run --help",
+            "stockade run --bakend native -- true",
+            "stockade run --timeout never -- true",
+            "stockade ps",
+        ] {
+            assert!(Cli::parse_run(&words(line)).is_none(), "{line}");
+        }
+    }
 }

@@ -17,13 +17,12 @@ mod toolchains;
 mod umask;
 mod workspace;
 
-use clap::Parser;
 use stockade_backends::native::Native;
 use stockade_core::{Error, ErrorCode, Result};
 use tokio::runtime::Runtime;
 
 use args::secrets_in_arguments;
-use cli::{Cli, Verb};
+use cli::{Cli, RUN_COMMAND, Verb};
 use report::usage;
 use terminal::printer::Printer;
 
@@ -37,7 +36,7 @@ fn main() {
     let words = secrets_in_arguments::take_arguments();
     // While this process finds out what is wanted, its copy gets ready for it.
     let native = if is_run(&words) { Native::ahead() } else { Native::new() };
-    let code = match Cli::try_parse_from(words) {
+    let code = match Cli::parse_words(words) {
         Ok(cli) => run_command_line(cli, native),
         Err(error) => usage::report_usage_error(&error),
     };
@@ -49,7 +48,7 @@ fn main() {
 /// millisecond.
 fn is_run(words: &[std::ffi::OsString]) -> bool {
     let mut words = words.iter().skip(1).cloned();
-    words.next().is_some_and(|verb| verb == "run") && !names_another(words)
+    words.next().is_some_and(|verb| verb == RUN_COMMAND) && !names_another(words)
 }
 
 /// Whether another backend is named, as far as options go.
@@ -62,7 +61,7 @@ fn names_another(words: impl Iterator<Item = std::ffi::OsString>) -> bool {
 }
 
 fn run_command_line(cli: Cli, native: Native) -> i32 {
-    let printer = Printer::new(cli.json).verbose(cli.verbose);
+    let printer = Printer::new(cli.shared.json).verbose(cli.shared.verbose);
     let done =
         build_runtime().and_then(|runtime| runtime.block_on(run_verb(cli.verb, native, &printer)));
     done.unwrap_or_else(|error| printer.error(&error))
