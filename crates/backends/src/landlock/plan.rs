@@ -40,12 +40,15 @@ fn list_kept_trees(spec: &SandboxSpec) -> (Vec<PathBuf>, Vec<PathBuf>) {
     let kept = spec.trees.iter().filter(|tree| tree.keeps_its_path());
     let there = kept.filter(|tree| tree.mount.source.as_path().exists());
     let there: Vec<_> = there.collect();
-    // Rules add up: a part of a tree cannot be read-only where the tree is not.
+    // Rules add up: a part of a tree cannot be read-only where the tree is not. Trees that are writable over a
+    // read-only one belong together, and count on such parts.
     let fixed = |tree: &HostTree| {
-        let parts = there.iter().filter(|part| part.mount.read_only);
-        parts
-            .map(|part| part.mount.source.as_path())
-            .any(|part| part.starts_with(tree.mount.source.as_path()))
+        let source = tree.mount.source.as_path();
+        let mut others = there.iter().filter(|other| other.mount.read_only);
+        others.any(|other| {
+            let path = other.mount.source.as_path();
+            path.starts_with(source) || other.part_of == tree.part_of && source.starts_with(path)
+        })
     };
     let (readable, written): (Vec<_>, Vec<_>) =
         there.iter().copied().partition(|tree| tree.mount.read_only || fixed(tree));
