@@ -26,15 +26,18 @@ fn git(dir: &Path, args: &[&str]) -> CliDone {
 /// A repository in `main`, and the workspace as a worktree of it.
 fn worktree() -> CliPlace {
     let place = CliPlace::new();
-    let main = place.path("main");
-    fs::create_dir(&main).unwrap();
-    git(&main, &["init", "--quiet"]);
-    fs::write(main.join("a"), "one\n").unwrap();
-    git(&main, &["add", "."]);
-    git(&main, &["commit", "--quiet", "-m", "first"]);
-    fs::remove_dir(place.workspace()).unwrap();
-    git(&main, &["worktree", "add", "--quiet", place.workspace().to_str().unwrap()]);
+    make_worktree(&place, &place.path("main"));
     place
+}
+
+fn make_worktree(place: &CliPlace, main: &Path) {
+    fs::create_dir(main).unwrap();
+    git(main, &["init", "--quiet"]);
+    fs::write(main.join("a"), "one\n").unwrap();
+    git(main, &["add", "."]);
+    git(main, &["commit", "--quiet", "-m", "first"]);
+    fs::remove_dir(place.workspace()).unwrap();
+    git(main, &["worktree", "add", "--quiet", place.workspace().to_str().unwrap()]);
 }
 
 #[test]
@@ -150,6 +153,26 @@ fn what_is_read_only_in_a_worktrees_git_directory_cannot_be_replaced() {
         assert_ne!(linked.code, 0, "{path}: {linked:?}");
     }
     assert_eq!(read_files(&git_dir), before);
+}
+
+#[test]
+fn a_guest_makes_neither_links_nor_pipes_where_git_of_the_host_would_follow_them() {
+    let place = CliPlace::new();
+    // Not below /tmp, where a sandbox may make what it likes.
+    let elsewhere = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let main = elsewhere.path().canonicalize().unwrap().join("main");
+    make_worktree(&place, &main);
+    for path in ["objects/link", "refs/heads/link", "worktrees/work/link"] {
+        let path = main.join(".git").join(path);
+        let line = format!("! ln -s /etc {0} && ! mkfifo {0}", path.display());
+        let done = place.stockade(&["run", "--shell", &line]);
+        assert_eq!(done.code, 0, "{done:?}");
+        assert!(done.stderr.contains("Permission denied"), "{done:?}");
+        assert!(path.symlink_metadata().is_err(), "{done:?}");
+    }
+    let done = place.stockade(&["run", "--shell", &format!("echo two >> a && {COMMIT}")]);
+    assert_eq!(done.code, 0, "{done:?}");
+    assert_eq!(git(&main, &["log", "--format=%s", "work"]).stdout, "second\nfirst\n");
 }
 
 #[test]
