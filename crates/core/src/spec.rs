@@ -260,6 +260,8 @@ pub struct HostTree {
 impl HostTree {
     /// What a package cache that is kept between runs belongs to.
     pub const CACHE_PART: &'static str = "cache";
+    /// What the git directory of a workspace that is a worktree or submodule belongs to.
+    pub const GIT_PART: &'static str = "git";
 
     /// Whether it appears where it lies on the host.
     pub fn keeps_its_path(&self) -> bool {

@@ -28,6 +28,9 @@ pub struct LaunchPlan {
     pub workspace_alias: Option<PathBuf>,
     /// Further mounts.
     pub mounts: Vec<PlanMount>,
+    /// Targets of writable mounts in which files and directories can be made, but by Landlock no symbolic links,
+    /// pipes and sockets: programs of the host would follow or open those.
+    pub plain_files: Vec<PathBuf>,
     /// Further device nodes, by their names in the host's `/dev`, that it is trusted with.
     pub devices: Vec<String>,
     /// User id as seen inside.
@@ -69,6 +72,7 @@ impl Default for LaunchPlan {
             workspace_target: PathBuf::from("/workspace"),
             workspace_alias: None,
             mounts: Vec::new(),
+            plain_files: Vec::new(),
             devices: Vec::new(),
             uid: 1000,
             gid: 1000,

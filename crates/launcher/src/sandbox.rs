@@ -99,7 +99,7 @@ fn close_in(
     caps::drop_all()?;
     // Needs no_new_privs, and no more mounts to come.
     if let Some(abi) = b.landlock {
-        landlock::restrict_process(abi, b.plan.network, &list_writable_paths(b.plan, private))?;
+        landlock::restrict_process(abi, b.plan, &list_writable_paths(b.plan, private))?;
     }
     // Last of the walls but for limits: most steps above would be refused behind it.
     install_filter(b.filter, hand)?;

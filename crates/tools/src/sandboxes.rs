@@ -109,6 +109,11 @@ fn requested_spec(
         // A package cache is kept for one project, by the programs of one root.
         spec.remove_trees(HostTree::CACHE_PART);
     }
+    let elsewhere = directory.is_some_and(|dir| spec.workspace != Workspace::Local(dir.clone()));
+    if elsewhere || args.git.is_some() || args.empty_workspace {
+        // The git directory of the template's workspace, parts of which may be writable.
+        spec.remove_trees(HostTree::GIT_PART);
+    }
     if let Some(image) = &args.image {
         spec.image = Image::Named(image.clone());
         // The host's toolchains and paths belong to its own root.
@@ -285,5 +290,27 @@ mod tests {
         assert!(spec.read_only && spec.workspace_at.is_some());
         let both = args(serde_json::json!({"empty_workspace": true}));
         assert!(requested_spec(&template, &both, Some(&directory)).is_err());
+    }
+
+    #[test]
+    fn the_git_directory_of_the_usual_workspace_is_not_shown_with_another_one() {
+        let usual: HostPath = "/srv/usual".parse().unwrap();
+        let mount = stockade_core::Mount {
+            source: "/srv/main/.git".parse().unwrap(),
+            target: "/srv/main/.git".parse().unwrap(),
+            read_only: false,
+        };
+        let tree = HostTree { part_of: HostTree::GIT_PART.into(), mount, required: false };
+        let (workspace, trees) = (Workspace::Local(usual.clone()), vec![tree]);
+        let template = SandboxSpec { workspace, trees, ..SandboxSpec::default() };
+        let shown = |json: serde_json::Value, directory: Option<&HostPath>| {
+            requested_spec(&template, &args(json), directory).unwrap().trees.len()
+        };
+        let other: HostPath = "/srv/other".parse().unwrap();
+        assert_eq!(shown(serde_json::json!({}), None), 1);
+        assert_eq!(shown(serde_json::json!({}), Some(&usual)), 1);
+        assert_eq!(shown(serde_json::json!({}), Some(&other)), 0);
+        assert_eq!(shown(serde_json::json!({"empty_workspace": true}), None), 0);
+        assert_eq!(shown(serde_json::json!({"git": "https://a.example/b.git"}), None), 0);
     }
 }

@@ -104,11 +104,24 @@ fn file_id(found: &Stat) -> FileId {
     (found.st_dev, found.st_ino)
 }
 
+/// What a file takes that is mounted by itself; nothing if there is none.
+fn measure_file(path: &Path) -> DiskUsage {
+    let mut usage = DiskUsage::default();
+    if let Ok(found) = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)
+        && FileType::from_raw_mode(found.st_mode) == FileType::RegularFile
+    {
+        usage.add_blocks(&found);
+    }
+    usage
+}
+
 /// The bytes that files below a directory take, or nothing if that was no longer wanted. A tree too
 /// deep to be walked is taken for endless: what cannot be counted must not be free.
 pub(crate) fn measure_usage(root: &Path, wanted: impl Fn() -> bool) -> Option<DiskUsage> {
     let mut usage = DiskUsage::default();
-    let Ok(first) = openat(CWD, root, DIRECTORY_FLAGS, Mode::empty()) else { return Some(usage) };
+    let Ok(first) = openat(CWD, root, DIRECTORY_FLAGS, Mode::empty()) else {
+        return Some(measure_file(root));
+    };
     usage.note_free_space(&first);
     let mut levels = vec![DirectoryListing::of(first)];
     loop {
@@ -325,6 +338,16 @@ mod tests {
         std::os::unix::fs::symlink("/", dir.path().join("link")).unwrap();
         let after = used(dir.path());
         assert!((1 << 20..2 << 20).contains(&(after - before)), "{before} {after}");
+    }
+
+    #[test]
+    fn a_file_that_is_mounted_by_itself_counts_and_what_a_link_leads_to_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        fs::write(&file, vec![1; 1 << 20]).unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert!((1 << 20..2 << 20).contains(&used(&file)), "{}", used(&file));
+        assert_eq!((used(&link), used(&dir.path().join("none"))), (0, 0));
     }
 
     #[test]

@@ -6,8 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use stockade_core::{
-    Admitted, Image, Network, OverlayDirs, Result, RootMode, SandboxId, SandboxSpec, User,
-    WORKSPACE_ROOT, Workspace,
+    Admitted, HostTree, Image, Network, OverlayDirs, Result, RootMode, SandboxId, SandboxSpec,
+    User, WORKSPACE_ROOT, Workspace,
 };
 use stockade_launcher as launcher;
 
@@ -49,6 +49,7 @@ pub(super) fn build_plan(
         workspace_target: spec.workspace_dir().into(),
         workspace_alias: (spec.workspace_dir() != WORKSPACE_ROOT).then(|| WORKSPACE_ROOT.into()),
         mounts: mounts.collect::<Result<_>>()?,
+        plain_files: list_plain_files(spec),
         uid: user.uid,
         gid: user.gid,
         host_uid: owner.map(|user| user.uid),
@@ -63,6 +64,13 @@ pub(super) fn build_plan(
         rlimits: build_rlimits(admitted, memory_is_held),
         ..launcher::LaunchPlan::default()
     })
+}
+
+/// Where parts of a git directory appear that may be written to: the host's git would follow links in them.
+fn list_plain_files(spec: &SandboxSpec) -> Vec<PathBuf> {
+    let git = spec.trees.iter().filter(|tree| tree.part_of == HostTree::GIT_PART);
+    let written = git.map(|tree| &tree.mount).filter(|mount| !mount.read_only);
+    written.map(|mount| target_in_workspace(spec, mount.target.as_str())).collect()
 }
 
 /// A path below `/workspace` as one below the workspace's own, which is mounted first.

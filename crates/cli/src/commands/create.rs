@@ -15,7 +15,7 @@ use crate::config::Settings;
 use crate::daemon::launch::launch_supervisor;
 use crate::daemon::message::{SandboxReady, SupervisorOrder};
 use crate::image;
-use crate::report::reasons::{describe_watched_limits, warn_of_network};
+use crate::report::reasons::{describe_watched_limits, note_read_only_git, warn_of_network};
 use crate::terminal::interrupts::{self, Interrupts};
 use crate::terminal::printer::Printer;
 use crate::toolchains::Packages;
@@ -81,7 +81,8 @@ pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
         return Ok(interrupts::exit_code(signal));
     }
     let _cache = args.spec.open_cache(&wanted, &mut configured, &mut spec, printer)?;
-    args.spec.add_toolchains(Packages::Absent, &mut spec, &configured.settings)?;
+    let found = args.spec.add_toolchains(Packages::Absent, &mut spec, &configured.settings)?;
+    note_read_only_git(&found, printer);
     warn_of_network(&spec.network, printer);
     let idle = Some(require_positive_span("--idle", args.life.idle)?);
     let lifetime = Some(require_positive_span("--lifetime", args.life.lifetime)?);

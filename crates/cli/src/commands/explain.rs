@@ -248,10 +248,11 @@ fn build_toolchain_table(all: &[FoundToolchain]) -> Table<3> {
     for found in all {
         let left_out = found.left_out.iter();
         let left_out = left_out.map(|out| format!("{}: {}", out.path.display(), out.reason));
-        let shown = match found.shown.is_empty() {
+        let mut shown = match found.shown.is_empty() {
             true => vec!["with the host's system directories".to_owned()],
             false => found.shown.clone(),
         };
+        shown.extend(found.writable.iter().map(|path| format!("{path} (writable)")));
         table.row([Cell::plain(found.name), Cell::lines(shown), Cell::lines(left_out.collect())]);
     }
     table

@@ -22,7 +22,7 @@ use crate::image::{self, ImageUse, PulledAhead};
 use crate::project_cache::HeldCache;
 use crate::registry::{self, Isolation};
 use crate::report::capture::{self, Captured};
-use crate::report::reasons::{describe_watched_limits, warn_of_network};
+use crate::report::reasons::{describe_watched_limits, note_read_only_git, warn_of_network};
 use crate::terminal::interrupts::{self, Interrupts};
 use crate::terminal::output::TerminalOutput;
 use crate::terminal::printer::Printer;
@@ -130,7 +130,8 @@ async fn plan_run(args: &mut RunArgs, printer: &Printer) -> Result<Result<Planne
     let cache = args.spec.open_cache(&wanted, &mut configured, &mut spec, printer)?;
     let settings = &configured.settings;
     let packages = if args.from.is_some() { Packages::Absent } else { Packages::InHome };
-    args.spec.add_toolchains(packages, &mut spec, settings)?;
+    let found = args.spec.add_toolchains(packages, &mut spec, settings)?;
+    note_read_only_git(&found, printer);
     if printer.is_json() {
         capture::check_capturable(&spec, &command)?;
     }

@@ -6,11 +6,19 @@ use stockade_core::{
 };
 
 use crate::terminal::printer::Printer;
+use crate::toolchains::{FoundToolchain, explain_read_only_git};
 
 /// Warns of a network that lets everything through, also where the answer is JSON.
 pub fn warn_of_network(network: &Network, printer: &Printer) {
     if network.observes() {
         printer.note(&format!("warning: {OBSERVE_WARNING}"));
+    }
+}
+
+/// Says why commits in a worktree will fail although its files are changed in place.
+pub fn note_read_only_git(found: &[FoundToolchain], printer: &Printer) {
+    if let (Some(line), false) = (explain_read_only_git(found), printer.is_json()) {
+        printer.note(&line);
     }
 }
 

@@ -2,27 +2,36 @@
 //! file. That file is input: a guest may have written it. So the directory is shown only if it names this very
 //! workspace in turn.
 //!
-//! All of it is read-only: a guest that can add files to a git directory can make the host's git run code, or
-//! write through links to places elsewhere.
+//! It is read-only: a guest that can add files to a git directory can make the host's git run code, or write through
+//! links to places elsewhere. Only what a commit in a worktree writes to is not (`git_commits.rs`).
 
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
-use stockade_core::{SandboxSpec, Workspace};
+use stockade_core::{HostTree, SandboxSpec, Workspace};
 
+use super::git_commits::{LOG_VARIABLES, list_commit_trees};
 use super::{FoundToolchain, LeftOut, build_host_tree, is_claimed_by_spec};
 
-/// The longest `.git`, `gitdir` or `commondir` file.
-const MAX_POINTER_BYTES: u64 = 8 << 10;
+/// The longest `.git`, `gitdir`, `commondir` or `HEAD` file.
+pub(super) const MAX_POINTER_BYTES: u64 = 8 << 10;
 /// The longest configuration that is read.
-const MAX_CONFIG_BYTES: u64 = 1 << 20;
+pub(super) const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// The most repositories, with submodules and worktrees, that are looked at, and how deep they lie.
 const MAX_REPOSITORIES: usize = 1000;
 const MAX_DEPTH: usize = 8;
 
-/// The tree for the git directory that the workspace's `.git` file names, if it has one.
+/// The git directory that a workspace's `.git` file names.
+struct NamedGitDir {
+    /// What is shown: of a worktree the directory of the whole repository.
+    shown: PathBuf,
+    /// The worktree's own directory in it. None of a submodule.
+    worktree: Option<PathBuf>,
+}
+
+/// The trees of the git directory that the workspace's `.git` file names, if it has one.
 pub(super) fn find_git_tree(spec: &SandboxSpec) -> Option<FoundToolchain> {
     let workspace = match &spec.workspace {
         Workspace::Local(dir) => dir.as_path(),
@@ -31,22 +40,38 @@ pub(super) fn find_git_tree(spec: &SandboxSpec) -> Option<FoundToolchain> {
     };
     let named = read_pointer_file(&workspace.join(".git"), "gitdir: ")?;
     let named = workspace.join(named);
-    let mut found = FoundToolchain::named("git");
-    match git_dir(workspace, &named) {
+    let mut found = FoundToolchain::named(HostTree::GIT_PART);
+    match find_git_dir(workspace, &named) {
         // What the caller shows there wins.
-        Ok(dir) if is_claimed_by_spec(&dir, spec) => return None,
-        Ok(dir) if may_hold_credentials(&dir) => {
+        Ok(dir) if is_claimed_by_spec(&dir.shown, spec) => return None,
+        Ok(dir) if may_hold_credentials(&dir.shown) => {
             let reason = "its configuration may hold credentials, or cannot be read".into();
-            found.left_out.push(LeftOut { path: dir, reason });
+            found.left_out.push(LeftOut { path: dir.shown, reason });
         }
-        Ok(dir) => {
-            // Behind a link that was put there meanwhile lies something else.
-            let tree = build_host_tree("git", &dir, &dir);
-            found.add(tree.into_iter().filter(|tree| tree.mount.source.as_path() == dir).collect());
-        }
+        Ok(dir) => add_git_trees(&mut found, spec, dir),
         Err(reason) => found.left_out.push(LeftOut { path: named, reason: reason.into() }),
     }
     Some(found)
+}
+
+/// Adds the directory, and over it what a commit writes to where the workspace itself is changed in place.
+fn add_git_trees(found: &mut FoundToolchain, spec: &SandboxSpec, dir: NamedGitDir) {
+    let tree = build_host_tree(HostTree::GIT_PART, &dir.shown, &dir.shown);
+    // Behind a link that was put there meanwhile lies something else.
+    let Some(tree) = tree.filter(|tree| tree.mount.source.as_path() == dir.shown) else { return };
+    found.add(vec![tree]);
+    let (Workspace::Local(workspace), false, Some(own)) =
+        (&spec.workspace, spec.read_only, &dir.worktree)
+    else {
+        return;
+    };
+    match list_commit_trees(workspace.as_path(), &dir.shown, own) {
+        Ok(trees) => found.add_over(trees, &LOG_VARIABLES),
+        Err(reason) => {
+            let reason = format!("is read-only: {reason}");
+            found.left_out.push(LeftOut { path: dir.shown, reason });
+        }
+    }
 }
 
 /// The path in a file of one line, behind what it begins with. A link is not such a file.
@@ -57,7 +82,7 @@ fn read_pointer_file(file: &Path, prefix: &str) -> Option<PathBuf> {
 }
 
 /// A small regular file. It may be replaced meanwhile: neither a link is followed nor a pipe waited for.
-fn small_file(file: &Path, most: u64) -> Option<String> {
+pub(super) fn small_file(file: &Path, most: u64) -> Option<String> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = open(file, flags, Mode::empty()).ok()?;
     let found = fstat(&opened).ok()?;
@@ -70,11 +95,19 @@ fn small_file(file: &Path, most: u64) -> Option<String> {
 }
 
 /// The directory that is shown, if it is really this workspace's.
-fn git_dir(workspace: &Path, named: &Path) -> Result<PathBuf, &'static str> {
+fn find_git_dir(workspace: &Path, named: &Path) -> Result<NamedGitDir, &'static str> {
     let dir = named.canonicalize().map_err(|_| "is not there")?;
-    let git = find_worktree_dir(workspace, &dir).or_else(|| find_submodule_dir(workspace, &dir));
-    let git = git.ok_or("is not this directory's: it does not name it in turn")?;
-    if workspace.starts_with(&git) { Err("lies around the workspace") } else { Ok(git) }
+    let found = match find_worktree_dir(workspace, &dir) {
+        Some(shown) => Some(NamedGitDir { shown, worktree: Some(dir) }),
+        None => {
+            find_submodule_dir(workspace, &dir).map(|shown| NamedGitDir { shown, worktree: None })
+        }
+    };
+    let found = found.ok_or("is not this directory's: it does not name it in turn")?;
+    match workspace.starts_with(&found.shown) {
+        true => Err("lies around the workspace"),
+        false => Ok(found),
+    }
 }
 
 /// `COMMON/worktrees/NAME`, whose `gitdir` is the workspace's `.git`.
@@ -183,23 +216,43 @@ mod tests {
         }
 
         fn repository(&self, dir: &str) {
-            for part in ["objects/x", "refs/x", "logs/x", "hooks/x", "HEAD", "config"] {
+            let dirs = ["objects/info", "objects/pack", "refs/heads", "logs/refs/heads", "hooks"];
+            for part in dirs.map(|part| format!("{part}/x")) {
+                self.write(&format!("{dir}/{part}"), "");
+            }
+            for part in ["HEAD", "config"] {
                 self.write(&format!("{dir}/{part}"), "");
             }
         }
 
-        /// What is shown, and how much is not.
+        fn find(&self, workspace: &str, read_only: bool) -> FoundToolchain {
+            let workspace = Workspace::Local(self.base.join(workspace).try_into().unwrap());
+            let spec = SandboxSpec { workspace, read_only, ..SandboxSpec::default() };
+            find_git_tree(&spec).unwrap_or(FoundToolchain::named(HostTree::GIT_PART))
+        }
+
+        fn name(&self, tree: &HostTree) -> String {
+            let path = tree.mount.source.as_path().strip_prefix(&self.base).unwrap();
+            path.display().to_string()
+        }
+
+        /// What is shown of a workspace that may not be written to, and how much is not.
         fn found(&self, workspace: &str) -> (Vec<String>, usize) {
-            let workspace = self.base.join(workspace).try_into().unwrap();
-            let spec =
-                SandboxSpec { workspace: Workspace::Local(workspace), ..SandboxSpec::default() };
-            let found = find_git_tree(&spec).unwrap_or(FoundToolchain::named("git"));
-            let name = |tree: &stockade_core::HostTree| {
-                assert!(tree.mount.read_only);
-                let path = tree.mount.source.as_path().strip_prefix(&self.base).unwrap();
-                path.display().to_string()
-            };
-            (found.trees.iter().map(name).collect(), found.left_out.len())
+            let found = self.find(workspace, true);
+            assert!(found.trees.iter().all(|tree| tree.mount.read_only), "{found:?}");
+            (found.trees.iter().map(|tree| self.name(tree)).collect(), found.left_out.len())
+        }
+
+        /// What may be written to, below the git directory of the worktree; or why nothing.
+        fn writable(&self) -> Result<Vec<String>, String> {
+            let found = self.find("wt", false);
+            if let Some(out) = found.left_out.first() {
+                assert!(found.trees.iter().all(|tree| tree.mount.read_only), "{found:?}");
+                return Err(out.reason.clone());
+            }
+            let written = found.trees.iter().filter(|tree| !tree.mount.read_only);
+            let names = written.map(|tree| self.name(tree));
+            Ok(names.map(|name| name.trim_start_matches("main/.git/").to_owned()).collect())
         }
 
         fn worktree(&self, back: &str) {
@@ -209,6 +262,8 @@ mod tests {
             self.write("main/.git/worktrees/wt/commondir", "../..\n");
             let back = self.base.join(back);
             self.write("main/.git/worktrees/wt/gitdir", &format!("{}\n", back.display()));
+            self.write("main/.git/worktrees/wt/HEAD", "ref: refs/heads/x\n");
+            self.write("main/.git/worktrees/wt/logs/HEAD", "");
         }
     }
 
@@ -249,5 +304,73 @@ mod tests {
         place.write(&format!("{own}/config"), "[core]\n\tworktree = ../../../lib\n");
         place.write("main/lib/.git", "gitdir: ../.git/modules/lib\n");
         assert_eq!(place.found("main/lib"), (vec![own.to_owned()], 0));
+    }
+
+    #[test]
+    fn what_a_commit_in_a_worktree_writes_to_is_writable_and_no_more() {
+        let place = GitFixture::new();
+        place.worktree("wt/.git");
+        let own = ["objects", "refs/heads", "worktrees/wt", "worktrees/wt/logs/HEAD"];
+        let with_log = own.into_iter().chain(["logs/refs/heads/x"]);
+        assert_eq!(place.writable(), Ok(with_log.map(str::to_owned).collect()));
+        // A guest may have written it.
+        for head in ["ref: refs/heads/../../../config\n", "ref: refs/heads/none\n", "0123\n"] {
+            place.write("main/.git/worktrees/wt/HEAD", head);
+            assert_eq!(place.writable(), Ok(own.map(str::to_owned).to_vec()), "{head}");
+        }
+    }
+
+    #[test]
+    fn what_leads_git_elsewhere_lies_read_only_over_what_is_writable() {
+        let place = GitFixture::new();
+        place.worktree("wt/.git");
+        place.write("main/.git/worktrees/wt/modules/lib/HEAD", "");
+        let found = place.find("wt", false);
+        let at = |path: &str| {
+            let named = |tree: &HostTree| place.name(tree) == format!("main/.git/{path}");
+            let at = found.trees.iter().position(named).unwrap();
+            (at, found.trees[at].mount.read_only)
+        };
+        let own = "worktrees/wt";
+        for (part, around) in [
+            ("objects/info", "objects"),
+            ("objects/pack", "objects"),
+            ("worktrees/wt/commondir", own),
+            ("worktrees/wt/gitdir", own),
+            ("worktrees/wt/logs", own),
+            ("worktrees/wt/modules", own),
+        ] {
+            assert!(at(part).1 && at(part).0 > at(around).0, "{part}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_worktree_whose_configuration_a_guest_could_add_is_read_only() {
+        let place = GitFixture::new();
+        place.worktree("wt/.git");
+        place.write("main/.git/config", "[extensions]\n\tworktreeConfig = true\n");
+        assert!(place.writable().unwrap_err().contains("extensions.worktreeConfig"));
+    }
+
+    #[test]
+    fn a_git_directory_with_links_or_without_its_parts_is_read_only() {
+        for (part, link) in [
+            ("objects/info", false),
+            ("refs/heads", false),
+            ("refs/heads", true),
+            ("objects", true),
+            ("worktrees/wt/logs", true),
+            ("logs/refs", true),
+        ] {
+            let place = GitFixture::new();
+            place.worktree("wt/.git");
+            let (path, elsewhere) = (place.base.join("main/.git").join(part), place.base.join("e"));
+            fs::rename(&path, &elsewhere).unwrap();
+            if link {
+                std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
+            }
+            let reason = place.writable().unwrap_err();
+            assert!(reason.starts_with("is read-only: "), "{part}: {reason}");
+        }
     }
 }

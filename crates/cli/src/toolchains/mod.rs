@@ -5,6 +5,7 @@
 mod caller;
 mod choice;
 mod git;
+mod git_commits;
 mod inside;
 mod table;
 mod trees;
@@ -37,6 +38,9 @@ pub struct FoundToolchain {
     pub name: &'static str,
     /// The paths that are shown beside the host's system directories.
     pub shown: Vec<String>,
+    /// Those below that may be written to.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub writable: Vec<String>,
     /// The variables that are set for it.
     pub variables: BTreeMap<String, String>,
     /// What was not shown, and why.
@@ -48,8 +52,8 @@ pub struct FoundToolchain {
 
 impl FoundToolchain {
     fn named(name: &'static str) -> Self {
-        let (shown, left_out, trees) = (Vec::new(), Vec::new(), Vec::new());
-        Self { name, shown, variables: BTreeMap::new(), left_out, trees }
+        let (shown, writable, left_out, trees) = Default::default();
+        Self { name, shown, writable, variables: BTreeMap::new(), left_out, trees }
     }
 
     fn add(&mut self, trees: Vec<HostTree>) {
@@ -57,9 +61,21 @@ impl FoundToolchain {
         self.trees.extend(trees);
     }
 
+    /// Adds trees that lie over what is shown, some of them writable, and the variables for that.
+    fn add_over(&mut self, trees: Vec<HostTree>, variables: &[(&str, &str)]) {
+        let writable = trees.iter().filter(|tree| !tree.mount.read_only);
+        self.writable.extend(writable.map(|tree| tree.mount.target.to_string()));
+        self.trees.extend(trees);
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        self.variables.extend(variables.iter().map(owned));
+    }
+
     fn leave_out(&mut self, tree: &HostTree, reason: &str) {
-        self.trees.retain(|kept| kept != tree);
-        self.shown.retain(|kept| kept != tree.mount.target.as_str());
+        // Read-only trees over a writable one hold its walls: it is not shown without them.
+        let all = !self.writable.is_empty();
+        self.writable.clear();
+        self.trees.retain(|kept| !all && kept != tree);
+        self.shown.retain(|kept| !all && kept != tree.mount.target.as_str());
         let path = tree.mount.source.as_path().to_owned();
         self.left_out.push(LeftOut { path, reason: reason.to_owned() });
     }
@@ -325,6 +341,14 @@ fn leave_out_refused(found: &mut [FoundToolchain], config: &EngineConfig) {
             toolchain.leave_out(tree, &refusal.reason);
         }
     }
+}
+
+/// Why commits in a worktree fail inside although its files are changed in place. None where they do not.
+pub fn explain_read_only_git(found: &[FoundToolchain]) -> Option<String> {
+    let is_shown = |found: &&FoundToolchain| !found.trees.is_empty();
+    let git = found.iter().find(|found| found.name == HostTree::GIT_PART).filter(is_shown)?;
+    let out = git.left_out.first()?;
+    Some(format!("`{}` {}", out.path.display(), out.reason))
 }
 
 /// Where a program that was not found inside is on this host, and the flag that shows it. None where it is not

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::error::{At, Failure, Wall};
 use crate::open::format_path;
-use crate::plan::PlanNetwork;
+use crate::plan::{LaunchPlan, PlanNetwork};
 use crate::sys::{self, RulesetAttr};
 
 const ACCESS_FS_EXECUTE: u64 = 1;
@@ -17,7 +17,10 @@ const ACCESS_FS_WRITE_FILE: u64 = 1 << 1;
 const ACCESS_FS_READ_FILE: u64 = 1 << 2;
 const ACCESS_FS_READ_DIR: u64 = 1 << 3;
 const ACCESS_FS_MAKE_CHAR: u64 = 1 << 6;
+const ACCESS_FS_MAKE_SOCK: u64 = 1 << 9;
+const ACCESS_FS_MAKE_FIFO: u64 = 1 << 10;
 const ACCESS_FS_MAKE_BLOCK: u64 = 1 << 11;
+const ACCESS_FS_MAKE_SYM: u64 = 1 << 12;
 const ACCESS_FS_TRUNCATE: u64 = 1 << 14;
 const ACCESS_FS_IOCTL_DEV: u64 = 1 << 15;
 /// To connect to a socket by its path. Never allowed by a rule: those that are made under the same rules can be
@@ -33,6 +36,8 @@ const FILE_ACCESS: u64 = ACCESS_FS_EXECUTE
     | ACCESS_FS_IOCTL_DEV;
 /// Rights that no rule gives: to make device nodes, and to connect to sockets of others.
 const FORBIDDEN_ACCESS: u64 = ACCESS_FS_MAKE_CHAR | ACCESS_FS_MAKE_BLOCK | ACCESS_FS_RESOLVE_UNIX;
+/// Rights to make what is neither a file nor a directory.
+const SPECIAL_ACCESS: u64 = ACCESS_FS_MAKE_SOCK | ACCESS_FS_MAKE_FIFO | ACCESS_FS_MAKE_SYM;
 
 /// Binding and connecting.
 pub(crate) const BOTH_TCP: u64 = 0b11;
@@ -104,6 +109,11 @@ impl Rules {
         self.add_rule(place, self.handled & !FORBIDDEN_ACCESS)
     }
 
+    /// Allows the same, but making anything other than files and directories.
+    fn write_plain_files(&self, place: impl AsFd) -> Result<(), Errno> {
+        self.add_rule(place, self.handled & !FORBIDDEN_ACCESS & !SPECIAL_ACCESS)
+    }
+
     fn add_rule(&self, place: impl AsFd, access: u64) -> Result<(), Errno> {
         let directory = fstat(&place)?.st_mode & libc::S_IFMT == libc::S_IFDIR;
         let access = if directory { access } else { access & FILE_ACCESS };
@@ -124,11 +134,11 @@ pub(crate) fn open_rule_path(path: &str) -> Result<OwnedFd, Errno> {
 /// Puts the process under its rules. Comes after the last mount, which Landlock would refuse.
 pub(crate) fn restrict_process(
     abi: u32,
-    network: PlanNetwork,
+    plan: &LaunchPlan,
     writable: &[PathBuf],
 ) -> Result<(), Failure> {
     let wall = Wall::Landlock;
-    let tcp = match network {
+    let tcp = match plan.network {
         PlanNetwork::None => BOTH_TCP,
         PlanNetwork::Loopback | PlanNetwork::Helper => 0,
     };
@@ -136,8 +146,12 @@ pub(crate) fn restrict_process(
     open_rule_path("/").and_then(|root| rules.read(root)).at(wall, "/")?;
     open_rule_path("/dev").and_then(|devices| rules.allow_device(devices)).at(wall, "/dev")?;
     for path in writable {
+        let allow = |found: OwnedFd| match plan.plain_files.contains(path) {
+            true => rules.write_plain_files(found),
+            false => rules.write(found),
+        };
         let path = format_path(path);
-        open_rule_path(&path).and_then(|found| rules.write(found)).at(wall, &path)?;
+        open_rule_path(&path).and_then(allow).at(wall, &path)?;
     }
     rules.enforce_rules()
 }

@@ -313,6 +313,22 @@ fn extra_mounts_appear_at_their_targets() {
 }
 
 #[test]
+fn neither_links_nor_pipes_can_be_made_in_a_mount_for_plain_files() {
+    for_each_owner(|owner, launcher| {
+        let directory = directory(owner);
+        let source = directory.path().canonicalize().unwrap();
+        let mounts = vec![PlanMount { source, target: "/data".into(), read_only: false }];
+        let plain_files = vec!["/data".into()];
+        let mut inside = launch(launcher, &LaunchPlan { mounts, plain_files, ..plan() });
+        let made = "mkdir /data/dir && echo x > /data/dir/file && mv /data/dir /data/other";
+        inside.run(&["sh", "-c", made]);
+        let refused = "! ln -s x /data/link && ! mkfifo /data/other/pipe && ln -s x /tmp/link";
+        inside.run(&["sh", "-c", refused]);
+        assert!(!directory.path().join("link").is_symlink());
+    });
+}
+
+#[test]
 fn a_directory_can_be_the_root() {
     for_each_owner(|owner, launcher| {
         let image = directory(owner);

@@ -1,10 +1,17 @@
 //! Git worktrees as workspaces: their git directory lies elsewhere.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::common::{CliDone, CliPlace, finish};
+
+const COMMIT: &str = "git -c user.name=a -c user.email=a@example.org commit -q -a -m second";
+/// Makes a repository beside the workspace, and the workspace a worktree of it.
+const MAKE_WORKTREE: &str = "cd ..; git init -q main; cd main; git config user.name a
+    git config user.email a@example.org; echo one > a; git add .; git commit -q -m first
+    rmdir ../work; git worktree add -q ../work";
 
 fn git(dir: &Path, args: &[&str]) -> CliDone {
     let mut command = Command::new("git");
@@ -19,15 +26,18 @@ fn git(dir: &Path, args: &[&str]) -> CliDone {
 /// A repository in `main`, and the workspace as a worktree of it.
 fn worktree() -> CliPlace {
     let place = CliPlace::new();
-    let main = place.path("main");
-    fs::create_dir(&main).unwrap();
-    git(&main, &["init", "--quiet"]);
-    fs::write(main.join("a"), "one\n").unwrap();
-    git(&main, &["add", "."]);
-    git(&main, &["commit", "--quiet", "-m", "first"]);
-    fs::remove_dir(place.workspace()).unwrap();
-    git(&main, &["worktree", "add", "--quiet", place.workspace().to_str().unwrap()]);
+    make_worktree(&place, &place.path("main"));
     place
+}
+
+fn make_worktree(place: &CliPlace, main: &Path) {
+    fs::create_dir(main).unwrap();
+    git(main, &["init", "--quiet"]);
+    fs::write(main.join("a"), "one\n").unwrap();
+    git(main, &["add", "."]);
+    git(main, &["commit", "--quiet", "-m", "first"]);
+    fs::remove_dir(place.workspace()).unwrap();
+    git(main, &["worktree", "add", "--quiet", place.workspace().to_str().unwrap()]);
 }
 
 #[test]
@@ -38,17 +48,159 @@ fn a_worktree_can_be_looked_at() {
     assert_eq!((done.code, done.stdout.as_str()), (0, "first\n M a\n"), "{done:?}");
 }
 
+/// Every file below a directory, with its content.
+fn read_files(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        match path.symlink_metadata().unwrap().is_dir() {
+            true => files.extend(read_files(&path)),
+            false => drop(files.insert(path.clone(), fs::read(&path).unwrap())),
+        }
+    }
+    files
+}
+
 #[test]
-fn nothing_of_the_repository_can_be_changed() {
+fn a_commit_in_a_worktree_is_seen_outside() {
     let place = worktree();
-    let git = place.path("main/.git").display().to_string();
-    let paths = ["hooks/post-commit", "config", "refs/x", "objects/x", "logs/x"];
-    let own = ["commondir", "config.worktree", "HEAD"].map(|name| format!("worktrees/work/{name}"));
-    for path in paths.map(str::to_owned).into_iter().chain(own) {
-        let line = format!("echo x > {git}/{path}");
+    let line = format!("echo two >> a && {COMMIT} && git log --format=%s && git status --short");
+    let done = place.stockade(&["run", "--shell", &line]);
+    assert_eq!((done.code, done.stdout.as_str()), (0, "second\nfirst\n"), "{done:?}");
+    let main = place.path("main");
+    assert_eq!(git(&main, &["log", "--format=%s", "work"]).stdout, "second\nfirst\n");
+    assert_eq!(git(&main, &["log", "--format=%s"]).stdout, "first\n");
+    assert_eq!(git(&place.workspace(), &["status", "--short"]).stdout, "");
+    for log in ["work", "HEAD"] {
+        let logged = git(&place.workspace(), &["reflog", "show", log]).stdout;
+        assert!(logged.contains("commit: second"), "{log}: {logged}");
+    }
+    git(&main, &["fsck", "--strict"]);
+}
+
+#[test]
+fn an_ordinary_users_commit_in_a_worktree_is_seen_outside() {
+    let place = CliPlace::of_an_ordinary_user();
+    let made = finish(place.script(MAKE_WORKTREE));
+    assert_eq!(made.code, 0, "{made:?}");
+    let done = place.stockade(&["run", "--shell", &format!("echo two >> a && {COMMIT}")]);
+    assert_eq!(done.code, 0, "{done:?}");
+    let seen = finish(place.script("git -C ../main log --format=%s work; git status --short"));
+    assert_eq!((seen.code, seen.stdout.as_str()), (0, "second\nfirst\n"), "{seen:?}");
+}
+
+#[test]
+fn a_branch_that_was_made_in_a_worktree_is_seen_outside() {
+    let place = worktree();
+    let line = format!("git switch -q -c agent/new && echo two >> a && {COMMIT}");
+    let done = place.stockade(&["run", "--shell", &line]);
+    assert_eq!(done.code, 0, "{done:?}");
+    let seen = git(&place.path("main"), &["log", "--format=%s", "agent/new"]);
+    assert_eq!(seen.stdout, "second\nfirst\n");
+}
+
+#[test]
+fn a_branch_that_git_has_packed_can_be_committed_to_and_reset() {
+    let place = worktree();
+    git(&place.workspace(), &["switch", "--quiet", "-c", "agent/packed"]);
+    git(&place.path("main"), &["pack-refs", "--all", "--prune"]);
+    let line = format!("echo two >> a && {COMMIT} && git log --format=%s && git reset -q HEAD~1");
+    let done = place.stockade(&["run", "--shell", &line]);
+    assert_eq!((done.code, done.stdout.as_str()), (0, "second\nfirst\n"), "{done:?}");
+    let seen = git(&place.path("main"), &["log", "--format=%s", "agent/packed"]);
+    assert_eq!(seen.stdout, "first\n");
+}
+
+#[test]
+fn what_leads_git_elsewhere_or_runs_code_cannot_be_written_in_a_worktree() {
+    let place = worktree();
+    let git_dir = place.path("main/.git");
+    let paths = ["hooks/post-commit", "config", "config.worktree", "HEAD", "packed-refs", "x"];
+    let shared = ["refs/x", "refs/tags/x", "refs/replace", "logs/x", "logs/refs/heads/x"];
+    let objects = ["objects/info/alternates", "objects/pack/x", "info/exclude", "modules"];
+    let own = ["commondir", "gitdir", "logs/x"].map(|name| format!("worktrees/work/{name}"));
+    let before = read_files(&git_dir);
+    let others = [&paths[..], &shared, &objects].concat().into_iter().map(str::to_owned);
+    for path in others.chain(own) {
+        let line = format!("echo x > {}", git_dir.join(&path).display());
         let done = place.stockade(&["run", "--shell", &line]);
         assert!(done.code != 0 && done.stderr.contains("Read-only"), "{path}: {done:?}");
     }
+    assert_eq!(read_files(&git_dir), before);
+}
+
+#[test]
+fn what_is_read_only_in_a_worktrees_git_directory_cannot_be_replaced() {
+    let place = worktree();
+    let git_dir = place.path("main/.git");
+    let before = read_files(&git_dir);
+    for path in [
+        "objects",
+        "objects/info",
+        "objects/pack",
+        "refs/heads",
+        "logs/refs/heads/work",
+        "worktrees/work",
+        "worktrees/work/commondir",
+        "worktrees/work/gitdir",
+        "worktrees/work/logs",
+        "worktrees/work/logs/HEAD",
+    ] {
+        let path = git_dir.join(path).display().to_string();
+        let moved = place.stockade(&["run", "--", "mv", &path, &format!("{path}.old")]);
+        assert_ne!(moved.code, 0, "{path}: {moved:?}");
+        let linked = place.stockade(&["run", "--", "ln", "-sfnT", "/etc/passwd", &path]);
+        assert_ne!(linked.code, 0, "{path}: {linked:?}");
+    }
+    assert_eq!(read_files(&git_dir), before);
+}
+
+#[test]
+fn a_guest_makes_neither_links_nor_pipes_where_git_of_the_host_would_follow_them() {
+    let place = CliPlace::new();
+    // Not below /tmp, where a sandbox may make what it likes.
+    let elsewhere = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let main = elsewhere.path().canonicalize().unwrap().join("main");
+    make_worktree(&place, &main);
+    for path in ["objects/link", "refs/heads/link", "worktrees/work/link"] {
+        let path = main.join(".git").join(path);
+        let line = format!("! ln -s /etc {0} && ! mkfifo {0}", path.display());
+        let done = place.stockade(&["run", "--shell", &line]);
+        assert_eq!(done.code, 0, "{done:?}");
+        assert!(done.stderr.contains("Permission denied"), "{done:?}");
+        assert!(path.symlink_metadata().is_err(), "{done:?}");
+    }
+    let done = place.stockade(&["run", "--shell", &format!("echo two >> a && {COMMIT}")]);
+    assert_eq!(done.code, 0, "{done:?}");
+    assert_eq!(git(&main, &["log", "--format=%s", "work"]).stdout, "second\nfirst\n");
+}
+
+#[test]
+fn nothing_outside_is_changed_where_the_workspace_is_not() {
+    for flag in ["--read-only", "--overlay"] {
+        let place = worktree();
+        place.write("a", "two\n");
+        let before = read_files(&place.path("main/.git"));
+        let done = place.stockade(&["run", flag, "--shell", COMMIT]);
+        assert!(done.code != 0 && done.stderr.contains("Read-only"), "{flag}: {done:?}");
+        let line = format!("touch {}", place.path("main/.git/refs/heads/x").display());
+        let done = place.stockade(&["run", flag, "--shell", &line]);
+        assert!(done.code != 0 && done.stderr.contains("Read-only"), "{flag}: {done:?}");
+        assert_eq!(read_files(&place.path("main/.git")), before, "{flag}");
+    }
+}
+
+#[test]
+fn a_worktree_with_a_configuration_of_its_own_is_read_only_and_that_is_said() {
+    let place = worktree();
+    git(&place.path("main"), &["config", "extensions.worktreeConfig", "true"]);
+    place.write("a", "two\n");
+    let before = read_files(&place.path("main/.git"));
+    let done = place.stockade(&["run", "--shell", COMMIT]);
+    assert!(done.code != 0 && done.stderr.contains("is read-only: `extensions."), "{done:?}");
+    assert_eq!(read_files(&place.path("main/.git")), before);
+    let done = place.stockade(&["run", "--read-only", "--", "git", "log", "--format=%s"]);
+    assert!(done.stdout == "first\n" && !done.stderr.contains("is read-only"), "{done:?}");
 }
 
 #[test]
