@@ -18,6 +18,7 @@ use stockade_core::{
 };
 
 use crate::linux::archives::Archives;
+use crate::linux::control_layer::LayeredControl;
 use crate::linux::freezer::{FreezableControl, Freezer};
 use crate::linux::limit_monitor::process_limits;
 use crate::linux::{ended, settle_command};
@@ -180,7 +181,10 @@ impl Sandbox for AgentSandbox {
                 }
             };
         let control: Arc<dyn ProcessControl> = match &self.freezer {
-            Some(freezer) => Arc::new(FreezableControl { control, freezer: Arc::clone(freezer) }),
+            Some(freezer) => {
+                let freezer = Arc::clone(freezer);
+                Arc::new(LayeredControl(FreezableControl { control, freezer }))
+            }
             None => control,
         };
         let started = StartedProgram { channel, pid, arguments: command.argv() };

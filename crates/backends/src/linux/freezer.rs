@@ -4,12 +4,10 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use bytes::Bytes as Data;
-use stockade_core::{
-    BackendName, Error, ErrorCode, ProcessControl, Result, Signal, Span, TerminalSize,
-};
+use stockade_core::{BackendName, Error, ErrorCode, ProcessControl, Result};
 use tokio::sync::{Mutex, MutexGuard};
 
+use super::control_layer::ControlLayer;
 use super::running::LiveWalls;
 
 /// A way to stop and continue everything inside.
@@ -69,38 +67,14 @@ pub(crate) struct FreezableControl {
 }
 
 #[async_trait]
-impl ProcessControl for FreezableControl {
+impl ControlLayer for FreezableControl {
+    fn inner(&self) -> &dyn ProcessControl {
+        self.control.as_ref()
+    }
+
     async fn kill(&self) -> Result<()> {
         self.freezer.set(false).await?;
         self.control.kill().await
-    }
-
-    async fn ended(&self) {
-        self.control.ended().await;
-    }
-
-    async fn signal(&self, signal: Signal) -> Result<()> {
-        self.control.signal(signal).await
-    }
-
-    async fn write_stdin(&self, data: Data) -> Result<()> {
-        self.control.write_stdin(data).await
-    }
-
-    async fn close_stdin(&self) -> Result<()> {
-        self.control.close_stdin().await
-    }
-
-    async fn discard_output(&self) {
-        self.control.discard_output().await;
-    }
-
-    async fn resize(&self, size: TerminalSize) -> Result<()> {
-        self.control.resize(size).await
-    }
-
-    fn cpu_used(&self) -> Option<Span> {
-        self.control.cpu_used()
     }
 }
 

@@ -6,14 +6,15 @@ use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use stockade_core::{
-    Admitted, CarriedProgram, Command, EffectiveLimits, Files, Process, ProcessControl, Result,
-    Sandbox, SandboxId, SandboxPath, SnapshotFiles, SnapshotKind,
+    Admitted, CarriedProgram, Command, EffectiveLimits, Files, Process, Result, Sandbox, SandboxId,
+    SandboxPath, SnapshotFiles, SnapshotKind,
 };
 
 use super::create::{Incarnation, LiveSandbox, connection_from_stream};
 use super::private::PrivateDir;
 use super::{MicrovmWalls, NAME, capture, identity, system_error};
 use crate::linux;
+use crate::linux::control_layer::LayeredControl;
 use crate::linux::freezer::FreezableControl;
 use crate::managed::to_its_end;
 use crate::peer::client::{FarSandbox, UsedNumbers};
@@ -46,8 +47,8 @@ impl Parted {
     /// A program that is let go on before it is ended.
     fn with_freezer(&self, Process { events, control }: Process) -> Process {
         let freezer = Arc::clone(&self.live.freezer);
-        let control: Arc<dyn ProcessControl> = Arc::new(FreezableControl { control, freezer });
-        Process { events, control }
+        let control = LayeredControl(FreezableControl { control, freezer });
+        Process { events, control: Arc::new(control) }
     }
 
     fn upgrade_backend(&self, operation: &'static str) -> Result<Arc<MicrovmWalls>> {
