@@ -23,6 +23,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::client::{DaemonCall, DaemonClient, daemon_error, in_time, protocol_error};
+use super::sandbox::DaemonPause;
 use super::sse::{SseEvent, SseFault, SseReader};
 use crate::linux::lock;
 
@@ -59,6 +60,7 @@ pub(super) async fn start_process(
     sandbox: &str,
     command: &Command,
     limits: &EffectiveLimits,
+    pause: Arc<DaemonPause>,
 ) -> Result<Process> {
     let body = serde_json::to_value(command).map_err(|error| {
         daemon_error(ErrorCode::Invalid, "spawn", "the command cannot be written").source(error)
@@ -76,7 +78,7 @@ pub(super) async fn start_process(
         .then(|| InputPipe::open(client.clone(), path.clone(), Arc::clone(&refused)));
     let (unsent, fuel) = (Unsent::default(), limits.fuel);
     let ended_too = Arc::clone(&ended);
-    let events = DaemonProcessEvents { stream, ended: ended_too, unsent, fuel, refused };
+    let events = DaemonProcessEvents { stream, ended: ended_too, unsent, fuel, refused, pause };
     let control = DaemonProcessControl { client: client.clone(), path, ended, input };
     Ok(Process { events: Box::new(events), control: Arc::new(control) })
 }
@@ -101,6 +103,8 @@ struct DaemonProcessEvents {
     /// The limit of instructions, above which no count is believed.
     fuel: Option<u64>,
     refused: RefusedInput,
+    /// Whether its sandbox is paused, which its end may change.
+    pause: Arc<DaemonPause>,
 }
 
 impl DaemonProcessEvents {
@@ -143,6 +147,7 @@ impl DaemonProcessEvents {
 
     fn end(&mut self, exit: Exit) -> Option<ProcessEvent> {
         self.ended.store(true, Ordering::SeqCst);
+        self.pause.ask_after_exit();
         Some(ProcessEvent::Exit(exit))
     }
 }

@@ -75,11 +75,14 @@ async fn check_pause_and_resume(kit: Kit) -> Verdict {
     let (mut reader, mut other) = (execution.subscribe(), clock.subscribe());
     check!(reader.next().await.is_some(), "expected output before the pause, saw none");
     let sandbox = room.sandbox()?;
+    check!(!sandbox.is_paused(), "expected a sandbox that goes on, but it says it is paused");
     sandbox.pause().await?;
     sandbox.pause().await?;
     falls_silent(&mut reader, &mut other).await?;
+    check!(sandbox.is_paused(), "expected a paused sandbox, but it says that it goes on");
     sandbox.resume().await?;
     sandbox.resume().await?;
+    check!(!sandbox.is_paused(), "expected a sandbox that goes on, but it says it is paused");
     let more = tokio::time::timeout(OUTPUT_TIMEOUT, reader.next()).await;
     check!(matches!(more, Ok(Some(_))), "expected output after the pause, saw none");
     sandbox.pause().await?;
