@@ -8,24 +8,25 @@ use async_trait::async_trait;
 use stockade_core::{
     BackendName, Error, ErrorCode, Process, ProcessControl, ProcessEvent, ProcessEvents, Result,
 };
-use tokio::sync::{OwnedRwLockReadGuard, RwLock, RwLockWriteGuard, watch};
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock, RwLockWriteGuard, watch};
 use tokio::time::timeout;
 
 use super::control_layer::{ControlLayer, LayeredControl};
 use super::lock;
 use super::running::LiveWalls;
+use crate::managed::to_its_end;
 
 /// Timeout for stopping a sandbox, and for continuing it: longer than those of the stoppers, and shorter than an
 /// engine's for destroying it, which continues it first.
-const CHANGE_TIMEOUT: Duration = Duration::from_secs(15);
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(12);
 /// How long a program that was killed may take to tell its exit before its sandbox can be paused again.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A way to stop and continue everything inside.
 #[async_trait]
 pub(crate) trait Stopper: Send + Sync {
-    /// Returns when it has stopped, or goes on. One call at a time; called for a change, and where a call before
-    /// failed or was dropped half-way.
+    /// Returns when it has stopped, or goes on. One call at a time; called for a change, and again after a call that
+    /// failed or took too long.
     async fn set(&self, stop: bool) -> Result<()>;
 }
 
@@ -43,8 +44,7 @@ pub(crate) struct Freezer {
     stopper: Box<dyn Stopper>,
     /// Held for writing while it is changed or may not be, and for reading while a program is killed.
     changing: Arc<RwLock<()>>,
-    /// Not known while it is changed, and after a change that failed or was given up half-way. Written with
-    /// `changing` held for writing.
+    /// Not known while it is changed, and after a change that failed. Written with `changing` held for writing.
     stopped: Mutex<Option<bool>>,
 }
 
@@ -60,13 +60,24 @@ impl Freezer {
     }
 
     /// Idempotent. Returns when it has stopped, or goes on.
-    pub(crate) async fn set(&self, stop: bool) -> Result<()> {
-        let _changing = self.changing.write().await;
-        self.change(stop).await
+    pub(crate) async fn set(self: &Arc<Self>, stop: bool) -> Result<()> {
+        let changing = Arc::clone(&self.changing).write_owned().await;
+        self.change(changing, stop).await.map(drop)
+    }
+
+    /// Changes it to the end, so that its state is known: a kill that resumes it is given up when the exit is told.
+    async fn change(
+        self: &Arc<Self>,
+        changing: OwnedRwLockWriteGuard<()>,
+        stop: bool,
+    ) -> Result<OwnedRwLockWriteGuard<()>> {
+        let freezer = Arc::clone(self);
+        let changed = async move { freezer.set_stopper(stop).await.map(|()| changing) };
+        to_its_end(self.backend.clone(), changed).await
     }
 
     /// Called with `changing` held for writing.
-    async fn change(&self, stop: bool) -> Result<()> {
+    async fn set_stopper(&self, stop: bool) -> Result<()> {
         let before = *lock(&self.stopped);
         if before == Some(stop) {
             return Ok(());
@@ -90,15 +101,14 @@ impl Freezer {
     }
 
     /// Resumes it unless it goes on. It is not paused before the answer is dropped.
-    pub(crate) async fn keep_running(&self) -> Result<OwnedRwLockReadGuard<()>> {
+    pub(crate) async fn keep_running(self: &Arc<Self>) -> Result<OwnedRwLockReadGuard<()>> {
         let running = Arc::clone(&self.changing).read_owned().await;
         if !self.is_paused() {
             return Ok(running);
         }
         drop(running);
         let changing = Arc::clone(&self.changing).write_owned().await;
-        self.change(false).await?;
-        Ok(changing.downgrade())
+        Ok(self.change(changing, false).await?.downgrade())
     }
 
     /// Refuses what needs an answer from inside: it would wait for ever. It is not stopped before the answer
@@ -196,6 +206,7 @@ mod tests {
         PauseHangs,
         PauseIsUnsupported,
         ResumeFails,
+        ResumeIsSlow,
     }
 
     /// Keeps what it was asked for.
@@ -213,7 +224,11 @@ mod tests {
                 (Faulty::ResumeFails, false) => {
                     Err(Error::new(ErrorCode::System, "resume", "it does not go on"))
                 }
-                _ => Ok(()),
+                (Faulty::ResumeIsSlow, false) => {
+                    tokio::time::sleep(Duration::from_secs(5)).await;
+                    Ok(())
+                }
+                (_, _) => Ok(()),
             }
         }
     }
@@ -254,7 +269,7 @@ mod tests {
         (freezer.wrap_process(process), control)
     }
 
-    async fn pause_within_a_second(freezer: &Freezer) -> bool {
+    async fn pause_within_a_second(freezer: &Arc<Freezer>) -> bool {
         timeout(Duration::from_secs(1), freezer.set(true)).await.is_ok()
     }
 
@@ -267,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_pause_that_was_given_up_half_way_is_undone_by_resume() {
+    async fn a_pause_that_hangs_and_was_given_up_is_undone_by_resume() {
         let (freezer, asked) = freezer(Faulty::PauseHangs);
         assert!(!pause_within_a_second(&freezer).await);
         assert!(freezer.is_paused() && freezer.goes_on("exec").await.is_err());
@@ -306,6 +321,16 @@ mod tests {
         assert!(freezer.is_paused());
         assert_eq!(*lock(&asked), [true, false, true]);
         assert_eq!(killed.0.load(Ordering::SeqCst), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_resume_whose_caller_gives_up_is_done_to_its_end() {
+        let (freezer, _) = freezer(Faulty::ResumeIsSlow);
+        freezer.set(true).await.unwrap();
+        let given_up = timeout(Duration::from_secs(1), freezer.keep_running()).await;
+        assert!(given_up.is_err() && freezer.is_paused());
+        drop(freezer.goes_on("exec").await.unwrap());
+        assert!(!freezer.is_paused());
     }
 
     #[tokio::test(start_paused = true)]

@@ -77,8 +77,9 @@ pub(super) async fn start_process(
     let input = (command.stdin != Stdin::None)
         .then(|| InputPipe::open(client.clone(), path.clone(), Arc::clone(&refused)));
     let (unsent, fuel) = (Unsent::default(), limits.fuel);
-    let ended_too = Arc::clone(&ended);
-    let events = DaemonProcessEvents { stream, ended: ended_too, unsent, fuel, refused, pause };
+    let (ended_too, exit) = (Arc::clone(&ended), None);
+    let events =
+        DaemonProcessEvents { stream, ended: ended_too, exit, unsent, fuel, refused, pause };
     let control = DaemonProcessControl { client: client.clone(), path, ended, input };
     Ok(Process { events: Box::new(events), control: Arc::new(control) })
 }
@@ -99,6 +100,8 @@ type RefusedInput = Arc<OnceLock<String>>;
 struct DaemonProcessEvents {
     stream: SseReader,
     ended: Arc<AtomicBool>,
+    /// Its exit, until that is told.
+    exit: Option<Exit>,
     unsent: Unsent,
     /// The limit of instructions, above which no count is believed.
     fuel: Option<u64>,
@@ -144,12 +147,6 @@ impl DaemonProcessEvents {
             network_unreachable: outcome.network_unreachable,
         }
     }
-
-    fn end(&mut self, exit: Exit) -> Option<ProcessEvent> {
-        self.ended.store(true, Ordering::SeqCst);
-        self.pause.ask_after_exit();
-        Some(ProcessEvent::Exit(exit))
-    }
 }
 
 #[async_trait]
@@ -158,15 +155,18 @@ impl ProcessEvents for DaemonProcessEvents {
         if self.ended.load(Ordering::SeqCst) {
             return None;
         }
-        loop {
+        while self.exit.is_none() {
             let event = self.stream.next().await;
             match event.and_then(|event| self.translate(&event)) {
-                Ok(Some(ProcessEvent::Exit(exit))) => return self.end(exit),
+                Ok(Some(ProcessEvent::Exit(exit))) => self.exit = Some(exit),
                 Ok(Some(output)) => return Some(output),
                 Ok(None) => {}
-                Err(fault) => return self.end(ExitStatus::Lost(fault.to_string()).into()),
+                Err(fault) => self.exit = Some(ExitStatus::Lost(fault.to_string()).into()),
             }
         }
+        self.pause.ask_after_exit().await;
+        self.ended.store(true, Ordering::SeqCst);
+        self.exit.take().map(ProcessEvent::Exit)
     }
 }
 

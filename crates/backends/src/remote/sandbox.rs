@@ -16,8 +16,9 @@ use super::sse::SseReader;
 
 /// Timeout for stopping a sandbox where it is, and for continuing it: longer than the daemon's own.
 const PAUSE_TIMEOUT: Duration = Duration::from_secs(40);
-/// Timeout for asking whether a sandbox is paused.
-const STATE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for asking whether a sandbox is paused. The exit of a program waits for the answer: shorter than an engine
+/// waits for the exit of one that it has killed.
+const STATE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The connection that a sandbox ends with. Dropped, it is closed.
 pub(super) struct DaemonHold(JoinHandle<()>);
@@ -88,16 +89,18 @@ impl DaemonPause {
         }
     }
 
-    /// Asks again after the end of a program: ending it may have resumed the sandbox. Nothing waits for it.
-    pub(super) fn ask_after_exit(self: &Arc<Self>) {
+    /// Asks again after the end of a program: ending it may have resumed the sandbox. Takes a bounded time, and may be
+    /// dropped half-way.
+    pub(super) async fn ask_after_exit(&self) {
         if !self.is_paused() {
             return;
         }
-        let pause = Arc::clone(self);
-        tokio::spawn(async move {
-            let _asking = pause.asking.lock().await;
-            pause.ask_state().await;
-        });
+        let asking = async {
+            let _asking = self.asking.lock().await;
+            self.ask_state().await;
+        };
+        // One that does not answer stays paused as far as is known here.
+        let _ = tokio::time::timeout(STATE_TIMEOUT, asking).await;
     }
 }
 
