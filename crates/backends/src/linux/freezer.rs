@@ -14,7 +14,6 @@ use tokio::time::timeout;
 use super::control_layer::{ControlLayer, LayeredControl};
 use super::lock;
 use super::running::LiveWalls;
-use crate::managed::to_its_end;
 
 /// Timeout for stopping a sandbox, and for continuing it: longer than those of the stoppers, and shorter than an
 /// engine's for destroying it, which continues it first.
@@ -72,8 +71,11 @@ impl Freezer {
         stop: bool,
     ) -> Result<OwnedRwLockWriteGuard<()>> {
         let freezer = Arc::clone(self);
-        let changed = async move { freezer.set_stopper(stop).await.map(|()| changing) };
-        to_its_end(self.backend.clone(), changed).await
+        let changed =
+            tokio::spawn(async move { freezer.set_stopper(stop).await.map(|()| changing) });
+        changed.await.unwrap_or_else(|error| {
+            Err(self.change_error(stop, ErrorCode::System, "the task ended").source(error))
+        })
     }
 
     /// Called with `changing` held for writing.
@@ -84,7 +86,10 @@ impl Freezer {
         }
         *lock(&self.stopped) = None;
         let changed = timeout(CHANGE_TIMEOUT, self.stopper.set(stop)).await;
-        let changed = changed.unwrap_or_else(|_| Err(self.too_slow(stop)));
+        let changed = changed.unwrap_or_else(|_| {
+            let message = "the sandbox did not stop or continue in time";
+            Err(self.change_error(stop, ErrorCode::TooSlow, message))
+        });
         *lock(&self.stopped) = match &changed {
             Ok(()) => Some(stop),
             Err(error) if error.code() == ErrorCode::Unsupported => before,
@@ -93,9 +98,9 @@ impl Freezer {
         changed
     }
 
-    fn too_slow(&self, stop: bool) -> Error {
+    fn change_error(&self, stop: bool, code: ErrorCode, message: &str) -> Error {
         let operation = if stop { "pause" } else { "resume" };
-        Error::new(ErrorCode::TooSlow, operation, "the sandbox did not stop or continue in time")
+        Error::new(code, operation, message)
             .backend(self.backend.clone())
             .remedy("try again, or destroy the sandbox")
     }
