@@ -81,6 +81,12 @@ pub trait Sandbox: Send + Sync {
         true
     }
 
+    /// Whether everything in it stands still, or may do so, as far as that is known without asking anybody. The one
+    /// place where this is said: ending a program may resume the sandbox. Cheap, and never waits.
+    fn is_paused(&self) -> bool {
+        false
+    }
+
     /// Starts a command. The engine has already merged environment, directory and user.
     ///
     /// - A program that cannot be started is an [`ExitStatus::StartFailed`] event, not an error (C-10).
@@ -134,6 +140,8 @@ pub trait Sandbox: Send + Sync {
     }
 
     /// Stops every process where it is. Requires `pause`. Idempotent.
+    ///
+    /// - A program in it can be ended all the same; where that needs an answer from inside, all of it is resumed.
     async fn pause(&self) -> Result<()> {
         Err(Error::unsupported("pause", Feature::Pause))
     }

@@ -100,6 +100,10 @@ impl Sandbox for Lacking {
         self.sandbox.alive()
     }
 
+    fn is_paused(&self) -> bool {
+        self.sandbox.is_paused()
+    }
+
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let Process { events, control } = self.sandbox.spawn(command, limits).await?;
         if self.hidden == Feature::Signals {

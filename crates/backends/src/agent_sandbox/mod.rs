@@ -13,12 +13,12 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use stockade_agent::client::{AgentClient, Limit, ProgramPid};
 use stockade_core::{
-    CarriedProgram, Command, EffectiveLimits, Error, ExitStatus, Feature, Files, Process,
-    ProcessControl, Result, Sandbox, SandboxId, SandboxPath, SnapshotFiles, SnapshotKind, User,
+    CarriedProgram, Command, EffectiveLimits, Error, ExitStatus, Feature, Files, Process, Result,
+    Sandbox, SandboxId, SandboxPath, SnapshotFiles, SnapshotKind, User,
 };
 
 use crate::linux::archives::Archives;
-use crate::linux::freezer::{FreezableControl, Freezer};
+use crate::linux::freezer::Freezer;
 use crate::linux::limit_monitor::process_limits;
 use crate::linux::{ended, settle_command};
 pub(crate) use files::MappedFiles;
@@ -163,6 +163,10 @@ impl Sandbox for AgentSandbox {
         self.client.is_open() && self.monitor.as_ref().is_none_or(|monitor| monitor.is_alive())
     }
 
+    fn is_paused(&self) -> bool {
+        self.freezer.as_ref().is_some_and(|freezer| freezer.is_paused())
+    }
+
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let command = (self.command_rule)(command)?;
         let Some(monitor) = &self.monitor else {
@@ -170,21 +174,20 @@ impl Sandbox for AgentSandbox {
         };
         let each = monitor.process_limits(limits);
         let begun = monitor.begin(limits).await?;
-        let (channel, pid, Process { events, control }) =
-            match self.client.spawn_on_channel(&command, &each).await {
-                Ok(started) => started,
-                Err(error) if self.client.is_open() => return Err(error),
-                // The sandbox was ended for a limit: that is how this command ended.
-                Err(error) => {
-                    return monitor.ended_with_sandbox().map(ended::ended_process).ok_or(error);
-                }
-            };
-        let control: Arc<dyn ProcessControl> = match &self.freezer {
-            Some(freezer) => Arc::new(FreezableControl { control, freezer: Arc::clone(freezer) }),
-            None => control,
+        let (channel, pid, process) = match self.client.spawn_on_channel(&command, &each).await {
+            Ok(started) => started,
+            Err(error) if self.client.is_open() => return Err(error),
+            // The sandbox was ended for a limit: that is how this command ended.
+            Err(error) => {
+                return monitor.ended_with_sandbox().map(ended::ended_process).ok_or(error);
+            }
+        };
+        let process = match &self.freezer {
+            Some(freezer) => freezer.wrap_process(process),
+            None => process,
         };
         let started = StartedProgram { channel, pid, arguments: command.argv() };
-        Ok(begun.watch(started, Process { events, control }))
+        Ok(begun.watch(started, process))
     }
 
     fn files(&self) -> Result<&dyn Files> {

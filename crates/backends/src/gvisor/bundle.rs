@@ -77,13 +77,10 @@ pub(super) fn lay_root(root: &Path, parts: &RootParts<'_>) -> Result<()> {
         .map_err(|error| PRIVATE_DIRS.unusable("the root cannot be created", error))?;
     for (target, part) in parts {
         let laid = lay_one(&host_path(root, target), part);
-        laid.map_err(|error| match part {
-            RootPart::Link(_) if error.kind() == io::ErrorKind::AlreadyExists => {
-                target_behind_link(target)
-            }
-            RootPart::Directory | RootPart::Point | RootPart::File(..) | RootPart::Link(_) => {
-                PRIVATE_DIRS.unusable("the root cannot be created", error)
-            }
+        laid.map_err(|error| match (part, is_place_taken(&error)) {
+            (RootPart::Link(_), true) => target_behind_link(target),
+            (_, true) => place_is_taken(target).source(error),
+            (_, false) => PRIVATE_DIRS.unusable("the root cannot be created", error),
         })?;
     }
     Ok(())
@@ -143,6 +140,19 @@ fn fits_one(place: &Path, part: &RootPart<'_>) -> io::Result<bool> {
     })
 }
 
+/// Whether something of another kind lies where a part belongs, or on the way there.
+fn is_place_taken(error: &io::Error) -> bool {
+    use io::ErrorKind::{AlreadyExists, IsADirectory, NotADirectory};
+    matches!(error.kind(), AlreadyExists | IsADirectory | NotADirectory)
+}
+
+fn place_is_taken(target: &Path) -> Error {
+    let message = format!("image: something else lies where `{}` belongs", target.display());
+    Error::new(ErrorCode::Invalid, "create", message)
+        .backend(NAME)
+        .remedy("use an image that has nothing there, or a directory")
+}
+
 fn target_behind_link(link: &Path) -> Error {
     let message = format!("mounts: a target lies behind `{}`, which is a link", link.display());
     Error::new(ErrorCode::Invalid, "create", message)
@@ -175,5 +185,22 @@ mod tests {
         assert!(has_all_parts(&root, &parts));
         fs::set_permissions(root.join("etc/point"), Permissions::from_mode(0o666)).unwrap();
         assert!(!has_all_parts(&root, &parts), "somebody may have written to it");
+    }
+
+    #[test]
+    fn an_image_with_programs_in_the_places_of_a_sandbox_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = |name: &'static str| Path::new(name);
+        for (number, parts) in [
+            [(place("/workspace"), RootPart::Directory), (place("/workspace"), RootPart::Point)],
+            [(place("/var"), RootPart::Point), (place("/var/tmp"), RootPart::Directory)],
+            [(place("/agent"), RootPart::Point), (place("/agent"), RootPart::File(b"x", 0o755))],
+        ]
+        .iter()
+        .enumerate()
+        {
+            let refused = lay_root(&dir.path().join(number.to_string()), parts).unwrap_err();
+            assert_eq!(refused.code(), ErrorCode::Invalid, "{refused}");
+        }
     }
 }

@@ -84,7 +84,7 @@ impl Runsc {
         command
     }
 
-    /// Asks about a sandbox that runs: `pause`, `resume`.
+    /// Asks about a sandbox that runs: `pause`, `resume`, `state`.
     pub(super) fn ask(&self, verb: &str, private: &GvisorPrivate, id: &SandboxId) -> Command {
         let mut command = self.base_command(private);
         command.args([verb, id.as_str()]);

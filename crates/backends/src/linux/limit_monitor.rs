@@ -6,16 +6,16 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use async_trait::async_trait;
-use bytes::Bytes as Data;
 use stockade_agent::client::Limit;
 use stockade_core::{
     Bytes, EffectiveLimits, Exit, ExitStatus, LimitKind, ProcessControl, ProcessEvent,
-    ProcessEvents, Result, Signal, Span, TerminalSize,
+    ProcessEvents, Signal, Span,
 };
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
 use super::cgroup::Group;
+use super::control_layer::{ControlLayer, LayeredControl};
 use super::counters::{Counters, has_room_for_at_most, is_exceeded_now};
 use super::executions::KnownProgram;
 use super::lock;
@@ -71,7 +71,7 @@ impl Watched {
     ) -> Arc<dyn ProcessControl> {
         let Watching { running, held, .. } = &self.watching;
         let (running, held) = (Arc::downgrade(running), Arc::clone(held));
-        Arc::new(CountingControl { control, running, held })
+        Arc::new(LayeredControl(CountingControl { control, running, held }))
     }
 }
 
@@ -84,33 +84,9 @@ struct CountingControl {
 }
 
 #[async_trait]
-impl ProcessControl for CountingControl {
-    async fn kill(&self) -> Result<()> {
-        self.control.kill().await
-    }
-
-    async fn ended(&self) {
-        self.control.ended().await;
-    }
-
-    async fn signal(&self, signal: Signal) -> Result<()> {
-        self.control.signal(signal).await
-    }
-
-    async fn write_stdin(&self, data: Data) -> Result<()> {
-        self.control.write_stdin(data).await
-    }
-
-    async fn close_stdin(&self) -> Result<()> {
-        self.control.close_stdin().await
-    }
-
-    async fn discard_output(&self) {
-        self.control.discard_output().await;
-    }
-
-    async fn resize(&self, size: TerminalSize) -> Result<()> {
-        self.control.resize(size).await
+impl ControlLayer for CountingControl {
+    fn inner(&self) -> &dyn ProcessControl {
+        self.control.as_ref()
     }
 
     /// By the group alone: a tally of processes forgets those that have ended.

@@ -5,6 +5,7 @@
 
 pub(crate) mod archives;
 pub(crate) mod cgroup;
+pub(crate) mod control_layer;
 mod counters;
 pub(crate) mod dir_lock;
 mod disk;

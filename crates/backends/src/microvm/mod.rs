@@ -271,11 +271,11 @@ impl LiveSandbox {
     /// Brings the last changes, and ends the machine. What could not be brought is told when nothing is left.
     async fn shut_down(&self) -> Result<()> {
         // One that stands still does not answer.
-        let goes_on = self.freezer.set(false).await;
+        let running = self.freezer.keep_running().await;
         let sync = self.sync.lock().await.take();
         if let Some(sync) = &sync {
-            let asked = match goes_on {
-                Ok(()) => {
+            let asked = match running {
+                Ok(_running) => {
                     timeout(TEARDOWN_TIMEOUT, sync.ask("destroy", &RemoteRequest::Destroy)).await
                 }
                 Err(error) => Ok(Err(error)),

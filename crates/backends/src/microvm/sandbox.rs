@@ -6,15 +6,14 @@ use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use stockade_core::{
-    Admitted, CarriedProgram, Command, EffectiveLimits, Files, Process, ProcessControl, Result,
-    Sandbox, SandboxId, SandboxPath, SnapshotFiles, SnapshotKind,
+    Admitted, CarriedProgram, Command, EffectiveLimits, Files, Process, Result, Sandbox, SandboxId,
+    SandboxPath, SnapshotFiles, SnapshotKind,
 };
 
 use super::create::{Incarnation, LiveSandbox, connection_from_stream};
 use super::private::PrivateDir;
 use super::{MicrovmWalls, NAME, capture, identity, system_error};
 use crate::linux;
-use crate::linux::freezer::FreezableControl;
 use crate::managed::to_its_end;
 use crate::peer::client::{FarSandbox, UsedNumbers};
 
@@ -43,13 +42,6 @@ impl MicrovmSandbox {
 }
 
 impl Parted {
-    /// A program that is let go on before it is ended.
-    fn with_freezer(&self, Process { events, control }: Process) -> Process {
-        let freezer = Arc::clone(&self.live.freezer);
-        let control: Arc<dyn ProcessControl> = Arc::new(FreezableControl { control, freezer });
-        Process { events, control }
-    }
-
     fn upgrade_backend(&self, operation: &'static str) -> Result<Arc<MicrovmWalls>> {
         self.backend.upgrade().ok_or_else(|| system_error(operation, "its backend is gone"))
     }
@@ -109,9 +101,13 @@ impl Sandbox for MicrovmSandbox {
         self.0.inside.sandbox.alive()
     }
 
+    fn is_paused(&self) -> bool {
+        self.0.live.freezer.is_paused()
+    }
+
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let process = self.0.inside.sandbox.spawn(command, limits).await?;
-        Ok(self.0.with_freezer(process))
+        Ok(self.0.live.freezer.wrap_process(process))
     }
 
     fn take_carried(&self) -> Vec<CarriedProgram> {
@@ -119,7 +115,7 @@ impl Sandbox for MicrovmSandbox {
         carried
             .map(|CarriedProgram { command, process }| CarriedProgram {
                 command,
-                process: self.0.with_freezer(process),
+                process: self.0.live.freezer.wrap_process(process),
             })
             .collect()
     }

@@ -237,7 +237,10 @@ async fn wait_until_ready(
     let measured = ready.measured.from_a_peer();
     match &measured.unavailable {
         None => Ok(measured),
-        Some((reason, _)) => Err(system_error("create", format!("inside its machine: {reason}"))),
+        Some((reason, _)) => {
+            let message = format!("inside its machine: {reason}");
+            Err(Error::new(ErrorCode::WallMissing, "create", message).backend(NAME))
+        }
     }
 }
 

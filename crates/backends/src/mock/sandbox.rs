@@ -211,6 +211,10 @@ impl Sandbox for MockSandbox {
         !self.lost.load(Ordering::SeqCst)
     }
 
+    fn is_paused(&self) -> bool {
+        *self.machine.paused.borrow()
+    }
+
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         self.faults.spawn.inject_fault("spawn").await?;
         let execution = self.executions.fetch_add(1, Ordering::SeqCst);

@@ -23,6 +23,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::client::{DaemonCall, DaemonClient, daemon_error, in_time, protocol_error};
+use super::sandbox::DaemonPause;
 use super::sse::{SseEvent, SseFault, SseReader};
 use crate::linux::lock;
 
@@ -59,6 +60,7 @@ pub(super) async fn start_process(
     sandbox: &str,
     command: &Command,
     limits: &EffectiveLimits,
+    pause: Arc<DaemonPause>,
 ) -> Result<Process> {
     let body = serde_json::to_value(command).map_err(|error| {
         daemon_error(ErrorCode::Invalid, "spawn", "the command cannot be written").source(error)
@@ -75,8 +77,9 @@ pub(super) async fn start_process(
     let input = (command.stdin != Stdin::None)
         .then(|| InputPipe::open(client.clone(), path.clone(), Arc::clone(&refused)));
     let (unsent, fuel) = (Unsent::default(), limits.fuel);
-    let ended_too = Arc::clone(&ended);
-    let events = DaemonProcessEvents { stream, ended: ended_too, unsent, fuel, refused };
+    let (ended_too, exit) = (Arc::clone(&ended), None);
+    let events =
+        DaemonProcessEvents { stream, ended: ended_too, exit, unsent, fuel, refused, pause };
     let control = DaemonProcessControl { client: client.clone(), path, ended, input };
     Ok(Process { events: Box::new(events), control: Arc::new(control) })
 }
@@ -97,10 +100,14 @@ type RefusedInput = Arc<OnceLock<String>>;
 struct DaemonProcessEvents {
     stream: SseReader,
     ended: Arc<AtomicBool>,
+    /// Its exit, until that is told.
+    exit: Option<Exit>,
     unsent: Unsent,
     /// The limit of instructions, above which no count is believed.
     fuel: Option<u64>,
     refused: RefusedInput,
+    /// Whether its sandbox is paused, which its end may change.
+    pause: Arc<DaemonPause>,
 }
 
 impl DaemonProcessEvents {
@@ -140,11 +147,6 @@ impl DaemonProcessEvents {
             network_unreachable: outcome.network_unreachable,
         }
     }
-
-    fn end(&mut self, exit: Exit) -> Option<ProcessEvent> {
-        self.ended.store(true, Ordering::SeqCst);
-        Some(ProcessEvent::Exit(exit))
-    }
 }
 
 #[async_trait]
@@ -153,15 +155,18 @@ impl ProcessEvents for DaemonProcessEvents {
         if self.ended.load(Ordering::SeqCst) {
             return None;
         }
-        loop {
+        while self.exit.is_none() {
             let event = self.stream.next().await;
             match event.and_then(|event| self.translate(&event)) {
-                Ok(Some(ProcessEvent::Exit(exit))) => return self.end(exit),
+                Ok(Some(ProcessEvent::Exit(exit))) => self.exit = Some(exit),
                 Ok(Some(output)) => return Some(output),
                 Ok(None) => {}
-                Err(fault) => return self.end(ExitStatus::Lost(fault.to_string()).into()),
+                Err(fault) => self.exit = Some(ExitStatus::Lost(fault.to_string()).into()),
             }
         }
+        self.pause.ask_after_exit().await;
+        self.ended.store(true, Ordering::SeqCst);
+        self.exit.take().map(ProcessEvent::Exit)
     }
 }
 

@@ -87,9 +87,13 @@ impl ResourceAccount {
         self.paused.send_replace(paused);
     }
 
+    pub(super) fn is_paused(&self) -> bool {
+        *self.paused.borrow()
+    }
+
     /// Whom a paused program waits for; nothing if it may go on.
     pub(super) fn subscribe_if_paused(&self) -> Option<watch::Receiver<bool>> {
-        (*self.paused.borrow()).then(|| self.paused.subscribe())
+        self.is_paused().then(|| self.paused.subscribe())
     }
 }
 

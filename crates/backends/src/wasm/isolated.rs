@@ -4,7 +4,7 @@
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use async_trait::async_trait;
@@ -57,6 +57,8 @@ struct Floor {
     disk_is_bounded: bool,
     next: AtomicU32,
     controls: Mutex<Vec<Weak<dyn ProcessControl>>>,
+    /// Whether workers may be stopped.
+    paused: AtomicBool,
 }
 
 impl IsolatedSandbox {
@@ -88,6 +90,7 @@ impl IsolatedSandbox {
             disk_is_bounded: admitted.limits().disk.is_some(),
             next: AtomicU32::new(0),
             controls: Mutex::default(),
+            paused: AtomicBool::new(false),
         };
         Ok(Self { floor: Arc::new(floor), programs: ProgramHandles::default() })
     }
@@ -322,6 +325,10 @@ impl Sandbox for IsolatedSandbox {
         self.floor.inner.alive()
     }
 
+    fn is_paused(&self) -> bool {
+        self.floor.paused.load(Ordering::SeqCst)
+    }
+
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let (process, inside, handle) = process::create_process(command.stdin != Stdin::None);
         self.programs.add_handle(self.id(), handle)?;
@@ -342,10 +349,14 @@ impl Sandbox for IsolatedSandbox {
     }
 
     async fn pause(&self) -> Result<()> {
+        // Before the first stops: this may be dropped half-way.
+        self.floor.paused.store(true, Ordering::SeqCst);
         self.floor.signal_all(SIGSTOP).await
     }
 
     async fn resume(&self) -> Result<()> {
-        self.floor.signal_all(SIGCONT).await
+        self.floor.signal_all(SIGCONT).await?;
+        self.floor.paused.store(false, Ordering::SeqCst);
+        Ok(())
     }
 }

@@ -8,7 +8,7 @@ use wasmtime_wasi::p1::types;
 use wasmtime_wasi::p1::wasi_snapshot_preview1::{self as wasi, WasiSnapshotPreview1};
 use wiggle::{GuestMemory, GuestPtr};
 
-use super::account::DIR_ENTRY_BYTES;
+use super::account::{DIR_ENTRY_BYTES, ResourceAccount};
 use super::preview1::{NO_SPACE, PREVIEW1_MODULE, split_memory_and_state, wait_for_own_thread};
 use super::state::StoreState;
 
@@ -125,6 +125,22 @@ async fn keep_if_safe(
     Ok(ACCESS_DENIED)
 }
 
+/// Makes a name at its cost, which is given back where it was not made.
+async fn charge_name<E>(
+    account: &ResourceAccount,
+    making: impl Future<Output = std::result::Result<i32, E>>,
+) -> Result<i32>
+where
+    wasmtime::Error: From<E>,
+{
+    if !account.take_disk(DIR_ENTRY_BYTES) {
+        return Ok(NO_SPACE);
+    }
+    let errno = making.await?;
+    account.give_disk(if errno == 0 { 0 } else { DIR_ENTRY_BYTES });
+    Ok(errno)
+}
+
 /// Calls that make a name.
 fn add_create_calls(linker: &mut Linker<StoreState>) -> Result<()> {
     linker.func_wrap_async(
@@ -135,13 +151,9 @@ fn add_create_calls(linker: &mut Linker<StoreState>) -> Result<()> {
                 wait_for_own_thread(&caller).await;
                 let (mut memory, state) = split_memory_and_state(&mut caller)?;
                 let account = Arc::clone(&state.meter.account);
-                if !account.take_disk(DIR_ENTRY_BYTES) {
-                    return Ok(NO_SPACE);
-                }
                 let ctx = &mut state.wasi;
-                let errno = wasi::path_create_directory(ctx, &mut memory, dir, path, len).await?;
-                account.give_disk(if errno == 0 { 0 } else { DIR_ENTRY_BYTES });
-                Ok(errno)
+                let making = wasi::path_create_directory(ctx, &mut memory, dir, path, len);
+                charge_name(&account, making).await
             })
         },
     )?;
@@ -155,14 +167,9 @@ fn add_create_calls(linker: &mut Linker<StoreState>) -> Result<()> {
                 let (mut memory, state) = split_memory_and_state(&mut caller)?;
                 let account = Arc::clone(&state.meter.account);
                 let _alone = account.names.write().await;
-                if !account.take_disk(DIR_ENTRY_BYTES) {
-                    return Ok(NO_SPACE);
-                }
                 let ctx = &mut state.wasi;
-                let made = wasi::path_symlink(ctx, &mut memory, to, to_len, dir, path, len);
-                let errno = made.await?;
-                account.give_disk(if errno == 0 { 0 } else { DIR_ENTRY_BYTES });
-                Ok(errno)
+                let making = wasi::path_symlink(ctx, &mut memory, to, to_len, dir, path, len);
+                charge_name(&account, making).await
             })
         },
     )?;
@@ -177,15 +184,10 @@ fn add_create_calls(linker: &mut Linker<StoreState>) -> Result<()> {
                 let (mut memory, state) = split_memory_and_state(&mut caller)?;
                 let account = Arc::clone(&state.meter.account);
                 let _alone = account.names.write().await;
-                if !account.take_disk(DIR_ENTRY_BYTES) {
-                    return Ok(NO_SPACE);
-                }
                 let ctx = &mut state.wasi;
-                let made =
+                let making =
                     wasi::path_link(ctx, &mut memory, dir, look, path, len, to, name, name_len);
-                let errno = made.await?;
-                account.give_disk(if errno == 0 { 0 } else { DIR_ENTRY_BYTES });
-                Ok(errno)
+                charge_name(&account, making).await
             })
         },
     )?;

@@ -11,7 +11,7 @@ use wasmtime_wasi::p2::bindings::filesystem::types::{
     DescriptorFlags, DescriptorType, ErrorCode, HostDescriptor, OpenFlags, PathFlags,
 };
 
-use super::account::DIR_ENTRY_BYTES;
+use super::account::{DIR_ENTRY_BYTES, ResourceAccount};
 use super::preview2::convert_fs_error;
 use super::state::StoreState;
 
@@ -88,13 +88,17 @@ async fn keep_if_safe(state: &mut StoreState, opened: Resource<Descriptor>) -> R
     Ok(Err(ErrorCode::Access))
 }
 
-/// Gives back the room of a name that was not made.
-fn refund_failed_create(
-    state: &mut StoreState,
-    made: FsResult<()>,
-) -> Result<std::result::Result<(), ErrorCode>> {
-    state.meter.account.give_disk(if made.is_ok() { 0 } else { DIR_ENTRY_BYTES });
-    convert_fs_error(state, made)
+/// Makes a name at its cost, which is given back where it was not made.
+async fn charge_name(
+    account: &ResourceAccount,
+    making: impl Future<Output = FsResult<()>>,
+) -> FsResult<()> {
+    if !account.take_disk(DIR_ENTRY_BYTES) {
+        return Err(ErrorCode::InsufficientSpace.into());
+    }
+    let made = making.await;
+    account.give_disk(if made.is_ok() { 0 } else { DIR_ENTRY_BYTES });
+    made
 }
 
 /// Calls that make a name.
@@ -104,11 +108,10 @@ fn add_create_calls(files: &mut LinkerInstance<'_, StoreState>) -> Result<()> {
         |mut store: StoreContextMut<'_, StoreState>, (fd, path): (Dir, String)| {
             Box::new(async move {
                 let state = store.data_mut();
-                if !state.meter.account.take_disk(DIR_ENTRY_BYTES) {
-                    return Ok((Err(ErrorCode::InsufficientSpace),));
-                }
-                let made = state.filesystem().create_directory_at(fd, path).await;
-                Ok((refund_failed_create(state, made)?,))
+                let account = Arc::clone(&state.meter.account);
+                let mut files = state.filesystem();
+                let made = charge_name(&account, files.create_directory_at(fd, path)).await;
+                Ok((convert_fs_error(state, made)?,))
             })
         },
     )?;
@@ -119,11 +122,9 @@ fn add_create_calls(files: &mut LinkerInstance<'_, StoreState>) -> Result<()> {
                 let state = store.data_mut();
                 let account = Arc::clone(&state.meter.account);
                 let _alone = account.names.write().await;
-                if !account.take_disk(DIR_ENTRY_BYTES) {
-                    return Ok((Err(ErrorCode::InsufficientSpace),));
-                }
-                let made = state.filesystem().symlink_at(fd, to, path).await;
-                Ok((refund_failed_create(state, made)?,))
+                let mut files = state.filesystem();
+                let made = charge_name(&account, files.symlink_at(fd, to, path)).await;
+                Ok((convert_fs_error(state, made)?,))
             })
         },
     )?;
@@ -136,11 +137,9 @@ fn add_create_calls(files: &mut LinkerInstance<'_, StoreState>) -> Result<()> {
                 let state = store.data_mut();
                 let account = Arc::clone(&state.meter.account);
                 let _alone = account.names.write().await;
-                if !account.take_disk(DIR_ENTRY_BYTES) {
-                    return Ok((Err(ErrorCode::InsufficientSpace),));
-                }
-                let made = state.filesystem().link_at(fd, look, path, to, name).await;
-                Ok((refund_failed_create(state, made)?,))
+                let mut files = state.filesystem();
+                let made = charge_name(&account, files.link_at(fd, look, path, to, name)).await;
+                Ok((convert_fs_error(state, made)?,))
             })
         },
     )

@@ -110,6 +110,10 @@ impl Sandbox for WasmSandbox {
         !self.programs.ended.load(Ordering::SeqCst)
     }
 
+    fn is_paused(&self) -> bool {
+        self.body.account.is_paused()
+    }
+
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let (process, inside, handle) = process::create_process(command.stdin != Stdin::None);
         self.programs.add_handle(&self.body.id, handle)?;

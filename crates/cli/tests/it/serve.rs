@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
@@ -242,6 +243,58 @@ fn what_would_wait_for_a_paused_sandbox_is_refused_at_once() {
     assert_eq!(daemon.ask("POST", &format!("{job}/input?end=true"), b"it\n").status, 204);
     let id = job.rsplit('/').next().unwrap();
     assert_eq!(daemon.events(id, &[]).last().unwrap().data["exitCode"], 3);
+}
+
+#[test]
+fn a_program_that_is_cancelled_in_a_paused_sandbox_resumes_it_and_that_is_told() {
+    let daemon = ApiDaemon::start();
+    let sandbox = daemon.create("{}");
+    let job = daemon.exec(&sandbox, ECHO_COMMAND);
+    assert_eq!(daemon.events(&job, &[]).next().unwrap().kind, "stdout");
+    let path = format!("/v1/sandboxes/{sandbox}");
+    let paused = daemon.ask("POST", &format!("{path}/pause"), b"");
+    if paused.status == 422 {
+        println!("skipped: no control group can be frozen here");
+        assert!(std::env::var_os("CI").is_none(), "CI has a freezer");
+        return;
+    }
+    assert_eq!((paused.status, &paused.json()["state"]), (200, &json!("paused")));
+    assert_eq!(daemon.ask("POST", &format!("/v1/executions/{job}/cancel"), b"").status, 200);
+    assert_eq!(daemon.events(&job, &[]).last().unwrap().data["ending"], "cancelled");
+    assert_eq!(daemon.ask("GET", &path, b"").json()["state"], "running");
+    let job = daemon.exec(&sandbox, r#"{"run": {"program": ["true"]}}"#);
+    assert_eq!(daemon.events(&job, &[]).last().unwrap().data["exitCode"], 0);
+}
+
+#[test]
+fn a_program_that_times_out_in_a_paused_sandbox_resumes_it_and_that_is_told() {
+    let daemon = ApiDaemon::start();
+    let sandbox = daemon.create("{}");
+    let path = format!("/v1/sandboxes/{sandbox}");
+    // A machine that was too slow to pause it before that is given more time.
+    for seconds in [1, 4, 16] {
+        let begun = Instant::now();
+        let run = json!({ "program": ["sleep", "1000"] });
+        let command = json!({ "run": run, "wallTime": format!("{seconds}s") });
+        let job = daemon.exec(&sandbox, &command.to_string());
+        let paused = daemon.ask("POST", &format!("{path}/pause"), b"");
+        if paused.status == 422 {
+            println!("skipped: no control group can be frozen here");
+            assert!(std::env::var_os("CI").is_none(), "CI has a freezer");
+            return;
+        }
+        assert_eq!(paused.status, 200, "{paused:?}");
+        let paused_in_time = begun.elapsed() < Duration::from_secs(seconds);
+        assert_eq!(daemon.events(&job, &[]).last().unwrap().data["ending"], "timed-out");
+        if paused_in_time {
+            assert_eq!(daemon.ask("GET", &path, b"").json()["state"], "running");
+            let job = daemon.exec(&sandbox, r#"{"run": {"program": ["true"]}}"#);
+            assert_eq!(daemon.events(&job, &[]).last().unwrap().data["exitCode"], 0);
+            return;
+        }
+        assert_eq!(daemon.ask("POST", &format!("{path}/resume"), b"").status, 200);
+    }
+    panic!("the sandbox was never paused before its program had timed out");
 }
 
 #[test]

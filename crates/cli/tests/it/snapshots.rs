@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::Write;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::common;
 use crate::common::lasting::{Lasting, eventually};
@@ -265,6 +266,35 @@ fn a_paused_sandbox_stands_still_and_can_be_ended() {
     place.stockade(&["pause", &id]).is(0, "", "");
     place.stockade(&["kill", &id]).code_is(0);
     place.assert_all_is_gone();
+}
+
+#[test]
+fn a_program_that_times_out_in_a_paused_sandbox_resumes_it_and_ps_tells_so() {
+    let place = Lasting::new();
+    let id = place.create(&["--no-workspace"]);
+    // A machine that was too slow to pause it before that is given more time.
+    for seconds in [1, 4, 16] {
+        let (begun, timeout) = (Instant::now(), format!("{seconds}s"));
+        let exec = ["exec", "--detach", "--timeout", &timeout, &id, "sleep", "1000"];
+        place.stockade(&exec).code_is(0);
+        let paused = place.stockade(&["pause", &id]);
+        if paused.stderr.contains("no control group can be frozen") {
+            println!("skipped: no control group can be frozen here");
+            assert!(std::env::var_os("CI").is_none(), "CI has a freezer");
+            return;
+        }
+        paused.is(0, "", "");
+        let paused_in_time = begun.elapsed() < Duration::from_secs(seconds);
+        eventually("the program times out", || place.running(&id).is_empty());
+        if paused_in_time {
+            assert_eq!(place.listed(&id).unwrap()["state"], "alive");
+            place.shell(&id, "echo goes on").is(0, "goes on\n", "");
+            place.stockade(&["kill", &id]).code_is(0);
+            return place.assert_all_is_gone();
+        }
+        place.stockade(&["resume", &id]).is(0, "", "");
+    }
+    panic!("the sandbox was never paused before its program had timed out");
 }
 
 #[test]

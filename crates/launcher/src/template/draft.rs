@@ -221,13 +221,15 @@ mod tests {
     }
 
     #[test]
-    fn no_mount_point_lies_behind_a_link_or_outside() {
+    fn no_mount_point_lies_behind_a_link_or_a_file_or_outside() {
         let (base, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         symlink(elsewhere.path(), base.path().join("link")).unwrap();
+        std::fs::write(base.path().join("program"), "").unwrap();
         let mut draft = draft_in(base.path());
         for (place, errno) in [
             ("/link", Errno::LOOP),
             ("/link/below", Errno::LOOP),
+            ("/program/below", Errno::NOTDIR),
             ("/a/../../outside", Errno::INVAL),
         ] {
             assert_eq!(draft.make_mount_point(Path::new(place), true), Err(errno), "{place}");

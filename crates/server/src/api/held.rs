@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 use stockade_core::{
@@ -30,7 +29,6 @@ pub(crate) struct HeldSandbox {
     backend: BackendName,
     boundary: Boundary,
     limits: Vec<Enforcement>,
-    pub paused: AtomicBool,
     /// Room for executions.
     pub room: Arc<Semaphore>,
     _slot: OwnedSemaphorePermit,
@@ -78,7 +76,6 @@ impl HeldSandbox {
             created: Timestamp::now(),
             backend,
             boundary,
-            paused: AtomicBool::new(false),
             room: Arc::new(Semaphore::new(MAX_EXECUTIONS_PER_SANDBOX)),
             _slot: slot,
         })
@@ -86,17 +83,16 @@ impl HeldSandbox {
 
     /// Whether it can be used, as far as that is known without waiting.
     pub(crate) fn state(&self, engine: &Engine) -> SandboxState {
-        let alive = engine.sandbox(&self.id).is_ok_and(|sandbox| sandbox.alive());
-        match (alive, self.paused.load(Ordering::Relaxed)) {
-            (false, _) => SandboxState::Ended,
-            (true, true) => SandboxState::Paused,
-            (true, false) => SandboxState::Running,
+        match engine.sandbox(&self.id) {
+            Ok(sandbox) if sandbox.alive() && sandbox.is_paused() => SandboxState::Paused,
+            Ok(sandbox) if sandbox.alive() => SandboxState::Running,
+            Ok(_) | Err(_) => SandboxState::Ended,
         }
     }
 
     /// Fails where it is paused: what needs an answer from inside would wait until it is resumed.
-    pub(crate) fn refuse_paused(&self) -> Result<(), ApiFailure> {
-        match self.paused.load(Ordering::Relaxed) {
+    pub(crate) fn refuse_paused(&self, engine: &Engine) -> Result<(), ApiFailure> {
+        match engine.sandbox(&self.id).is_ok_and(|sandbox| sandbox.is_paused()) {
             false => Ok(()),
             true => Err(ApiFailure::new(ErrorCode::Invalid, "the sandbox is paused")
                 .remedy("resume it first")),

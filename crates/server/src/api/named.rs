@@ -36,7 +36,7 @@ impl FromRequestParts<Api> for NamedWalls {
 
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, ApiFailure> {
         let NamedSandbox(held) = NamedSandbox::from_request_parts(parts, api).await?;
-        held.refuse_paused()?;
+        held.refuse_paused(&api.engine)?;
         Ok(Self(api.engine.sandbox(&held.id)?))
     }
 }

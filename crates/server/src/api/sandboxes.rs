@@ -1,6 +1,5 @@
 //! Sandboxes: made, listed, looked at, paused, copied and destroyed.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::Extension;
@@ -175,7 +174,6 @@ async fn set_paused(api: &Api, held: &HeldSandbox, paused: bool) -> ApiAnswer {
     let changing =
         async { if paused { sandbox.pause().await } else { api.engine.resume(&held.id).await } };
     within_pause_timeout(changing).await?;
-    held.paused.store(paused, Ordering::Relaxed);
     answer_ok(&held.view(&api.engine))
 }
 

@@ -148,7 +148,9 @@ async fn accept_on_tcp(listener: TcpListener, service: ApiService, connections: 
     }
 }
 
-async fn serve_tcp_connection(stream: TcpStream, service: ApiService, door: Arc<TcpDoor>) {
+async fn serve_tcp_connection(stream: TcpStream, mut service: ApiService, door: Arc<TcpDoor>) {
+    // Its requests are judged by the certificate that it was made with.
+    service.tls = service.tls.as_ref().map(ApiTls::pin);
     let Some(tls) = service.tls.clone() else {
         return service.serve(stream, ApiDoor::Tcp(door)).await;
     };

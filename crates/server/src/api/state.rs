@@ -185,7 +185,7 @@ impl ApiShared {
         &self,
         sandbox: &HeldSandbox,
     ) -> Result<ExecutionRoom, ApiFailure> {
-        sandbox.refuse_paused()?;
+        sandbox.refuse_paused(&self.engine)?;
         let room = self.take_execution_room(sandbox);
         if room.iter().all(Option::is_some) {
             return Ok(room);
@@ -225,7 +225,7 @@ impl ApiShared {
     /// Fails where the sandbox of an execution is paused.
     pub(crate) fn refuse_paused(&self, execution: &HeldExecution) -> Result<(), ApiFailure> {
         let held = lock_shared(&self.sandboxes).get(execution.watcher.sandbox()).cloned();
-        held.map_or(Ok(()), |held| held.refuse_paused())
+        held.map_or(Ok(()), |held| held.refuse_paused(&self.engine))
     }
 
     /// The executions of one sandbox that began after this place, in the order they began.

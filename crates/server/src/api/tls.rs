@@ -87,6 +87,13 @@ impl ApiTls {
         Ok(true)
     }
 
+    /// The certificate as it is now, for one connection: a renewal does not change it.
+    pub(crate) fn pin(&self) -> Self {
+        let (chain_file, key_file) = (self.0.chain_file.clone(), self.0.key_file.clone());
+        let current = RwLock::new(self.current());
+        Self(Arc::new(TlsState { chain_file, key_file, current }))
+    }
+
     fn current(&self) -> TlsIdentity {
         self.0.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -296,7 +303,7 @@ mod tests {
         let (_dir, chain, key) = write_identity();
         let (_renewed_dir, renewed_chain, renewed_key) = write_identity();
         let tls = ApiTls::load(&chain, &key).unwrap();
-        let first = tls.current().certificate;
+        let (first, pinned) = (tls.current().certificate, tls.pin());
         assert!(!tls.refresh().unwrap());
         // As a program does that renews certificates: one file after the other, each put in place as a whole.
         fs::rename(renewed_chain, &chain).unwrap();
@@ -305,6 +312,7 @@ mod tests {
         fs::rename(renewed_key, &key).unwrap();
         assert!(tls.refresh().unwrap());
         assert_ne!(tls.current().certificate, first);
+        assert_eq!(pinned.current().certificate, first);
         assert!(!tls.refresh().unwrap());
         fs::remove_file(&key).unwrap();
         tls.refresh().unwrap_err();

@@ -22,7 +22,8 @@ async fn check_closed_to_others(kit: Kit) -> Verdict {
     check_closed(&kit, room.id()).await?;
     running.close().await?;
     room.destroy().await?;
-    check_closed_under_open_umask(&kit).await
+    check_closed_under_open_umask(&kit).await?;
+    kit.soon_all_gone().await
 }
 
 /// The same of an engine in a process of its own, where the subject offers one.

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use serde_json::json;
 use stockade_core::{Ending, Feature, Mount, SnapshotKind};
-use stockade_engine::Subscription;
+use stockade_engine::{Execution, Subscription};
 
 use crate::case::{case, check, same};
 use crate::kit::{host_path, probe_command};
-use crate::{Case, Kit, Stop, Verdict};
+use crate::{Case, Kit, Room, Stop, Verdict};
 
 pub(super) const SNAPSHOT_CASES: &[Case] = &[
     case!("a paused sandbox stands still and then goes on", "C-15", check_pause_and_resume)
@@ -75,20 +75,45 @@ async fn check_pause_and_resume(kit: Kit) -> Verdict {
     let (mut reader, mut other) = (execution.subscribe(), clock.subscribe());
     check!(reader.next().await.is_some(), "expected output before the pause, saw none");
     let sandbox = room.sandbox()?;
+    check!(!sandbox.is_paused(), "expected a sandbox that goes on, but it says it is paused");
     sandbox.pause().await?;
     sandbox.pause().await?;
     falls_silent(&mut reader, &mut other).await?;
+    check!(sandbox.is_paused(), "expected a paused sandbox, but it says that it goes on");
     sandbox.resume().await?;
     sandbox.resume().await?;
+    check!(!sandbox.is_paused(), "expected a sandbox that goes on, but it says it is paused");
     let more = tokio::time::timeout(OUTPUT_TIMEOUT, reader.next()).await;
     check!(matches!(more, Ok(Some(_))), "expected output after the pause, saw none");
-    sandbox.pause().await?;
-    execution.close().await?;
-    same!("the end of what was paused", execution.outcome().await.ending, Ending::Cancelled);
+    check_end_while_paused(&room, &execution, &mut other).await?;
     clock.close().await?;
     elsewhere.destroy().await?;
     room.destroy().await?;
     kit.all_gone().await
+}
+
+/// Ends one of two programs while they are paused. Whether that resumes the other is the backend's business: what it
+/// says is so.
+async fn check_end_while_paused(
+    room: &Room,
+    execution: &Execution,
+    clock: &mut Subscription,
+) -> Verdict {
+    let staying = room.start(probe_command(["tick", "60000"])).await?;
+    let mut reader = staying.subscribe();
+    check!(reader.next().await.is_some(), "expected output of a second program, saw none");
+    let sandbox = room.sandbox()?;
+    sandbox.pause().await?;
+    execution.close().await?;
+    same!("the end of what was paused", execution.outcome().await.ending, Ending::Cancelled);
+    if sandbox.is_paused() {
+        // Old ticks tell nothing about silence from now on.
+        while let Ok(Some(_)) = tokio::time::timeout(Duration::ZERO, clock.next()).await {}
+        falls_silent(&mut reader, clock).await?;
+        sandbox.resume().await?;
+    }
+    room.run(["exit", "5"]).await?.exited(5)?;
+    Ok(staying.close().await?)
 }
 
 async fn check_files_snapshot(kit: Kit) -> Verdict {

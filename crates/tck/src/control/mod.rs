@@ -9,6 +9,7 @@ mod process;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
@@ -131,6 +132,7 @@ struct ControlSandbox {
     id: SandboxId,
     files: PlainFiles,
     children: Children,
+    paused: AtomicBool,
     _own: Option<TempDir>,
 }
 
@@ -150,7 +152,8 @@ impl ControlSandbox {
             }
         };
         let files = PlainFiles::new(root);
-        Ok(Self { id: id.clone(), files, children: Children::default(), _own: own })
+        let (children, paused) = (Children::default(), AtomicBool::new(false));
+        Ok(Self { id: id.clone(), files, children, paused, _own: own })
     }
 }
 
@@ -158,6 +161,10 @@ impl ControlSandbox {
 impl Sandbox for ControlSandbox {
     fn id(&self) -> &SandboxId {
         &self.id
+    }
+
+    fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::SeqCst)
     }
 
     async fn spawn(&self, command: &Command, _limits: &EffectiveLimits) -> Result<Process> {
@@ -175,11 +182,13 @@ impl Sandbox for ControlSandbox {
 
     async fn pause(&self) -> Result<()> {
         self.children.signal_all(rustix::process::Signal::STOP);
+        self.paused.store(true, Ordering::SeqCst);
         Ok(())
     }
 
     async fn resume(&self) -> Result<()> {
         self.children.signal_all(rustix::process::Signal::CONT);
+        self.paused.store(false, Ordering::SeqCst);
         Ok(())
     }
 }

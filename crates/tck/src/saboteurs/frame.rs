@@ -153,6 +153,10 @@ impl<S: Sabotage> Sandbox for BrokenSandbox<S> {
         self.sandbox.alive()
     }
 
+    fn is_paused(&self) -> bool {
+        self.sandbox.is_paused()
+    }
+
     async fn spawn(&self, command: &Command, limits: &EffectiveLimits) -> Result<Process> {
         let (command, limits) = (self.by.command(command), self.by.limits(limits));
         let Process { events, control } = self.sandbox.spawn(&command, &limits).await?;

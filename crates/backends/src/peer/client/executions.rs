@@ -6,12 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use stockade_agent::client::{AgentClient, ProgramPid};
 use stockade_core::{
     CarriedProgram, EffectiveLimits, Error, ErrorCode, Exit, ExitStatus, Process, ProcessControl,
-    ProcessEvent, ProcessEvents, Result, SandboxId, Signal, TerminalSize,
+    ProcessEvent, ProcessEvents, Result, SandboxId,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -20,6 +19,7 @@ use super::connection::PeerLink;
 use super::workspace_sync::WorkspaceSync;
 use super::{HANDSHAKE_TIMEOUT, PeerConnection, lock};
 use crate::agent_sandbox::{BegunExecution, Monitor, StartedProgram};
+use crate::linux::control_layer::{ControlLayer, LayeredControl};
 use crate::peer::guest::Identity;
 use crate::peer::protocol::{ExitHint, PeerEvent, RemoteRequest};
 
@@ -255,7 +255,7 @@ impl WatchedExecution {
         let killed = Arc::<AtomicBool>::default();
         let control = FarControl { inner: control, ended, killed: Arc::clone(&killed) };
         let events = FarEvents { inner: events, watched: self, ending: None, over, killed };
-        Process { events: Box::new(events), control: Arc::new(control) }
+        Process { events: Box::new(events), control: Arc::new(LayeredControl(control)) }
     }
 
     /// Names the limit that ended it, and brings back what it has changed, before it is reported that it
@@ -353,7 +353,11 @@ struct FarControl {
 }
 
 #[async_trait]
-impl ProcessControl for FarControl {
+impl ControlLayer for FarControl {
+    fn inner(&self) -> &dyn ProcessControl {
+        self.inner.as_ref()
+    }
+
     async fn kill(&self) -> Result<()> {
         self.killed.store(true, Ordering::Relaxed);
         self.inner.kill().await
@@ -363,26 +367,6 @@ impl ProcessControl for FarControl {
     async fn ended(&self) {
         // An error means that the watching task is gone: then it is over too.
         let _ = self.ended.clone().wait_for(|ended| *ended).await;
-    }
-
-    async fn signal(&self, signal: Signal) -> Result<()> {
-        self.inner.signal(signal).await
-    }
-
-    async fn write_stdin(&self, data: Bytes) -> Result<()> {
-        self.inner.write_stdin(data).await
-    }
-
-    async fn close_stdin(&self) -> Result<()> {
-        self.inner.close_stdin().await
-    }
-
-    async fn discard_output(&self) {
-        self.inner.discard_output().await;
-    }
-
-    async fn resize(&self, size: TerminalSize) -> Result<()> {
-        self.inner.resize(size).await
     }
 }
 

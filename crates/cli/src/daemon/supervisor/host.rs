@@ -1,7 +1,6 @@
 //! What the sessions of one sandbox share: the engine, the sandbox's id, its programs, and the wish
 //! that it ends.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use stockade_core::{
@@ -40,7 +39,6 @@ pub struct SupervisorHost {
     /// Its current uses.
     pub activity: Arc<Activity>,
     jobs: Mutex<SupervisedJobs>,
-    paused: AtomicBool,
     asked: watch::Sender<bool>,
     ended: watch::Sender<Option<Last>>,
 }
@@ -64,7 +62,6 @@ impl SupervisorHost {
             lifetime: order.lifetime,
             activity: Activity::new(),
             jobs: Mutex::default(),
-            paused: AtomicBool::new(false),
             asked: watch::Sender::new(false),
             ended: watch::Sender::new(None),
         })
@@ -79,27 +76,27 @@ impl SupervisorHost {
     pub fn info(&self) -> Info {
         let jobs = self.jobs().info();
         let (id, workspace) = (self.id.clone(), self.workspace.clone());
-        let paused = self.paused.load(Ordering::Relaxed);
+        let paused = self.is_paused();
         Info { id, workspace, idle: self.idle, lifetime: self.lifetime, paused, jobs }
     }
 
     /// Stops everything in it where it is.
     pub async fn pause(&self) -> Result<()> {
-        self.engine.sandbox(&self.id)?.pause().await?;
-        self.paused.store(true, Ordering::Relaxed);
-        Ok(())
+        self.engine.sandbox(&self.id)?.pause().await
     }
 
     /// Lets it go on.
     pub async fn resume(&self) -> Result<()> {
-        self.engine.resume(&self.id).await?;
-        self.paused.store(false, Ordering::Relaxed);
-        Ok(())
+        self.engine.resume(&self.id).await
+    }
+
+    fn is_paused(&self) -> bool {
+        self.engine.sandbox(&self.id).is_ok_and(|sandbox| sandbox.is_paused())
     }
 
     /// Refuses what would wait for a sandbox which stands still.
     pub fn refuse_paused(&self, operation: &'static str) -> Result<()> {
-        if !self.paused.load(Ordering::Relaxed) {
+        if !self.is_paused() {
             return Ok(());
         }
         let message = format!("sandbox `{}` is paused", self.id);
