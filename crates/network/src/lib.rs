@@ -43,6 +43,7 @@ mod stream;
 mod supply;
 mod traffic_filter;
 mod trust;
+mod upstream_proxy;
 
 pub use asking::HostApprover;
 pub use limits::{EgressLimits, TenantBudget, TenantPlace};
@@ -54,3 +55,4 @@ pub use resolver::ResolverSettings;
 pub use secrets::{BUNDLE_ENVIRONMENT, GUEST_BUNDLE_PATH, SecretSet};
 pub use supply::{IssuedSecret, SecretIssuer, SecretSupply};
 pub use trust::{TrustSettings, TrustStore};
+pub use upstream_proxy::{ProxyBypass, UpstreamProxySettings, UpstreamProxyUrl};
