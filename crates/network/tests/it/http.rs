@@ -8,7 +8,7 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::helper::{Said, TestHelper, rule_for};
 
 /// Reads one head of a request.
-async fn read_head(stream: &mut TcpStream) -> String {
+pub async fn read_head(stream: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await.unwrap());
