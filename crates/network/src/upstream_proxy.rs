@@ -167,11 +167,10 @@ impl UpstreamProxy {
             return Err("the upstream proxy answers with something that is not HTTP/1".into());
         };
         // The phrase is this program's own: what the proxy says beside the number is not repeated.
-        if status.is_success() {
-            Ok(socket)
-        } else {
-            Err(format!("the upstream proxy answers {status} for {address}"))
+        if !status.is_success() {
+            return Err(format!("the upstream proxy answers {status} for {address}"));
         }
+        register_anew(socket).map_err(|error| describe_broken(&error))
     }
 
     /// Connects to the proxy itself. Its address is the operator's choice, and is not checked by rules.
@@ -195,6 +194,12 @@ impl UpstreamProxy {
         let authorization = &self.authorization;
         format!("CONNECT {address} HTTP/1.1\r\nHost: {address}\r\n{authorization}\r\n")
     }
+}
+
+/// The same socket, of which nothing is known yet. It was readable for the proxy's answer, which would pass for a host
+/// that speaks first.
+fn register_anew(socket: TcpStream) -> io::Result<TcpStream> {
+    TcpStream::from_std(socket.into_std()?)
 }
 
 /// Reads the head of an answer and not a byte more: what follows is the host's.

@@ -47,6 +47,8 @@ def check_answer(reply):
 def exchange_datagram(address, port, message):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
         datagrams.settimeout(TIMEOUT_SECONDS)
+        # Not the port that it sends to: at its own loopback it would answer itself.
+        datagrams.bind(("", port - 1 if port > 1024 else 0))
         datagrams.connect((address, port))
         datagrams.send(message)
         return datagrams.recv(2048)

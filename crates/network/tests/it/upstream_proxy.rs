@@ -149,6 +149,25 @@ async fn what_a_host_says_right_behind_the_proxys_answer_is_heard() {
 }
 
 #[tokio::test]
+async fn requests_through_the_proxy_are_for_their_own_host_only() {
+    let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = TestProxy::to_server(server.local_addr().unwrap()).await;
+    let names = known_names();
+    let mut helper = TestHelper::start_shared(&rules(), proxy.network(&names)).await;
+    helper.open(1, PAGES, PAGES_PORT);
+    let (mut upstream, _) = server.accept().await.unwrap();
+    helper.hear_until(&Said::Opened(1)).await;
+    helper.say(&FromHelper::Data(1, b"GET / HTTP/1.1\r\nHost: other.test\r\n\r\n"));
+    helper.say(&FromHelper::End(1));
+    let mut sent = Vec::new();
+    // It may end with a reset.
+    let _ = upstream.read_to_end(&mut sent).await;
+    assert_eq!(String::from_utf8_lossy(&sent), "");
+    let record = helper.wait_for_records(1).await.remove(0);
+    assert!(matches!(record.verdict, ConnectionVerdict::Denied { .. }), "{record:?}");
+}
+
+#[tokio::test]
 async fn the_proxy_is_asked_for_nothing_that_is_not_allowed() {
     let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let proxy = TestProxy::to_server(server.local_addr().unwrap()).await;
