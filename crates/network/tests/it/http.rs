@@ -17,7 +17,7 @@ pub async fn read_head(stream: &mut TcpStream) -> String {
 }
 
 /// Hears data of the first stream until it ends like this.
-async fn hear_text(helper: &mut TestHelper, end: &str) -> String {
+pub async fn hear_text(helper: &mut TestHelper, end: &str) -> String {
     let mut text = String::new();
     while !text.ends_with(end) {
         if let Said::Data(1, data) = helper.hear().await.unwrap() {

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use crate::helper::{Said, TestHelper, network_asking};
-use crate::http::read_head;
+use crate::http::{hear_text, read_head};
 use crate::name_server::{TestNameServer, TestRecord};
 
 /// The name that rules allow, at this port, and where it leads: an address of the public network.
@@ -158,11 +158,11 @@ async fn requests_through_the_proxy_are_for_their_own_host_only() {
     let (mut upstream, _) = server.accept().await.unwrap();
     helper.hear_until(&Said::Opened(1)).await;
     helper.say(&FromHelper::Data(1, b"GET / HTTP/1.1\r\nHost: other.test\r\n\r\n"));
-    helper.say(&FromHelper::End(1));
-    let mut sent = Vec::new();
-    // It may end with a reset.
-    let _ = upstream.read_to_end(&mut sent).await;
-    assert_eq!(String::from_utf8_lossy(&sent), "");
+    let refused = hear_text(&mut helper, "\n").await;
+    assert!(refused.contains("403 Forbidden"), "{refused}");
+    let mut sent = String::new();
+    upstream.read_to_string(&mut sent).await.unwrap();
+    assert_eq!(sent, "");
     let record = helper.wait_for_records(1).await.remove(0);
     assert!(matches!(record.verdict, ConnectionVerdict::Denied { .. }), "{record:?}");
 }
