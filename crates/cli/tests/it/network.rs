@@ -258,6 +258,17 @@ fn a_preset_that_is_not_there_is_refused_with_those_that_are() {
 }
 
 #[test]
+fn explain_shows_the_rules_of_a_preset() {
+    let place = CliPlace::new();
+    let done = place.stockade(&["explain", "--net", "preset:python,!b.test", "--", "true"]);
+    let rules = "network: pypi.org:443, files.pythonhosted.org:443, !b.test (asked for)";
+    assert!(done.stdout.contains(rules), "{done:?}");
+    let done = place.stockade(&["explain", "--json", "--net", "preset:node", "--", "true"]);
+    let json: Value = serde_json::from_str(&done.stdout).unwrap();
+    assert_eq!(json["network"]["policy"]["egress"], serde_json::json!(["registry.npmjs.org:443"]));
+}
+
+#[test]
 fn connections_of_an_unknown_sandbox_are_an_error_and_of_one_without_a_network_none() {
     let place = CliPlace::new();
     place.stockade(&["run", "--", "true"]).is(0, "", "");
