@@ -11,7 +11,7 @@ struct Witnesses {
 
 impl Witnesses {
     fn start() -> Self {
-        let all = (Ipv4Addr::UNSPECIFIED, 0);
+        let all = (Ipv4Addr::UNSPECIFIED, 0_u16);
         let (datagrams, resolver) =
             (UdpSocket::bind(all).unwrap(), TcpListener::bind(all).unwrap());
         datagrams.set_nonblocking(true).unwrap();
