@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stockade_core::{Bytes, ImageProvider, Millicores, TenantName};
-use stockade_network::{EgressLimits, ResolverSettings, TrustSettings};
+use stockade_network::{EgressLimits, ResolverSettings, TrustSettings, UpstreamProxySettings};
 
 use crate::history::HistoryBounds;
 use crate::host_views::OwnPath;
@@ -46,6 +46,8 @@ pub struct EngineConfig {
     pub reap_on_open: bool,
     /// Which name servers are asked for the hosts that sandboxes may reach.
     pub resolver: ResolverSettings,
+    /// Through which proxy they are reached. Absent: directly; no variable of the environment names one.
+    pub upstream_proxy: Option<UpstreamProxySettings>,
     /// Whose certificates are accepted where secrets are put into requests.
     pub trust: TrustSettings,
     /// How much of the network each sandbox may use.
@@ -112,6 +114,7 @@ impl EngineConfig {
             destroy_deadline: Duration::from_secs(30),
             reap_on_open: true,
             resolver: ResolverSettings::default(),
+            upstream_proxy: None,
             trust: TrustSettings::default(),
             egress_limits: EgressLimits::default(),
             images: None,

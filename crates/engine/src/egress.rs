@@ -9,12 +9,12 @@ use stockade_core::{
     EgressRule, Error, ErrorCode, Network, Result, Sandbox, SandboxId, SandboxSpec, clean_foreign,
 };
 use stockade_network::{
-    ConnectionLog, ConnectionRecord, ConnectionVerdict, Egress, Relay, ResolverSettings,
-    SecretRenewal, SharedNetwork,
+    ConnectionLog, ConnectionRecord, ConnectionVerdict, Egress, Relay, SecretRenewal, SharedNetwork,
 };
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use crate::config::EngineConfig;
 use crate::denials::DenialWatchers;
 use crate::engine::{EngineInner, lock_mutex};
 use crate::journal::{EgressVerdict, Event, Journal};
@@ -38,11 +38,16 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct LazyNetwork(OnceLock<Arc<SharedNetwork>>);
 
 impl LazyNetwork {
-    fn get(&self, settings: &ResolverSettings) -> Result<Arc<SharedNetwork>> {
+    fn get(&self, config: &EngineConfig) -> Result<Arc<SharedNetwork>> {
         if let Some(shared) = self.0.get() {
             return Ok(Arc::clone(shared));
         }
-        let shared = Arc::new(SharedNetwork::new(settings)?);
+        let direct = SharedNetwork::new(&config.resolver)?;
+        let shared = match &config.upstream_proxy {
+            Some(proxy) => direct.with_proxy(proxy)?,
+            None => direct,
+        };
+        let shared = Arc::new(shared);
         Ok(Arc::clone(self.0.get_or_init(|| shared)))
     }
 }
@@ -84,7 +89,7 @@ impl EngineInner {
         let Network::Egress(rules) = policy else {
             return Ok(None);
         };
-        let shared = self.network.get(&self.config.resolver)?;
+        let shared = self.network.get(&self.config)?;
         if policy.observes() {
             denials.observed.begin();
         }

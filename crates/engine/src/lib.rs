@@ -71,7 +71,7 @@ pub use snapshots::{
 };
 pub use stockade_fs::{CacheDir, CacheUsage, Cleaning, StateDir, Timestamp};
 pub use stockade_network::{
-    EgressLimits, IssuedSecret, PortStream, ResolverSettings, SecretIssuer, SecretSupply,
-    TrustSettings,
+    EgressLimits, IssuedSecret, PortStream, ProxyBypass, ResolverSettings, SecretIssuer,
+    SecretSupply, TrustSettings, UpstreamProxySettings, UpstreamProxyUrl,
 };
 pub use workspace_guard::WorkspaceGuard;

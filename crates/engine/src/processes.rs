@@ -7,7 +7,7 @@ use stockade_core::{
     Result, SandboxId, Signal, Stdin,
 };
 use stockade_fs::fresh_id;
-use stockade_network::{BUNDLE_ENVIRONMENT, GUEST_BUNDLE_PATH, GUEST_ENVIRONMENT, SecretSet};
+use stockade_network::{BUNDLE_ENVIRONMENT, GUEST_ENVIRONMENT, SecretSet};
 
 use crate::denials::DenialWatch;
 use crate::engine::EngineInner;
@@ -207,7 +207,7 @@ fn resolve_command(command: &Command, order: &SandboxOrder) -> Result<Command> {
     for (name, placeholder) in secrets.into_iter().flat_map(SecretSet::placeholders) {
         resolved.env.insert(name.clone(), placeholder.to_owned());
     }
-    let bundle = secrets.map(|_| BUNDLE_ENVIRONMENT.map(|name| (name, GUEST_BUNDLE_PATH)));
+    let bundle = secrets.map(|_| BUNDLE_ENVIRONMENT);
     let network = proxies.into_iter().flatten().chain(bundle.into_iter().flatten());
     let defaults = [("PATH", DEFAULT_PATH), ("LANG", "C.UTF-8")];
     for (name, value) in defaults.into_iter().chain(network) {

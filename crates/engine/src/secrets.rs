@@ -8,14 +8,16 @@ use stockade_core::{
     EnvName, Error, ErrorCode, FilesExt, Refusal, Refusals, RenewalCause, Result, Sandbox,
     SandboxId, SandboxPath, SandboxSpec, SecretBinding, TenantName,
 };
-use stockade_network::{GUEST_BUNDLE_PATH, SecretSet, SecretSupply, TrustStore};
+use stockade_network::{
+    GUEST_BUNDLE_PATH, GUEST_JAVA_STORE_PATH, SecretSet, SecretSupply, TrustStore,
+};
 
 use crate::engine::{Engine, EngineInner, lock_mutex};
 use crate::lifecycle::RunningSandbox;
 
-/// Where the file of certificates lies.
+/// Where the files of certificates lie.
 const GUEST_BUNDLE_DIR: &str = "/run/stockade";
-/// Every user inside may read it.
+/// Every user inside may read them.
 const BUNDLE_MODE: u32 = 0o644;
 
 /// The values that an engine holds, by tenant and name.
@@ -125,10 +127,15 @@ impl RunningSandbox {
 /// Puts the certificates that programs inside are to trust where their variables say.
 pub(crate) async fn write_bundle(sandbox: &dyn Sandbox, secrets: &SecretSet) -> Result<()> {
     let files = sandbox.files()?;
-    let path = parse_path(GUEST_BUNDLE_PATH)?;
     files.make_dir(&parse_path(GUEST_BUNDLE_DIR)?).await?;
-    files.write_all(&path, secrets.bundle()).await?;
-    files.set_mode(&path, BUNDLE_MODE).await
+    let forms =
+        [(GUEST_BUNDLE_PATH, secrets.bundle()), (GUEST_JAVA_STORE_PATH, secrets.java_store())];
+    for (path, certificates) in forms {
+        let path = parse_path(path)?;
+        files.write_all(&path, certificates).await?;
+        files.set_mode(&path, BUNDLE_MODE).await?;
+    }
+    Ok(())
 }
 
 fn parse_path(path: &str) -> Result<SandboxPath> {

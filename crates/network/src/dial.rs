@@ -1,4 +1,5 @@
-//! Connecting: resolved once, every address checked, and connected to exactly what was checked.
+//! Connecting: resolved once, every address checked, and connected to exactly what was checked, directly or through
+//! the operator's proxy.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use tokio::time::timeout;
 
 use crate::asking::add_grant;
 use crate::limits::TenantPlace;
-use crate::policy::{Denial, Egress, EgressTarget, check_address, check_target};
+use crate::policy::{Denial, Egress, EgressTarget, SharedNetwork, check_address, check_target};
 use crate::special::OwnAddresses;
 
 /// How long one address may take to answer.
@@ -65,7 +66,8 @@ pub async fn dial(egress: &Egress, target: &EgressTarget, port: u16) -> Result<D
             format!("`{target}` leads to a closed address: {reason}").into(),
         ));
     }
-    match connect_first(&alternate_families(allowed)).await {
+    let route = DialRoute { shared: &egress.shared, target, own: &own };
+    match route.connect_first(&alternate_families(allowed)).await {
         Ok((socket, address)) => Ok(Dialed { socket, address, rule, grant, place }),
         Err(reason) => Err(DialError::Failed { rule, reason }),
     }
@@ -78,20 +80,47 @@ fn alternate_families(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     pairs.flatten().copied().collect()
 }
 
-async fn connect_first(addresses: &[SocketAddr]) -> Result<(TcpStream, SocketAddr), String> {
-    let mut last = "no address".to_owned();
-    for address in addresses.iter().take(MAX_ATTEMPTS) {
-        last = match timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
-            Ok(Ok(socket)) => {
-                // Small messages do not wait for others. A socket that refuses it works as well.
-                let _ = socket.set_nodelay(true);
-                return Ok((socket, *address));
+/// How the addresses of one host are connected to.
+struct DialRoute<'a> {
+    shared: &'a SharedNetwork,
+    target: &'a EgressTarget,
+    own: &'a OwnAddresses,
+}
+
+impl DialRoute<'_> {
+    async fn connect_first(
+        &self,
+        addresses: &[SocketAddr],
+    ) -> Result<(TcpStream, SocketAddr), String> {
+        let mut last = "no address".to_owned();
+        for address in addresses.iter().take(MAX_ATTEMPTS) {
+            match self.connect(*address).await {
+                Ok(socket) => {
+                    // Small messages do not wait for others. A socket that refuses it works as well.
+                    let _ = socket.set_nodelay(true);
+                    return Ok((socket, *address));
+                }
+                Err(reason) => last = reason,
             }
-            Ok(Err(error)) => format!("{address}: {error}"),
-            Err(_) => format!("{address} did not answer in {} s", CONNECT_TIMEOUT.as_secs()),
-        };
+        }
+        Err(last)
     }
-    Err(last)
+
+    /// An address that the proxy serves is never connected to directly, also where the proxy fails.
+    async fn connect(&self, address: SocketAddr) -> Result<TcpStream, String> {
+        let proxy = self.shared.proxy.as_ref();
+        match proxy.filter(|proxy| proxy.serves(self.target, address, self.own)) {
+            Some(proxy) => proxy.open_tunnel(&self.shared.resolver, address).await,
+            None => connect_directly(address).await,
+        }
+    }
+}
+
+async fn connect_directly(address: SocketAddr) -> Result<TcpStream, String> {
+    match timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
+        Ok(connected) => connected.map_err(|error| format!("{address}: {error}")),
+        Err(_) => Err(format!("{address} did not answer in {} s", CONNECT_TIMEOUT.as_secs())),
+    }
 }
 
 #[cfg(test)]

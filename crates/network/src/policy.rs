@@ -16,10 +16,13 @@ use crate::record::{ConnectionLog, ConnectionRecord, ConnectionVerdict};
 use crate::resolver::{NameResolver, ResolverSettings};
 use crate::secrets::SecretSet;
 use crate::special::{OwnAddresses, classify_address};
+use crate::upstream_proxy::{UpstreamProxy, UpstreamProxySettings};
 
 /// What all sandboxes of an engine share.
 pub struct SharedNetwork {
     pub(crate) resolver: NameResolver,
+    /// The operator's proxy. Absent: every address is connected to directly.
+    pub(crate) proxy: Option<UpstreamProxy>,
     /// Connections of all sandboxes together: each is an open file of the engine.
     pub(crate) slots: Arc<Semaphore>,
 }
@@ -34,7 +37,12 @@ impl SharedNetwork {
     /// With name servers as these settings say.
     pub fn new(settings: &ResolverSettings) -> stockade_core::Result<Self> {
         let slots = Arc::new(Semaphore::new(MAX_SHARED_CONNECTIONS));
-        Ok(Self { resolver: NameResolver::new(settings)?, slots })
+        Ok(Self { resolver: NameResolver::new(settings)?, proxy: None, slots })
+    }
+
+    /// The same, where addresses of the public network are reached through the operator's proxy.
+    pub fn with_proxy(self, settings: &UpstreamProxySettings) -> stockade_core::Result<Self> {
+        Ok(Self { proxy: Some(UpstreamProxy::new(settings)?), ..self })
     }
 }
 

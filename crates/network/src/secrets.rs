@@ -14,6 +14,7 @@ use tokio::task::AbortHandle;
 
 use crate::authority::{Authority, AuthorityError};
 use crate::filtered_body::LengthChange;
+use crate::java_store::build_java_store;
 use crate::mask::list_spellings;
 use crate::patterns::{PatternAction, Patterns, StreamWatch};
 use crate::policy::EgressTarget;
@@ -31,16 +32,20 @@ const PLACEHOLDER_RANDOM_BYTES: usize = 16;
 /// Where the certificates that programs inside are to trust lie.
 pub const GUEST_BUNDLE_PATH: &str = "/run/stockade/ca.pem";
 
-/// The variables by which programs inside find those certificates.
-pub const BUNDLE_ENVIRONMENT: [&str; 8] = [
-    "SSL_CERT_FILE",
-    "CURL_CA_BUNDLE",
-    "REQUESTS_CA_BUNDLE",
-    "NODE_EXTRA_CA_CERTS",
-    "GIT_SSL_CAINFO",
-    "DENO_CERT",
-    "CARGO_HTTP_CAINFO",
-    "PIP_CERT",
+/// Where the same certificates lie in the form that Java reads.
+pub const GUEST_JAVA_STORE_PATH: &str = "/run/stockade/ca.jks";
+
+/// The variables by which programs inside find those certificates. The last one is read by every Java machine.
+pub const BUNDLE_ENVIRONMENT: [(&str, &str); 9] = [
+    ("SSL_CERT_FILE", GUEST_BUNDLE_PATH),
+    ("CURL_CA_BUNDLE", GUEST_BUNDLE_PATH),
+    ("REQUESTS_CA_BUNDLE", GUEST_BUNDLE_PATH),
+    ("NODE_EXTRA_CA_CERTS", GUEST_BUNDLE_PATH),
+    ("GIT_SSL_CAINFO", GUEST_BUNDLE_PATH),
+    ("DENO_CERT", GUEST_BUNDLE_PATH),
+    ("CARGO_HTTP_CAINFO", GUEST_BUNDLE_PATH),
+    ("PIP_CERT", GUEST_BUNDLE_PATH),
+    ("JAVA_TOOL_OPTIONS", "-Djavax.net.ssl.trustStore=/run/stockade/ca.jks"),
 ];
 
 /// The secrets of one sandbox, and the authority under which connections to their hosts are opened. Without a secret, it
@@ -114,6 +119,11 @@ impl SecretSet {
     pub fn bundle(&self) -> Bytes {
         let own = self.authority.certificate_pem();
         [self.trust.pem(), b"\n", own.as_bytes()].concat().into()
+    }
+
+    /// The same certificates in the form that Java reads.
+    pub fn java_store(&self) -> Bytes {
+        build_java_store(&self.bundle()).into()
     }
 
     /// Whether a secret is bound to this host, whose connections are therefore opened.

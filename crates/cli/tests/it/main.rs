@@ -30,6 +30,7 @@ mod mcp_ends;
 mod mcp_http;
 mod network;
 mod network_clients;
+mod network_escapes;
 mod observe;
 mod package_caches;
 mod ports;
@@ -57,6 +58,7 @@ mod tck_exec;
 mod tck_mock;
 mod terminal;
 mod toolchains;
+mod upstream_proxy;
 mod workspaces;
 mod workspaces_live;
 mod needs_clients {

@@ -4,8 +4,8 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::process::Stdio;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
 
@@ -19,7 +19,8 @@ pub const KNOWN_NAME: &str = "pages.test";
 pub struct Internet {
     pub port: u16,
     visits: Arc<AtomicUsize>,
-    name_server: SocketAddr,
+    pub name_server: SocketAddr,
+    asked: Arc<Mutex<Vec<String>>>,
 }
 
 impl Internet {
@@ -38,13 +39,16 @@ impl Internet {
         });
         let socket = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
         let name_server = socket.local_addr().unwrap();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::clone(&asked);
         std::thread::spawn(move || {
             let mut query = [0; 512];
             while let Ok((length, from)) = socket.recv_from(&mut query) {
+                kept.lock().unwrap().push(read_name(&query[..length]).0);
                 let _ = socket.send_to(&answer_query(&query[..length]), from);
             }
         });
-        Self { port, visits, name_server }
+        Self { port, visits, name_server, asked }
     }
 
     /// Has the commands of this place ask the name server.
@@ -63,10 +67,18 @@ impl Internet {
     pub fn visits(&self) -> usize {
         self.visits.load(Ordering::SeqCst)
     }
+
+    /// The names that the name server was asked for, each once.
+    pub fn asked(&self) -> Vec<String> {
+        let mut names = self.asked.lock().unwrap().clone();
+        names.sort();
+        names.dedup();
+        names
+    }
 }
 
-/// 127.0.0.1 for the known name; no such name otherwise.
-fn answer_query(query: &[u8]) -> Vec<u8> {
+/// The name that is asked for, and where its last byte is.
+fn read_name(query: &[u8]) -> (String, usize) {
     let mut name = Vec::new();
     let mut at = 12;
     while query[at] != 0 {
@@ -74,7 +86,13 @@ fn answer_query(query: &[u8]) -> Vec<u8> {
         name.push(String::from_utf8_lossy(&query[at + 1..=at + label]).to_lowercase());
         at += label + 1;
     }
-    let is_known = name.join(".") == KNOWN_NAME;
+    (name.join("."), at)
+}
+
+/// 127.0.0.1 for the known name; no such name otherwise.
+fn answer_query(query: &[u8]) -> Vec<u8> {
+    let (name, at) = read_name(query);
+    let is_known = name == KNOWN_NAME;
     let wants_address = query[at + 2] == 1;
     let mut reply = query[..at + 5].to_vec();
     reply[2] = 0x81;
@@ -237,6 +255,17 @@ fn a_preset_that_is_not_there_is_refused_with_those_that_are() {
     let done = place.stockade(&["run", "--net", "preset:perl", "--", "true"]);
     done.code_is(125);
     assert!(done.stderr.contains("python, node, rust, go, debian, github"), "{done:?}");
+}
+
+#[test]
+fn explain_shows_the_rules_of_a_preset() {
+    let place = CliPlace::new();
+    let done = place.stockade(&["explain", "--net", "preset:python,!b.test", "--", "true"]);
+    let rules = "network: pypi.org:443, files.pythonhosted.org:443, !b.test (asked for)";
+    assert!(done.stdout.contains(rules), "{done:?}");
+    let done = place.stockade(&["explain", "--json", "--net", "preset:node", "--", "true"]);
+    let json: Value = serde_json::from_str(&done.stdout).unwrap();
+    assert_eq!(json["network"]["policy"]["egress"], serde_json::json!(["registry.npmjs.org:443"]));
 }
 
 #[test]

@@ -137,6 +137,30 @@ fn a_secret_that_nothing_would_put_in_is_refused() {
     assert!(!twice.stderr.contains(VALUE), "{}", twice.stderr);
 }
 
+mod needs_java {
+    use super::*;
+
+    #[test]
+    fn java_trusts_the_host_of_a_secret() {
+        let place = CliPlace::of_an_ordinary_user();
+        let (_internet, server) = start_servers(&place);
+        let (rules, secret) = (server.rules(), format!("KEY={KNOWN_NAME}"));
+        place.write("FetchKey.java", include_str!("FetchKey.java"));
+        let url = format!("https://{KNOWN_NAME}:{}/", server.port);
+        let java = ["--", "java", "FetchKey.java", &url];
+        let args = [&["run", "--net", &rules, "--secret", &secret][..], &java].concat();
+        let done = run_with_key(&place, &args);
+        assert_eq!(
+            (done.code, done.stdout.as_str()),
+            (0, "seen: Bearer PLACEHOLDER\n"),
+            "{done:?}"
+        );
+        let seen = server.seen.recv().unwrap();
+        assert!(seen.to_lowercase().contains("authorization: bearer "), "{seen}");
+        assert!(seen.contains(VALUE), "{seen}");
+    }
+}
+
 mod needs_python {
     use super::*;
 

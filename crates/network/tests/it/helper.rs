@@ -148,14 +148,23 @@ impl TestHelper {
         limits: EgressLimits,
         change: impl FnOnce(Egress) -> Egress,
     ) -> Self {
-        let (mut helper, process) = Self::new(rules, limits, change);
+        let (mut helper, process) = Self::new(rules, limits, silent_network(), change);
+        helper.relay = Some(Relay::start(process, helper.egress.clone()).await.unwrap());
+        helper
+    }
+
+    /// A relay under these rules that reaches other hosts so.
+    pub async fn start_shared(rules: &[String], shared: SharedNetwork) -> Self {
+        let limits = EgressLimits::default();
+        let (mut helper, process) = Self::new(rules, limits, shared, |egress| egress);
         helper.relay = Some(Relay::start(process, helper.egress.clone()).await.unwrap());
         helper
     }
 
     /// A relay for ports alone.
     pub async fn start_for_ports() -> Self {
-        let (mut helper, process) = Self::new(&[], EgressLimits::default(), |egress| egress);
+        let (mut helper, process) =
+            Self::new(&[], EgressLimits::default(), silent_network(), |egress| egress);
         helper.relay = Some(Relay::start_for_ports(process).await.unwrap());
         helper
     }
@@ -163,16 +172,15 @@ impl TestHelper {
     fn new(
         rules: &[String],
         limits: EgressLimits,
+        shared: SharedNetwork,
         change: impl FnOnce(Egress) -> Egress,
     ) -> (Self, Process) {
         let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
         let (says, events) = mpsc::unbounded_channel();
         let (control, hears) = mpsc::unbounded_channel();
         let log = Arc::new(KeptLog::default());
-        // A server that never answers: a test resolves nothing but `localhost`.
-        let settings = ResolverSettings { servers: vec!["127.0.0.1:9".parse().unwrap()] };
-        let shared = Arc::new(SharedNetwork::new(&settings).unwrap());
-        let egress = Arc::new(change(Egress::new(rules, shared, limits, log.clone())));
+        let egress = Egress::new(rules, Arc::new(shared), limits, log.clone());
+        let egress = Arc::new(change(egress));
         let process = Process {
             events: Box::new(HelperEvents(events)),
             control: Arc::new(HelperControl(control)),
@@ -251,6 +259,16 @@ impl TestHelper {
     pub async fn wait_for_records(&self, count: usize) -> Vec<ConnectionRecord> {
         self.log.wait_for_records(count).await
     }
+}
+
+/// A network whose name server never answers: a test resolves nothing but `localhost`.
+fn silent_network() -> SharedNetwork {
+    network_asking("127.0.0.1:9".parse().unwrap())
+}
+
+/// A network that asks this name server.
+pub fn network_asking(server: SocketAddr) -> SharedNetwork {
+    SharedNetwork::new(&ResolverSettings { servers: vec![server] }).unwrap()
 }
 
 /// A rule for a server.

@@ -8,7 +8,7 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::helper::{Said, TestHelper, rule_for};
 
 /// Reads one head of a request.
-async fn read_head(stream: &mut TcpStream) -> String {
+pub async fn read_head(stream: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await.unwrap());
@@ -17,7 +17,7 @@ async fn read_head(stream: &mut TcpStream) -> String {
 }
 
 /// Hears data of the first stream until it ends like this.
-async fn hear_text(helper: &mut TestHelper, end: &str) -> String {
+pub async fn hear_text(helper: &mut TestHelper, end: &str) -> String {
     let mut text = String::new();
     while !text.ends_with(end) {
         if let Said::Data(1, data) = helper.hear().await.unwrap() {

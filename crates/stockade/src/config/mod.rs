@@ -3,12 +3,11 @@
 //!
 //! The table of a backend is read by the backend, and the keys of the command line by the command line.
 
+mod network;
 mod read;
 mod variables;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
-use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -16,13 +15,13 @@ use stockade_core::{
     BackendChoice, BackendName, Boundary, Bytes, Error, Limits, Millicores, Result, SandboxSpec,
     TenantName, Workspace,
 };
-use stockade_engine::{
-    EgressLimits, EngineConfig, OwnPath, Quota, ResolverSettings, StateDir, TrustSettings,
-};
+use stockade_engine::{EngineConfig, OwnPath, Quota, StateDir};
 
 use crate::images::{ImageSettings, PullPolicy};
 use crate::pools::PoolSetting;
 use crate::registry;
+
+use network::NetworkSetting;
 
 pub use read::{ConfigSource, load_sources};
 
@@ -126,43 +125,6 @@ impl From<QuotaSetting> for Quota {
             cpu_seconds_per_hour: setting.cpu_seconds_per_hour,
             connections: setting.connections,
             egress_bytes_per_hour: setting.egress_bytes_per_hour,
-        }
-    }
-}
-
-/// How other hosts are reached, for sandboxes that may.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-struct NetworkSetting {
-    /// The name servers that are asked; absent: the host's own.
-    resolvers: Option<Vec<SocketAddr>>,
-    /// A file of certificates that are trusted beside the host's own.
-    ca_file: Option<PathBuf>,
-    /// Connections of one sandbox at once.
-    connections: Option<NonZeroU32>,
-    /// Connections of one sandbox that begin in a second; absent: as many as there are.
-    connections_per_second: Option<NonZeroU32>,
-    /// Bytes that one sandbox sends and receives; absent: as many as there are.
-    bytes: Option<Bytes>,
-}
-
-impl NetworkSetting {
-    fn egress_limits(&self) -> EgressLimits {
-        let usual = EgressLimits::default();
-        EgressLimits {
-            connections: self.connections.map_or(usual.connections, |most| most.get() as usize),
-            connections_per_second: self.connections_per_second,
-            bytes: self.bytes,
-        }
-    }
-
-    fn merge_over(self, earlier: Self) -> Self {
-        Self {
-            resolvers: self.resolvers.or(earlier.resolvers),
-            ca_file: self.ca_file.or(earlier.ca_file),
-            connections: self.connections.or(earlier.connections),
-            connections_per_second: self.connections_per_second.or(earlier.connections_per_second),
-            bytes: self.bytes.or(earlier.bytes),
         }
     }
 }
@@ -297,10 +259,9 @@ impl Settings {
                 .into_iter()
                 .flatten()
                 .collect(),
-            resolver: ResolverSettings {
-                servers: self.network.resolvers.clone().unwrap_or_default(),
-            },
-            trust: TrustSettings { ca_file: self.network.ca_file.clone() },
+            resolver: self.network.resolver(),
+            upstream_proxy: self.network.upstream_proxy(),
+            trust: self.network.trust(),
             egress_limits: self.network.egress_limits(),
             guest_caches: self.guest_caches.clone(),
             ..EngineConfig::at(self.state_dir()?)
@@ -334,9 +295,9 @@ impl Settings {
         is_state.then(|| outer.to_owned())
     }
 
-    /// What the tables of backends and of images, and the front end, name of the host.
+    /// What the tables of backends, of images and of the network, and the front end, name of the host.
     fn named_paths(&self) -> impl Iterator<Item = (PathBuf, &'static str)> {
-        let private = self.private_files.iter().cloned();
+        let private = self.private_files.iter().cloned().chain(self.network.own_path());
         self.backends_paths().into_iter().chain(self.images.own_paths()).chain(private)
     }
 

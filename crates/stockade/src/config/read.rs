@@ -86,7 +86,8 @@ pub(super) fn parse_settings(
         let message = format!("`{}`: {problem}", file.display());
         Err(Error::new(ErrorCode::Invalid, READ_OPERATION, message).remedy(remedy))
     };
-    match (&settings.state_dir, settings.images.problem()) {
+    let problem = settings.images.problem().or_else(|| settings.network.problem());
+    match (&settings.state_dir, problem) {
         (Some(dir), _) if !dir.is_absolute() => {
             wrong("stateDir is not an absolute path", "give the whole path")
         }
@@ -225,7 +226,7 @@ mod tests {
 
     #[test]
     fn the_page_on_configuration_names_every_key() {
-        const CONFIG_TABLES: [(&str, &str); 14] = [
+        const CONFIG_TABLES: [(&str, &str); 15] = [
             ("", ""),
             ("[limits]", "limits."),
             ("[quotas.a]", "quotas.NAME."),
@@ -237,6 +238,7 @@ mod tests {
             ("[remote]", "remote."),
             ("[[ssh.hosts]]", "ssh.hosts."),
             ("[[pool]]", "pool."),
+            ("[network]", "network."),
             ("[images]", "images."),
             ("[images.limits]", "images.limits."),
             ("[images.registries.a]", "images.registries.NAME."),

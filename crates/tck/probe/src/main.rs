@@ -111,6 +111,7 @@ fn run_verb(verb: &str, args: &Args) -> io::Result<VerbOutcome> {
         "stat" => files::stat_file(args),
         "remount" => files::remount_writable(args),
         "connect" => network::connect_tcp(args),
+        "send" => network::send_datagram(args),
         "fetch" => fetch::fetch(args),
         "listen-and-connect" => network::listen_and_connect(),
         "listen-unix" => network::listen_unix(args),

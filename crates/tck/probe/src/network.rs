@@ -1,7 +1,7 @@
 //! Verbs about sockets.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram, UnixListener, UnixStream};
 use std::time::Duration;
@@ -16,6 +16,15 @@ pub fn connect_tcp(args: &Args) -> io::Result<VerbOutcome> {
     let port = u16::try_from(args.number(1)?).map_err(|_| io::ErrorKind::InvalidInput)?;
     let stream = TcpStream::connect_timeout(&SocketAddr::new(address, port), args.span(2)?);
     Ok(report_attempt(stream.map(|_| json!({}))))
+}
+
+/// `send ADDRESS PORT`: one datagram.
+pub fn send_datagram(args: &Args) -> io::Result<VerbOutcome> {
+    let address: IpAddr = args.text(0).parse().map_err(|_| io::ErrorKind::InvalidInput)?;
+    let port = u16::try_from(args.number(1)?).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let sent = UdpSocket::bind(("0.0.0.0", 0))
+        .and_then(|socket| socket.send_to(b"out", SocketAddr::new(address, port)));
+    Ok(report_attempt(sent.map(|_| json!({}))))
 }
 
 /// `listen-and-connect`: one message over a loopback connection with itself.

@@ -1,7 +1,7 @@
 //! What can be reached by an allow-list: exactly what it names, by every way out (C-51, C-52).
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -31,6 +31,9 @@ pub(super) const EGRESS_CASES: &[Case] = &[
     case!("a connection carries requests for its own host only", "C-51", other_name)
         .needs(EGRESS_FEATURES),
     case!("a listed host does not open the network to addresses", "C-51", direct_address)
+        .needs(EGRESS_FEATURES)
+        .isolation(),
+    case!("a listed host does not open the network to datagrams", "C-51", datagram)
         .needs(EGRESS_FEATURES)
         .isolation(),
 ];
@@ -180,4 +183,18 @@ async fn direct_address(kit: Kit) -> Verdict {
     let server = HostServer::start()?;
     let rules = ["localhost:PORT", "127.0.0.1:PORT"];
     check_unreached(&kit, &server, &rules, &["address"], "127.0.0.1").await
+}
+
+/// A rule opens a port to connections: QUIC and names asked elsewhere go by datagrams.
+async fn datagram(kit: Kit) -> Verdict {
+    let server = HostServer::start()?;
+    let witness = UdpSocket::bind(("127.0.0.1", 0))?;
+    witness.set_nonblocking(true)?;
+    let port = witness.local_addr()?.port().to_string();
+    let spec = server.spec(&kit, &["localhost:PORT", &format!("127.0.0.1:{port}")])?;
+    let command = probe_command(["send", "127.0.0.1", &port]);
+    let facts = kit.run_with(spec, command).await?.facts()?;
+    let came = witness.recv(&mut [0; 64]);
+    check!(came.is_err(), "expected no datagram at the host's socket, saw one after {facts}");
+    Ok(())
 }
