@@ -3,9 +3,9 @@
 //! use what is in that user's home.
 
 use std::collections::BTreeSet;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use super::mounts::lies_in;
 use super::{OwnPath, real};
 
 /// Directories of Stockade's own in a home, where no variable moves them, and what each is.
@@ -60,19 +60,9 @@ fn list_names(home: &Path, dir: &str) -> impl Iterator<Item = PathBuf> + use<> {
 /// guest would make it. The home itself, which may be a project of a service's user, does so only with one that
 /// is there.
 fn is_related(path: &Path, home: &Path, own: &Path) -> bool {
-    // Paths without links and dots, hundreds of pairs at each start: most differ in their first bytes.
-    if !is_textual_prefix(path, own) {
-        return false;
-    }
-    let in_home = || path != home && path.starts_with(home);
-    let holds = own.starts_with(path) && (in_home() || own.symlink_metadata().is_ok());
-    holds || path.starts_with(own)
-}
-
-/// Whether one of two paths begins with the text of the other.
-fn is_textual_prefix(one: &Path, other: &Path) -> bool {
-    let (one, other) = (one.as_os_str().as_bytes(), other.as_os_str().as_bytes());
-    one.starts_with(other) || other.starts_with(one)
+    let in_home = || path != home && lies_in(path, home);
+    let holds = lies_in(own, path) && (in_home() || own.symlink_metadata().is_ok());
+    holds || lies_in(path, own)
 }
 
 fn parse_home(line: &str) -> Option<&Path> {
