@@ -48,6 +48,7 @@ mod serve;
 mod serve_faults;
 mod serve_routes;
 mod serve_tenants;
+mod serve_terminal;
 mod serve_tls;
 mod shell;
 mod snapshots;

@@ -5,13 +5,12 @@ use std::convert::Infallible;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use axum::{Error as AxumError, Router};
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, HOST, ORIGIN};
+use http::header::{HOST, ORIGIN};
 use http::{HeaderName, Method, Request};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
@@ -27,14 +26,13 @@ use super::failure::ApiFailure;
 use super::state::Api;
 use super::tls::{ApiTls, EncryptedStream};
 use super::tokens::TokenStore;
+use super::upgraded::{ConnectionUpgrades, Revocation, UpgradeHold, watch_revocation};
 use crate::http::{
-    FramedReader, FramingVerdict, ReaderPatience, StallTimeout, Visit, build_http1,
-    find_bearer_token, is_plain, names_loopback, names_loopback_origin, strip_port,
+    FramedReader, FramingVerdict, ReaderPatience, StallTimeout, Visit, build_http1, carries_token,
+    find_request_token, is_plain, names_loopback, names_loopback_origin, strip_port,
 };
 
 const HEALTH_PATH: &str = "/v1/health";
-/// How often is looked whether the token of a request that goes on was revoked.
-const REVOCATION_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Mark of an answer that waits for its reader as long as that takes.
 #[derive(Debug, Clone, Copy)]
@@ -78,6 +76,14 @@ pub(crate) struct TcpDoor {
     pub slots: OnceCell<[OwnedSemaphorePermit; 2]>,
     /// Held until the connection is closed.
     pub _open: OwnedSemaphorePermit,
+}
+
+/// What is known of a connection by every request on it.
+#[derive(Clone)]
+struct ConnectionPeer {
+    door: ApiDoor,
+    framing: FramingVerdict,
+    upgrades: ConnectionUpgrades,
 }
 
 fn ends_something(request: &Request<Incoming>) -> bool {
@@ -130,24 +136,41 @@ impl ApiService {
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
     {
-        let (closing, ended) = (self.closing.clone(), self.ended.clone());
-        let turned_out = match &door {
-            ApiDoor::Socket(door) => door.visit.turned_out(),
-            ApiDoor::Tcp(door) => door.visit.turned_out(),
-        };
         let framing = FramingVerdict::default();
         let reader = FramedReader::new(reader, framing.clone());
         let stream = tokio::io::join(reader, writer);
+        let upgrades = ConnectionUpgrades::default();
+        let _cut_off = upgrades.cut_off_when_dropped();
+        // The room of the connection is held until what it was upgraded to has ended.
+        let (_door, ended) = (door.clone(), self.ended.clone());
+        let peer = ConnectionPeer { door, framing, upgrades: upgrades.clone() };
+        self.serve_requests(stream, patience, peer).await;
+        tokio::select! {
+            () = upgrades.wait() => {}
+            () = ended.cancelled() => {}
+        }
+    }
+
+    /// Answers requests until the connection ends or is upgraded.
+    async fn serve_requests<S>(self, stream: S, patience: ReaderPatience, peer: ConnectionPeer)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (closing, ended) = (self.closing.clone(), self.ended.clone());
+        let turned_out = match &peer.door {
+            ApiDoor::Socket(door) => door.visit.turned_out(),
+            ApiDoor::Tcp(door) => door.visit.turned_out(),
+        };
         let answer = service_fn(move |request: Request<Incoming>| {
-            let (service, door, framing) = (self.clone(), door.clone(), framing.clone());
-            let patience = patience.clone();
+            let (service, peer, patience) = (self.clone(), peer.clone(), patience.clone());
             async move {
-                let response = service.answer(request, &door, &framing).await;
+                let response = service.answer(request, &peer).await;
                 patience.set(response.extensions().get::<WaitsForReader>().is_some());
                 Ok::<_, Infallible>(response)
             }
         });
-        let mut served = pin!(build_http1().serve_connection(TokioIo::new(stream), answer));
+        let served = build_http1().serve_connection(TokioIo::new(stream), answer);
+        let mut served = pin!(served.with_upgrades());
         tokio::select! {
             // A client that breaks off is no business of ours.
             _ = served.as_mut() => return,
@@ -160,16 +183,11 @@ impl ApiService {
         }
     }
 
-    async fn answer(
-        self,
-        request: Request<Incoming>,
-        door: &ApiDoor,
-        framing: &FramingVerdict,
-    ) -> Response {
+    async fn answer(self, request: Request<Incoming>, peer: &ConnectionPeer) -> Response {
         let api = self.api.clone();
-        let answered = match framing.is_ambiguous() {
+        let answered = match peer.framing.is_ambiguous() {
             true => Err(ambiguous_length()),
-            false => self.let_in(request, door).await,
+            false => self.let_in(request, peer).await,
         };
         let response = answered.unwrap_or_else(IntoResponse::into_response);
         api.counters.count(response.status());
@@ -179,13 +197,13 @@ impl ApiService {
     async fn let_in(
         mut self,
         mut request: Request<Incoming>,
-        door: &ApiDoor,
+        peer: &ConnectionPeer,
     ) -> Result<Response, ApiFailure> {
-        let caller = self.find_caller(&request, door)?;
-        if let ApiDoor::Socket(door) = door {
+        let caller = self.find_caller(&request, &peer.door)?;
+        if let ApiDoor::Socket(door) = &peer.door {
             door.take_slot().await?;
         }
-        if let (ApiDoor::Tcp(door), ApiCaller::Holder(token)) = (door, &caller) {
+        if let (ApiDoor::Tcp(door), ApiCaller::Holder(token)) = (&peer.door, &caller) {
             let taking = async || reserve_connection(&self.api, &self.slots, &token.tenant);
             door.slots.get_or_try_init(taking).await?;
             door.visit.leave();
@@ -193,9 +211,11 @@ impl ApiService {
         // What ends something frees room, and needs none.
         let held = match ends_something(&request) {
             true => None,
-            false => self.api.reserve_request(&caller)?,
+            false => self.api.reserve_request(&caller)?.map(Arc::new),
         };
-        let mut revoked = self.watch_revocation(&caller);
+        let mut revoked = watch_revocation(&self.tokens, &caller);
+        let hold = UpgradeHold::new(&peer.upgrades, held.clone(), &self.tokens, &caller);
+        request.extensions_mut().insert(hold);
         request.extensions_mut().insert(caller);
         let answered = tokio::select! {
             answered = self.router.call(request) => answered,
@@ -203,17 +223,6 @@ impl ApiService {
         };
         let Ok(response) = answered;
         Ok(response.map(|body| Body::new(HeldBody { body, revoked, _held: held })))
-    }
-
-    /// Ends when the token of a caller is revoked, or cannot be looked up any more.
-    fn watch_revocation(&self, caller: &ApiCaller) -> Revocation {
-        let ApiCaller::Holder(token) = caller else { return Box::pin(std::future::pending()) };
-        let (tokens, token) = (Arc::clone(&self.tokens), token.clone());
-        Box::pin(async move {
-            while tokens.is_known(&token).unwrap_or(false) {
-                tokio::time::sleep(REVOCATION_INTERVAL).await;
-            }
-        })
     }
 
     fn find_caller<B>(
@@ -227,7 +236,7 @@ impl ApiService {
                 .remedy("send one `Host` header, and only the path in the request line")
                 .last());
         }
-        let given = request.headers().contains_key(AUTHORIZATION);
+        let given = carries_token(request);
         match door {
             // A token counts here too: a proxy of this user passes on what others may do.
             ApiDoor::Socket(_) if !given => Ok(ApiCaller::OwnUser),
@@ -241,8 +250,8 @@ impl ApiService {
     }
 
     fn authenticate<B>(&self, request: &Request<B>) -> Result<ApiCaller, ApiFailure> {
-        let token = find_bearer_token(request).ok_or_else(ApiFailure::unauthorized)?;
-        match self.tokens.authenticate(token)? {
+        let token = find_request_token(request).ok_or_else(ApiFailure::unauthorized)?;
+        match self.tokens.authenticate(&token)? {
             Some(token) => Ok(ApiCaller::Holder(token)),
             None => Err(ApiFailure::unauthorized()),
         }
@@ -307,14 +316,11 @@ fn too_many_connections() -> ApiFailure {
     ApiFailure::new(ErrorCode::Unavailable, message).remedy("close one, or wait").last()
 }
 
-/// Ends when the token of a request is revoked.
-type Revocation = Pin<Box<dyn Future<Output = ()> + Send>>;
-
 /// A body that holds the room of its request until it is sent, and is cut off when the token is revoked.
 struct HeldBody {
     body: Body,
     revoked: Revocation,
-    _held: Option<OwnedSemaphorePermit>,
+    _held: Option<Arc<OwnedSemaphorePermit>>,
 }
 
 impl hyper::body::Body for HeldBody {

@@ -12,7 +12,7 @@ use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use futures_util::stream;
 use http::{HeaderMap, HeaderValue};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use stockade_core::{ErrorCode, StreamId};
 use stockade_engine::{OutputEvent, Subscription};
@@ -24,7 +24,7 @@ use super::query::ApiQuery;
 
 const LAST_EVENT_HEADER: &str = "last-event-id";
 /// How often a comment is sent while nothing happens, so that a connection that is gone is noticed.
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
+pub(super) const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Where to begin.
 #[derive(Debug, Default, Deserialize)]
@@ -35,16 +35,24 @@ pub(crate) struct EventsQuery {
 }
 
 /// One event as it is sent.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, PartialEq, Serialize)]
 pub(super) struct SentEvent {
     id: u64,
+    #[serde(rename = "event")]
     pub(super) kind: &'static str,
     pub(super) data: Value,
 }
 
+/// One event that the client has not got, with its number. Of a gap only the part that is one for this client.
+#[derive(Debug)]
+pub(super) struct NumberedEvent {
+    id: u64,
+    pub(super) event: OutputEvent,
+}
+
 /// One reader and where it is.
 #[derive(Debug)]
-struct EventReader {
+pub(super) struct EventReader {
     subscription: Subscription,
     position: EventPosition,
 }
@@ -64,11 +72,9 @@ pub(crate) async fn stream_events(
     ApiQuery(query): ApiQuery<EventsQuery>,
     headers: HeaderMap,
 ) -> ApiAnswer {
-    let wanted = find_wanted(&headers, &query)?;
-    let position = EventPosition { wanted, read: 0 };
-    let reader = EventReader { subscription: held.watcher.subscribe(), position };
+    let reader = EventReader::new(held.watcher.subscribe(), find_wanted(&headers, &query)?);
     let events = stream::unfold(reader, |mut reader| async move {
-        let event = reader.next().await?;
+        let event = reader.next().await?.encode();
         let sent = Event::default().id(event.id.to_string()).event(event.kind);
         Some((Ok::<_, Infallible>(sent.data(event.data.to_string())), reader))
     });
@@ -76,7 +82,7 @@ pub(crate) async fn stream_events(
 }
 
 /// The first number that is wanted: what the query says, else the one after the last that was got.
-fn find_wanted(headers: &HeaderMap, query: &EventsQuery) -> Result<u64, ApiFailure> {
+pub(super) fn find_wanted(headers: &HeaderMap, query: &EventsQuery) -> Result<u64, ApiFailure> {
     let last = headers.get(LAST_EVENT_HEADER).map(parse_last_event).transpose()?;
     Ok(query.from.or(last.map(|last| last.saturating_add(1))).unwrap_or(0))
 }
@@ -90,11 +96,34 @@ fn parse_last_event(value: &HeaderValue) -> Result<u64, ApiFailure> {
 }
 
 impl EventReader {
-    async fn next(&mut self) -> Option<SentEvent> {
+    /// A reader that wants events from this number on.
+    pub(super) fn new(subscription: Subscription, wanted: u64) -> Self {
+        Self { subscription, position: EventPosition { wanted, read: 0 } }
+    }
+
+    /// The next event, waiting for it; nothing after the end. Safe to drop half-way.
+    pub(super) async fn next(&mut self) -> Option<NumberedEvent> {
         loop {
             let event = self.subscription.next().await?;
-            if let Some(sent) = self.position.take(event) {
-                return Some(sent);
+            if let Some(wanted) = self.position.take(event) {
+                return Some(wanted);
+            }
+        }
+    }
+}
+
+impl NumberedEvent {
+    /// As it is sent.
+    pub(super) fn encode(self) -> SentEvent {
+        let id = self.id;
+        match self.event {
+            OutputEvent::Gap { events, .. } => {
+                SentEvent { id, kind: "gap", data: json!({ "missed": events }) }
+            }
+            OutputEvent::Output { stream, data, .. } => output_event(id, stream, &data),
+            OutputEvent::End(outcome) => {
+                let data = serde_json::to_value(outcome).unwrap_or_default();
+                SentEvent { id, kind: "exit", data }
             }
         }
     }
@@ -102,27 +131,24 @@ impl EventReader {
 
 impl EventPosition {
     /// Takes one event of the history in; what the client has not got yet comes out.
-    fn take(&mut self, event: OutputEvent) -> Option<SentEvent> {
+    fn take(&mut self, event: OutputEvent) -> Option<NumberedEvent> {
         match event {
-            OutputEvent::Gap { events, .. } => {
+            OutputEvent::Gap { events, bytes } => {
                 self.read += events;
                 let missed = self.read.saturating_sub(self.wanted);
                 self.wanted = self.wanted.max(self.read);
-                let data = json!({ "missed": missed });
                 // By its number the client goes on behind the gap.
                 let id = self.read.saturating_sub(1);
-                (missed > 0).then_some(SentEvent { id, kind: "gap", data })
+                let event = OutputEvent::Gap { events: missed, bytes };
+                (missed > 0).then_some(NumberedEvent { id, event })
             }
-            OutputEvent::Output { seq, stream, data } => {
+            OutputEvent::Output { seq, .. } => {
                 self.read = seq + 1;
                 let known = seq < self.wanted;
                 self.wanted = self.wanted.max(self.read);
-                (!known).then(|| output_event(seq, stream, &data))
+                (!known).then_some(NumberedEvent { id: seq, event })
             }
-            OutputEvent::End(outcome) => {
-                let data = serde_json::to_value(outcome).unwrap_or_default();
-                Some(SentEvent { id: self.read, kind: "exit", data })
-            }
+            OutputEvent::End(_) => Some(NumberedEvent { id: self.read, event }),
         }
     }
 }
@@ -153,7 +179,7 @@ mod tests {
     ) -> Vec<(u64, &'static str)> {
         let mut position = EventPosition { wanted, read: 0 };
         let sent = events.into_iter().filter_map(|event| position.take(event));
-        sent.map(|sent| (sent.id, sent.kind)).collect()
+        sent.map(|sent| sent.encode()).map(|sent| (sent.id, sent.kind)).collect()
     }
 
     #[test]
@@ -170,7 +196,7 @@ mod tests {
         assert_eq!(sent(5, events()), [(5, "stdout")]);
         let mut position = EventPosition { wanted: 3, read: 0 };
         let [gap, _] = events();
-        assert_eq!(position.take(gap).unwrap().data, json!({ "missed": 2 }));
+        assert_eq!(position.take(gap).unwrap().encode().data, json!({ "missed": 2 }));
     }
 
     #[test]

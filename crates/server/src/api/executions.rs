@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
+use bytes::Bytes;
 use http::HeaderMap;
 use serde::Deserialize;
 use stockade_core::{Command, ErrorCode, JobId, Signal, TerminalSize};
@@ -15,7 +16,7 @@ use super::answer::{ApiAnswer, answer_created, answer_done, answer_ok};
 use super::body::{parse_json, read_body, read_json};
 use super::caller::ApiCaller;
 use super::failure::ApiFailure;
-use super::held::HeldSandbox;
+use super::held::{HeldExecution, HeldSandbox};
 use super::idempotency::RequestKey;
 use super::named::{NamedExecution, NamedSandbox};
 use super::page::PageBuilder;
@@ -28,7 +29,7 @@ const CONTROL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Which signal.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct SentSignal {
+pub(super) struct SentSignal {
     /// Its name, with or without `SIG`.
     signal: String,
 }
@@ -105,13 +106,23 @@ pub(crate) async fn send_input(
     ApiQuery(query): ApiQuery<InputQuery>,
     body: Body,
 ) -> ApiAnswer {
-    let data = read_body(body).await?;
-    api.refuse_paused(&held)?;
+    write_input(&api, &held, read_body(body).await?, query.end).await?;
+    answer_done()
+}
+
+/// Feeds a program input, and ends it where no more follows.
+pub(super) async fn write_input(
+    api: &Api,
+    held: &HeldExecution,
+    data: Bytes,
+    end: bool,
+) -> Result<(), ApiFailure> {
+    api.refuse_paused(held)?;
     within_control_timeout(async {
         if !data.is_empty() {
             held.watcher.write_stdin(data).await?;
         }
-        if query.end { held.watcher.close_stdin().await } else { Ok(()) }
+        if end { held.watcher.close_stdin().await } else { Ok(()) }
     })
     .await
 }
@@ -122,12 +133,21 @@ pub(crate) async fn send_signal(
     NamedExecution(held): NamedExecution,
     body: Body,
 ) -> ApiAnswer {
-    let SentSignal { signal } = read_json(body).await?;
-    let signal = Signal::from_name(&signal).ok_or_else(|| {
+    signal_program(&api, &held, &read_json(body).await?).await?;
+    answer_done()
+}
+
+/// Signals a program and its descendants.
+pub(super) async fn signal_program(
+    api: &Api,
+    held: &HeldExecution,
+    sent: &SentSignal,
+) -> Result<(), ApiFailure> {
+    let signal = Signal::from_name(&sent.signal).ok_or_else(|| {
         ApiFailure::new(ErrorCode::Invalid, "`signal` is not the name of a signal")
             .remedy("send one such as `TERM`, `INT` or `KILL`")
     })?;
-    api.refuse_paused(&held)?;
+    api.refuse_paused(held)?;
     within_control_timeout(held.watcher.signal(signal)).await
 }
 
@@ -137,8 +157,17 @@ pub(crate) async fn resize_terminal(
     NamedExecution(held): NamedExecution,
     body: Body,
 ) -> ApiAnswer {
-    let size: TerminalSize = read_json(body).await?;
-    api.refuse_paused(&held)?;
+    set_terminal_size(&api, &held, read_json(body).await?).await?;
+    answer_done()
+}
+
+/// Changes the size of a program's terminal.
+pub(super) async fn set_terminal_size(
+    api: &Api,
+    held: &HeldExecution,
+    size: TerminalSize,
+) -> Result<(), ApiFailure> {
+    api.refuse_paused(held)?;
     within_control_timeout(held.watcher.resize(size)).await
 }
 
@@ -151,14 +180,13 @@ pub(crate) async fn cancel_execution(NamedExecution(held): NamedExecution) -> Ap
 
 async fn within_control_timeout(
     work: impl Future<Output = stockade_core::Result<()>>,
-) -> ApiAnswer {
+) -> Result<(), ApiFailure> {
     match tokio::time::timeout(CONTROL_TIMEOUT, work).await {
-        Ok(done) => done?,
+        Ok(done) => Ok(done?),
         Err(_) => {
             let message = "the program did not take it in time";
-            return Err(ApiFailure::new(ErrorCode::TooSlow, message)
-                .remedy("send less input at once, or wait until the program reads"));
+            Err(ApiFailure::new(ErrorCode::TooSlow, message)
+                .remedy("send less input at once, or wait until the program reads"))
         }
     }
-    answer_done()
 }

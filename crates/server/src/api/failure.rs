@@ -5,6 +5,7 @@ use axum::response::{IntoResponse, Response};
 use http::header::{CONNECTION, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode};
 use serde::Serialize;
+use serde_json::Value;
 use stockade_core::{Error, ErrorCode, Refusals, clean_foreign};
 
 /// Told where it is not known when there is room again: when a sandbox, an execution or a request ends.
@@ -88,6 +89,11 @@ impl ApiFailure {
         self
     }
 
+    /// The error without its status: code, message and remedy.
+    pub(crate) fn to_json(&self) -> Value {
+        serde_json::json!(self.body)
+    }
+
     /// Ends the connection: a peer that was not let in does not stay.
     pub(crate) fn last(self) -> Self {
         Self { last: true, ..self }
@@ -109,7 +115,7 @@ impl From<Error> for ApiFailure {
 
 impl IntoResponse for ApiFailure {
     fn into_response(self) -> Response {
-        let body = serde_json::json!({ "error": self.body });
+        let body = serde_json::json!({ "error": self.to_json() });
         let mut response = (self.status, Json(body)).into_response();
         let headers = response.headers_mut();
         if self.last {

@@ -34,8 +34,10 @@ mod socket;
 mod spec;
 mod state;
 mod tenant_slots;
+mod terminal;
 mod tls;
 mod tokens;
+mod upgraded;
 mod usage;
 
 pub use server::{ApiDoors, ApiServer};

@@ -13,7 +13,7 @@ use super::state::Api;
 use super::tokens::TokenRight;
 use super::{
     attached, attached_executions, backends, events, executions, file_parts, files, jobs, metrics,
-    openapi, sandboxes, snapshots, usage,
+    openapi, sandboxes, snapshots, terminal, usage,
 };
 
 const NEEDS_NOTHING: RouteNeed = RouteNeed::Open;
@@ -68,6 +68,7 @@ fn list_routes() -> Vec<ApiRoute> {
         get("/v1/sandboxes/{id}/executions", NEEDS_READ, executions::list_executions),
         get("/v1/executions/{id}", NEEDS_READ, executions::get_execution),
         get("/v1/executions/{id}/events", NEEDS_READ, events::stream_events),
+        get("/v1/executions/{id}/terminal", NEEDS_RUN, terminal::open_terminal),
         post("/v1/executions/{id}/input", NEEDS_RUN, executions::send_input),
         post("/v1/executions/{id}/signal", NEEDS_RUN, executions::send_signal),
         post("/v1/executions/{id}/resize", NEEDS_RUN, executions::resize_terminal),

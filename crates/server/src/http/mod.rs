@@ -17,7 +17,8 @@ use tokio::net::{TcpListener, TcpStream};
 pub(crate) use framing::{FramedReader, FramingVerdict};
 pub(crate) use lobby::{Lobby, MAX_UNPROVEN, Visit};
 pub(crate) use request::{
-    find_bearer_token, is_plain, names_loopback, names_loopback_origin, strip_port,
+    carries_token, find_bearer_token, find_request_token, is_plain, names_loopback,
+    names_loopback_origin, strip_port,
 };
 pub(crate) use stall::{ReaderPatience, StallTimeout};
 
