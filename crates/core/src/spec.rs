@@ -114,6 +114,22 @@ impl SandboxSpec {
         self.env.retain(|_, value| !leads(value));
     }
 
+    /// Makes all of a worktree's git directory read-only: no commits inside.
+    pub fn make_git_read_only(&mut self) {
+        let git = self.trees.iter_mut().filter(|tree| tree.part_of == HostTree::GIT_PART);
+        git.for_each(|tree| tree.mount.read_only = true);
+    }
+
+    /// Every mount as [`SandboxSpec::all_mounts`] has them, with git directories read-only: for backends whose guests
+    /// could make links in them, which git on the host would follow.
+    pub fn all_mounts_without_commits(&self) -> impl Iterator<Item = Mount> {
+        let trees = self.trees.iter().map(|tree| {
+            let read_only = tree.mount.read_only || tree.part_of == HostTree::GIT_PART;
+            Mount { read_only, ..tree.mount.clone() }
+        });
+        self.mounts.iter().cloned().chain(trees)
+    }
+
     pub(crate) fn writes_to_host_workspace(&self) -> bool {
         !self.read_only && self.workspace != Workspace::Ephemeral
     }

@@ -66,6 +66,15 @@ impl Engine {
         }
     }
 
+    /// Stops a sandbox where it is. Values of its secrets are asked for again as after [`Engine::resume`]: ending a program
+    /// in it may let it go on too.
+    pub async fn pause(&self, id: &SandboxId) -> Result<()> {
+        let live = self.inner.live(id)?;
+        live.sandbox.pause().await?;
+        live.mark_secrets_stale(RenewalCause::Resumed);
+        Ok(())
+    }
+
     /// Lets a paused sandbox go on. Values of its secrets that can be asked for again are, before they are used again.
     pub async fn resume(&self, id: &SandboxId) -> Result<()> {
         let live = self.inner.live(id)?;

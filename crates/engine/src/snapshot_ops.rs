@@ -267,6 +267,27 @@ pub fn spec_of_a_copy(spec: &SandboxSpec) -> SandboxSpec {
     let mut copy = spec.clone();
     if !spec.read_only {
         copy.workspace = Workspace::Ephemeral;
+        copy.make_git_read_only();
     }
     copy
+}
+
+#[cfg(test)]
+mod tests {
+    use stockade_core::{HostTree, Mount};
+
+    use super::*;
+
+    #[test]
+    fn a_copy_writes_to_no_repository_of_the_original() {
+        let tree = |part_of: &str| {
+            let (source, target) = ("/srv/x".parse().unwrap(), "/srv/x".parse().unwrap());
+            let mount = Mount { source, target, read_only: false };
+            HostTree { part_of: part_of.into(), mount, required: false }
+        };
+        let trees = vec![tree(HostTree::GIT_PART), tree(HostTree::CACHE_PART)];
+        let copy = spec_of_a_copy(&SandboxSpec { trees, ..SandboxSpec::default() });
+        let read_only: Vec<_> = copy.trees.iter().map(|tree| tree.mount.read_only).collect();
+        assert_eq!(read_only, [true, false]);
+    }
 }

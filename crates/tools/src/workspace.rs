@@ -209,7 +209,7 @@ impl Paused {
         place.paused.store(true, Ordering::Release);
         // Made before it is paused: this future may be dropped half-way.
         let paused = Self(Some(Arc::clone(place)));
-        place.engine.sandbox(&place.id)?.pause().await?;
+        place.engine.pause(&place.id).await?;
         Ok(paused)
     }
 

@@ -225,7 +225,7 @@ fn build_mounts(spec: &SandboxSpec, image: &DockerImage) -> Result<Vec<Mount>> {
             mounts.push(build_bind_mount(&path, target, spec.read_only)?);
         }
     }
-    for mount in spec.all_mounts() {
+    for mount in spec.all_mounts_without_commits() {
         let source = resolve_path(&NAME, "mounts", &mount.source)?;
         mounts.push(build_bind_mount(&source, mount.target.as_str(), mount.read_only)?);
     }

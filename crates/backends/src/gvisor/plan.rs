@@ -156,7 +156,7 @@ fn find_image_piece(image: &Path, name: &str) -> Option<Piece> {
 }
 
 fn resolve_mounts(spec: &SandboxSpec) -> Result<Vec<Bind>> {
-    let bind = |mount: &stockade_core::Mount| {
+    let bind = |mount: stockade_core::Mount| {
         let source = resolve_path(&NAME, "mounts", &mount.source)?;
         Ok(Bind {
             source,
@@ -164,7 +164,7 @@ fn resolve_mounts(spec: &SandboxSpec) -> Result<Vec<Bind>> {
             read_only: mount.read_only,
         })
     };
-    spec.all_mounts().map(bind).collect()
+    spec.all_mounts_without_commits().map(bind).collect()
 }
 
 fn resolve_workspace(path: &HostPath, target: &str, read_only: bool) -> Result<Bind> {

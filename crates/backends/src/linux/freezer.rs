@@ -8,15 +8,14 @@ use async_trait::async_trait;
 use stockade_core::{
     BackendName, Error, ErrorCode, Process, ProcessControl, ProcessEvent, ProcessEvents, Result,
 };
-use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock, RwLockWriteGuard, watch};
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock, RwLockReadGuard, watch};
 use tokio::time::timeout;
 
 use super::control_layer::{ControlLayer, LayeredControl};
 use super::lock;
 use super::running::LiveWalls;
 
-/// Timeout for stopping a sandbox, and for continuing it: longer than those of the stoppers, and shorter than an
-/// engine's for destroying it, which continues it first.
+/// Timeout for stopping a sandbox, and for continuing it: shorter than an engine's for destroying it.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(12);
 /// How long a program that was killed may take to tell its exit before its sandbox can be paused again.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -118,11 +117,8 @@ impl Freezer {
 
     /// Refuses what needs an answer from inside: it would wait for ever. It is not stopped before the answer
     /// is dropped.
-    pub(crate) async fn goes_on(
-        &self,
-        operation: &'static str,
-    ) -> Result<RwLockWriteGuard<'_, ()>> {
-        let goes_on = self.changing.write().await;
+    pub(crate) async fn goes_on(&self, operation: &'static str) -> Result<RwLockReadGuard<'_, ()>> {
+        let goes_on = self.changing.read().await;
         match self.is_paused() {
             false => Ok(goes_on),
             true => Err(Error::new(ErrorCode::Invalid, operation, "the sandbox is paused")
@@ -160,12 +156,28 @@ impl ControlLayer for FreezableControl {
         if *self.exited.borrow() {
             return self.control.kill().await;
         }
-        // Where it cannot be resumed, the kill goes on all the same.
-        let running = self.freezer.keep_running().await.ok();
-        let killed = self.control.kill().await;
-        tokio::spawn(hold_until_exit(running, self.exited.clone()));
-        killed
+        // In a task of its own: a caller that gives up waiting for the resume does not take back the kill.
+        let killing = resume_and_kill(
+            Arc::clone(&self.control),
+            Arc::clone(&self.freezer),
+            self.exited.clone(),
+        );
+        tokio::spawn(killing).await.unwrap_or_else(|error| {
+            Err(Error::new(ErrorCode::System, "kill", "the task ended").source(error))
+        })
     }
+}
+
+/// Where it cannot be resumed, the kill goes on all the same.
+async fn resume_and_kill(
+    control: Arc<dyn ProcessControl>,
+    freezer: Arc<Freezer>,
+    exited: watch::Receiver<bool>,
+) -> Result<()> {
+    let running = freezer.keep_running().await.ok();
+    let killed = control.kill().await;
+    tokio::spawn(hold_until_exit(running, exited));
+    killed
 }
 
 /// Keeps a sandbox from being paused until a program that was killed has told its exit: what that takes is done

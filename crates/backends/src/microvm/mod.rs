@@ -67,6 +67,8 @@ const KVM_DEVICE_NAME: &str = "kvm";
 
 /// Timeout for a machine to bring its last changes; after it the machine is ended without them.
 const TEARDOWN_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long a paused machine that is to be removed may take to go on.
+const RESUME_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Timeout for a template machine to boot while the backend is measured. Less than engines wait for a
 /// measurement, which is a minute: the backend itself says what is wrong.
@@ -270,8 +272,10 @@ fn not_prepared_error() -> Error {
 impl LiveSandbox {
     /// Brings the last changes, and ends the machine. What could not be brought is told when nothing is left.
     async fn shut_down(&self) -> Result<()> {
-        // One that stands still does not answer.
-        let running = self.freezer.keep_running().await;
+        // One that stands still does not answer. The machine ends all the same, and in time.
+        let running = timeout(RESUME_TIMEOUT, self.freezer.keep_running()).await;
+        let running = running
+            .unwrap_or_else(|_| Err(system_error("destroy", "its machine did not go on in time")));
         let sync = self.sync.lock().await.take();
         if let Some(sync) = &sync {
             let asked = match running {

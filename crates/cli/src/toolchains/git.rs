@@ -10,7 +10,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
-use stockade_core::{HostTree, SandboxSpec, Workspace};
+use stockade_core::{HostTree, RootMode, SandboxSpec, Workspace};
 
 use super::git_commits::{LOG_VARIABLES, list_commit_trees};
 use super::{FoundToolchain, LeftOut, build_host_tree, is_claimed_by_spec};
@@ -65,7 +65,14 @@ fn add_git_trees(found: &mut FoundToolchain, spec: &SandboxSpec, dir: NamedGitDi
     else {
         return;
     };
-    match list_commit_trees(workspace.as_path(), &dir.shown, own) {
+    let listed = match spec.root {
+        RootMode::ReadOnly => list_commit_trees(workspace.as_path(), &dir.shown, own),
+        // Where all of the root may be written to, links can be made in every part of it.
+        RootMode::CopyOnWrite => {
+            Err("the root is writable, so that commits are made outside".into())
+        }
+    };
+    match listed {
         Ok(trees) => found.add_over(trees, &LOG_VARIABLES),
         Err(reason) => {
             let reason = format!("is read-only: {reason}");
@@ -177,7 +184,8 @@ fn may_hold_credentials(dir: &Path) -> bool {
 fn list_subdirectories(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    dirs.map(|entry| entry.path())
+    // More are too many already.
+    dirs.map(|entry| entry.path()).take(MAX_REPOSITORIES + 1)
 }
 
 fn has_secrets(config: &str) -> bool {
@@ -324,7 +332,6 @@ mod tests {
     fn what_leads_git_elsewhere_lies_read_only_over_what_is_writable() {
         let place = GitFixture::new();
         place.worktree("wt/.git");
-        place.write("main/.git/worktrees/wt/modules/lib/HEAD", "");
         let found = place.find("wt", false);
         let at = |path: &str| {
             let named = |tree: &HostTree| place.name(tree) == format!("main/.git/{path}");
@@ -338,7 +345,6 @@ mod tests {
             ("worktrees/wt/commondir", own),
             ("worktrees/wt/gitdir", own),
             ("worktrees/wt/logs", own),
-            ("worktrees/wt/modules", own),
         ] {
             assert!(at(part).1 && at(part).0 > at(around).0, "{part}: {found:?}");
         }
@@ -350,6 +356,17 @@ mod tests {
         place.worktree("wt/.git");
         place.write("main/.git/config", "[extensions]\n\tworktreeConfig = true\n");
         assert!(place.writable().unwrap_err().contains("extensions.worktreeConfig"));
+    }
+
+    #[test]
+    fn a_worktree_that_holds_repositories_or_a_configuration_is_read_only() {
+        for file in ["modules/lib/HEAD", "config.worktree"] {
+            let place = GitFixture::new();
+            place.worktree("wt/.git");
+            place.write(&format!("main/.git/worktrees/wt/{file}"), "");
+            let reason = place.writable().unwrap_err();
+            assert!(reason.contains("worktrees/wt/"), "{file}: {reason}");
+        }
     }
 
     #[test]

@@ -43,6 +43,15 @@ pub(super) fn list_commit_trees(
     if config.to_ascii_lowercase().contains("worktreeconfig") {
         return Err("`extensions.worktreeConfig` is set, so that commits are made outside".into());
     }
+    // Another guest in this worktree may have made them, and could put others in their place.
+    for added in ["modules", "config.worktree"].map(|name| own.join(name)) {
+        if added.symlink_metadata().is_ok() {
+            return Err(format!(
+                "`{}` is there, so that commits are made outside",
+                added.display()
+            ));
+        }
+    }
     let owner = fs::metadata(workspace).map_err(|_| "the workspace cannot be read")?.uid();
     list_git_parts(common, own).iter().map(|part| part.build_tree(owner)).collect()
 }
@@ -60,11 +69,8 @@ fn list_git_parts(common: &Path, own: &Path) -> Vec<GitPart> {
         GitPart::read_only_dir(logs.clone()),
         GitPart::writable_file(logs.join("HEAD")),
     ];
-    let there = |path: &PathBuf| path.symlink_metadata().is_ok();
-    let modules = Some(own.join("modules")).filter(there).map(GitPart::read_only_dir);
-    let config = Some(own.join("config.worktree")).filter(there).map(GitPart::read_only_file);
-    let log = branch_log(common, own).filter(there).map(GitPart::writable_file);
-    parts.extend([modules, config, log].into_iter().flatten());
+    let log = branch_log(common, own).filter(|log| log.symlink_metadata().is_ok());
+    parts.extend(log.map(GitPart::writable_file));
     parts
 }
 

@@ -170,9 +170,8 @@ pub(crate) async fn resume_sandbox(
 }
 
 async fn set_paused(api: &Api, held: &HeldSandbox, paused: bool) -> ApiAnswer {
-    let sandbox = api.engine.sandbox(&held.id)?;
-    let changing =
-        async { if paused { sandbox.pause().await } else { api.engine.resume(&held.id).await } };
+    let (engine, id) = (&api.engine, &held.id);
+    let changing = async { if paused { engine.pause(id).await } else { engine.resume(id).await } };
     within_pause_timeout(changing).await?;
     answer_ok(&held.view(&api.engine))
 }

@@ -127,9 +127,10 @@ enum Planted {
 
 /// Images, each by what it holds and under which names. What backends may refuse for different reasons stands apart:
 /// one refusal would hide the rest.
-const HOSTILE_IMAGES: [(Planted, &[&str]); 3] = [
+const HOSTILE_IMAGES: [(Planted, &[&str]); 4] = [
     (Planted::Link, &["tmp", "proc", "dev", "sys", "run", "home"]),
     (Planted::Link, &["workspace", "var"]),
+    (Planted::Program, &["tmp", "workspace", "var"]),
     (Planted::Program, &[".stockade-agent", "agent", "init", "linuxrc"]),
 ];
 

@@ -82,7 +82,7 @@ impl SupervisorHost {
 
     /// Stops everything in it where it is.
     pub async fn pause(&self) -> Result<()> {
-        self.engine.sandbox(&self.id)?.pause().await
+        self.engine.pause(&self.id).await
     }
 
     /// Lets it go on.
