@@ -178,6 +178,17 @@ fn no_operation_is_open_to_strangers_or_to_pages_of_other_sites() {
 }
 
 #[test]
+fn pages_of_other_sites_are_refused_on_the_socket_too() {
+    let daemon = ApiDaemon::start();
+    let ask = |headers: &[&str]| daemon.ask_with("GET", "/v1/sandboxes", headers, b"");
+    for foreign in ["Origin: http://evil.example", "Origin: null"] {
+        ask(&[foreign]).is_error(403, "denied");
+    }
+    assert_eq!(ask(&["Origin: http://localhost:3000"]).status, 200);
+    assert_eq!(ask(&[]).status, 200);
+}
+
+#[test]
 fn ids_that_could_be_paths_name_nothing_on_any_route() {
     let daemon = ApiDaemon::start();
     let sandbox = daemon.create("{}");

@@ -238,11 +238,15 @@ impl ApiService {
         }
         let given = carries_token(request);
         match door {
-            // A token counts here too: a proxy of this user passes on what others may do.
-            ApiDoor::Socket(_) if !given => Ok(ApiCaller::OwnUser),
-            ApiDoor::Socket(_) => self.authenticate(request),
+            ApiDoor::Socket(_) => {
+                // A forwarder of this user passes on what pages in a browser ask for.
+                self.check_origin(request)?;
+                // A token counts here too: a proxy of this user passes on what others may do.
+                if given { self.authenticate(request) } else { Ok(ApiCaller::OwnUser) }
+            }
             ApiDoor::Tcp(_) => {
-                self.check_host_and_origin(request)?;
+                self.check_host(request)?;
+                self.check_origin(request)?;
                 let health = request.method() == Method::GET && request.uri().path() == HEALTH_PATH;
                 if health && !given { Ok(ApiCaller::Unknown) } else { self.authenticate(request) }
             }
@@ -257,13 +261,9 @@ impl ApiService {
         }
     }
 
-    /// Fails where a page of another site can have sent the request: by a name that was made to resolve to
-    /// this machine, or across sites.
-    fn check_host_and_origin<B>(&self, request: &Request<B>) -> Result<(), ApiFailure> {
-        let header = |name: HeaderName| {
-            request.headers().get(name).map(|value| value.to_str().unwrap_or(""))
-        };
-        if !header(HOST).is_some_and(|host| self.is_own_host(host)) {
+    /// Fails where a page of another site can have sent the request by a name that was made to resolve to this machine.
+    fn check_host<B>(&self, request: &Request<B>) -> Result<(), ApiFailure> {
+        if !header_text(request, HOST).is_some_and(|host| self.is_own_host(host)) {
             let message = "the `Host` of the request is not a name of this server";
             let usual = match &self.tls {
                 Some(_) => "a name of its certificate",
@@ -272,7 +272,12 @@ impl ApiService {
             let remedy = format!("use {usual}, or start the daemon with --allow-host NAME");
             return Err(ApiFailure::new(ErrorCode::Denied, message).remedy(remedy).last());
         }
-        if !header(ORIGIN).is_none_or(|origin| self.is_own_origin(origin)) {
+        Ok(())
+    }
+
+    /// Fails where a page of another site says that it has sent the request. Programs send no origin.
+    fn check_origin<B>(&self, request: &Request<B>) -> Result<(), ApiFailure> {
+        if !header_text(request, ORIGIN).is_none_or(|origin| self.is_own_origin(origin)) {
             let message = "the request comes from a page of another site";
             return Err(ApiFailure::new(ErrorCode::Denied, message).last());
         }
@@ -291,6 +296,11 @@ impl ApiService {
             None => names_loopback_origin(origin, &self.hosts),
         }
     }
+}
+
+/// The value of a header, empty where it is no text.
+fn header_text<B>(request: &Request<B>, name: HeaderName) -> Option<&str> {
+    request.headers().get(name).map(|value| value.to_str().unwrap_or(""))
 }
 
 /// Room for one more connection by TCP, among all and among those of its tenant.
