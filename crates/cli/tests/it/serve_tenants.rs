@@ -308,7 +308,9 @@ fn a_token_does_only_what_it_has_the_right_for() {
             let (method, path) = (method.to_uppercase(), path.replace("{id}", &sandbox));
             let reply = daemon.ask_as(&read, &method, &path, b"");
             let refused = reply.status == 403;
-            assert_eq!(refused, method != "GET" || path == "/v1/metrics", "{method} {path}");
+            // What is typed into a terminal changes something too.
+            let only_reads = method == "GET" && !path.ends_with("/terminal");
+            assert_eq!(refused, !only_reads || path == "/v1/metrics", "{method} {path}");
         }
     }
     let listed = daemon.ask_as(&read, "GET", "/v1/sandboxes", b"").json();
