@@ -27,6 +27,8 @@ const MAX_VOLUMES: usize = 64;
 const MAX_LINKS: usize = 16;
 /// The bit of a link in a mode as engines tell it.
 const MODE_SYMLINK: u64 = 1 << 27;
+/// The same bit of directories.
+const MODE_DIRECTORY: u64 = 1 << 31;
 /// The HTTP header in which engines describe a file.
 const PATH_STAT_HEADER: &str = "X-Docker-Container-Path-Stat";
 /// Mount options of the tmpfs that covers a declared volume: empty and read-only.
@@ -152,9 +154,17 @@ impl<'a> ImageFiles<'a> {
                 continue;
             }
             let next = format!("{at}/{part}");
-            let Some(target) = self.read_link(&next).await.map_err(unknown_contents)? else {
-                at = next;
-                continue;
+            let target = match self.stat_file(&next).await.map_err(unknown_contents)? {
+                ImageFile::Link(target) => target,
+                // The engine fails when it is asked for what lies in a file.
+                ImageFile::Plain if !left.is_empty() => {
+                    let what = format!("has a file at `{next}`, where `{path}` needs a directory");
+                    return Err(image_refused(&what));
+                }
+                ImageFile::Plain | ImageFile::Directory | ImageFile::Missing => {
+                    at = next;
+                    continue;
+                }
             };
             links += 1;
             if links > MAX_LINKS {
@@ -168,8 +178,7 @@ impl<'a> ImageFiles<'a> {
         Ok(if at.is_empty() { "/".into() } else { at })
     }
 
-    /// Where a link points to; nothing if it is none, or not there.
-    async fn read_link(&mut self, path: &str) -> Result<Option<String>, ApiFailure> {
+    async fn stat_file(&mut self, path: &str) -> Result<ImageFile, ApiFailure> {
         let url =
             format!("/v1.40/containers/{}/archive?path={}", self.container, percent_encode(path));
         let request = Request::head(url).header("Host", "engine").body(Empty::<Bytes>::new())?;
@@ -177,15 +186,32 @@ impl<'a> ImageFiles<'a> {
         let status = response.status();
         // Also beside an error, for a link that leads nowhere.
         let Some(told) = response.headers().get(PATH_STAT_HEADER) else {
-            let missing = status == StatusCode::NOT_FOUND;
-            return if missing { Ok(None) } else { Err(format!("it answered {status}").into()) };
+            return match status {
+                StatusCode::NOT_FOUND => Ok(ImageFile::Missing),
+                _ => Err(format!("it answered {status}").into()),
+            };
         };
         let stat: Value = serde_json::from_slice(&from_base64(told.as_bytes()))?;
         let mode = stat["mode"].as_u64().ok_or("it does not tell what a file is")?;
         // Some engines name the thing itself where it is no link.
         let target = stat["linkTarget"].as_str().filter(|target| *target != path);
-        Ok(target.filter(|_| mode & MODE_SYMLINK != 0).map(str::to_owned))
+        Ok(match target.filter(|_| mode & MODE_SYMLINK != 0) {
+            Some(target) => ImageFile::Link(target.to_owned()),
+            // A link that names itself is passed over, as one that leads nowhere.
+            None if mode & (MODE_DIRECTORY | MODE_SYMLINK) != 0 => ImageFile::Directory,
+            None => ImageFile::Plain,
+        })
     }
+}
+
+/// What lies at a path of an image.
+enum ImageFile {
+    Missing,
+    /// A link, and where it points to.
+    Link(String),
+    Directory,
+    /// Anything else.
+    Plain,
 }
 
 /// Text of base64 as it was written by an engine. What is no such text gives other bytes, which then are no JSON.
