@@ -40,7 +40,7 @@ impl Stopper for Arc<LiveWalls> {
 pub(crate) struct Freezer {
     backend: BackendName,
     stopper: Box<dyn Stopper>,
-    /// Held for writing while it is changed or may not be, and for reading while a program is killed.
+    /// Locked for writing while the state changes, and for reading while it must not: during a kill or a snapshot check.
     changing: Arc<RwLock<()>>,
     /// Not known while it is changed, and after a change that failed. Written with `changing` held for writing.
     stopped: Mutex<Option<bool>>,
@@ -63,7 +63,7 @@ impl Freezer {
         self.change(changing, stop).await.map(drop)
     }
 
-    /// Changes it to the end, so that its state is known: a kill that resumes it is given up when the exit is told.
+    /// Changes the state in a task of its own: a caller that is dropped half-way would leave it unknown.
     async fn change(
         self: &Arc<Self>,
         changing: OwnedRwLockWriteGuard<()>,
@@ -180,8 +180,7 @@ async fn resume_and_kill(
     killed
 }
 
-/// Keeps a sandbox from being paused until a program that was killed has told its exit: what that takes is done
-/// inside.
+/// Keeps a sandbox from being paused until a program that was killed has told its exit: the agent inside reports it.
 async fn hold_until_exit(
     running: Option<OwnedRwLockReadGuard<()>>,
     mut exited: watch::Receiver<bool>,

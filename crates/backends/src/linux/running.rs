@@ -254,7 +254,6 @@ fn is_watched(admitted: &Admitted, limit: LimitKind) -> bool {
     admitted.enforcement().iter().any(|it| it.limit() == limit && watched(it))
 }
 
-/// The workspace, if it is a host directory that is written to.
 /// The host's directories that a guest may write to; those that lie in another one count with that.
 fn written_of_host(spec: &SandboxSpec) -> Vec<PathBuf> {
     let mut written: Vec<PathBuf> = find_written_workspace(spec).into_iter().collect();
@@ -267,6 +266,7 @@ fn written_of_host(spec: &SandboxSpec) -> Vec<PathBuf> {
     written
 }
 
+/// The workspace, if it is a host directory that is written to.
 fn find_written_workspace(spec: &SandboxSpec) -> Option<PathBuf> {
     match &spec.workspace {
         Workspace::Local(path) if !spec.read_only => Some(path.as_path().to_owned()),

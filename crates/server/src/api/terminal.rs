@@ -99,7 +99,7 @@ impl HeldTerminal {
     /// Passes input and output on until the client is gone, or has learnt how the execution ended.
     async fn serve(self, socket: WebSocket, reader: EventReader) {
         let (sink, mut stream) = socket.split();
-        // What has failed is told before more is read: who does not read that is not read from.
+        // A failure is sent before the next message is read: a client that takes none is not read from either.
         let (told, failures) = mpsc::channel(1);
         let sent = tokio::select! {
             sent = send_output(sink, reader, failures) => sent,
