@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
 
 use super::disk::{self, DiskUsage};
 use super::running::LiveWalls;
@@ -15,6 +16,9 @@ use super::running::LiveWalls;
 const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(250);
 /// The same interval where scans take long, unless they would then do nothing else.
 const MAX_SCAN_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long a look waits for its scan. One that takes longer is heard at a later look.
+const MAX_SCAN_WAIT: Duration = Duration::from_millis(10);
 
 /// What a look has found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,38 +41,59 @@ pub(super) struct DiskWatch {
     beyond: u32,
     last: Option<(Instant, u64)>,
     next: Option<Instant>,
+    scan: Option<Scan>,
+}
+
+/// A scan of the directories that is under way.
+struct Scan {
+    started: Instant,
+    counting: JoinHandle<Option<DiskUsage>>,
+    /// The scan stops when this is dropped: a large tree must not hold up the end of a sandbox, or of the engine.
+    _wanted: Arc<()>,
+}
+
+impl Scan {
+    fn start(roots: Vec<PathBuf>) -> Self {
+        let wanted = Arc::new(());
+        let watched = Arc::downgrade(&wanted);
+        let counting = tokio::task::spawn_blocking(move || add_up(&roots, &watched));
+        Self { started: Instant::now(), counting, _wanted: wanted }
+    }
 }
 
 impl DiskWatch {
-    /// Looks, if it is time to.
+    /// Looks, if it is time to. A scan of a large tree goes on in the background, so that the other limits are
+    /// looked at meanwhile.
     pub(super) async fn poll_usage(&mut self, running: &LiveWalls) -> Written {
         self.measure_written(running).await.unwrap_or(Written::Within)
     }
 
     async fn measure_written(&mut self, running: &LiveWalls) -> Option<Written> {
         let (roots, most) = (running.written.clone(), running.limits.disk?);
-        if roots.is_empty() || self.next.is_some_and(|next| Instant::now() < next) {
-            return None;
+        if self.scan.is_none() {
+            if roots.is_empty() || self.next.is_some_and(|next| Instant::now() < next) {
+                return None;
+            }
+            self.reset_after_breach(running.disk_breaches.load(Ordering::SeqCst));
+            self.scan = Some(Scan::start(roots));
         }
-        self.reset_after_breach(running.disk_breaches.load(Ordering::SeqCst));
-        let started = Instant::now();
-        // The scan stops when its waiting caller is dropped, and this `Arc` with it: a large tree must not
-        // hold up the end of a sandbox, or of the engine.
-        let waiting = Arc::new(());
-        let wanted = Arc::downgrade(&waiting);
-        let counting = tokio::task::spawn_blocking(move || add_up(&roots, &wanted));
-        let used = counting.await.ok()??;
-        drop(waiting);
-        let took = started.elapsed();
+        let scan = self.scan.as_mut()?;
+        let counted = timeout(MAX_SCAN_WAIT, &mut scan.counting).await.ok()?;
+        let started = self.scan.take()?.started;
+        self.compare_usage(started, &counted.ok()??, most.0)
+    }
+
+    /// What a scan has found, compared with what was there before.
+    fn compare_usage(&mut self, started: Instant, used: &DiskUsage, most: u64) -> Option<Written> {
         let bytes = used.bytes();
         let written = used.since(self.before.get_or_insert(used.clone()));
-        let room = most.0.saturating_sub(written);
+        let room = most.saturating_sub(written);
         let grown = self.last.map(|(then, had)| (started - then, bytes.saturating_sub(had)));
         self.last = Some((started, bytes));
-        self.next = Some(Instant::now() + until_next(took, room, grown));
-        self.beyond = if written > most.0 { self.beyond + 1 } else { 0 };
+        self.next = Some(Instant::now() + until_next(started.elapsed(), room, grown));
+        self.beyond = if written > most { self.beyond + 1 } else { 0 };
         Some(match self.beyond {
-            0 if written > 0 && written == most.0 => Written::AllThereMayBe,
+            0 if written > 0 && written == most => Written::AllThereMayBe,
             0 => Written::Within,
             looks => Written::Beyond(looks),
         })
@@ -111,6 +136,35 @@ mod tests {
     use super::*;
 
     const ONE_MIB: u64 = 1 << 20;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_scan_that_does_not_end_holds_up_no_look_at_other_limits() {
+        let group = tempfile::tempdir().unwrap();
+        let running = super::super::limit_monitor::tests::running(group.path());
+        let counting = tokio::spawn(std::future::pending());
+        let scan = Scan { started: Instant::now(), counting, _wanted: Arc::new(()) };
+        let mut watch = DiskWatch { scan: Some(scan), ..DiskWatch::default() };
+        for _ in 0..3 {
+            assert_eq!(watch.poll_usage(&running).await, Written::Within);
+        }
+        assert!(watch.scan.is_some_and(|scan| scan.started.elapsed() <= 3 * MAX_SCAN_WAIT));
+    }
+
+    #[tokio::test]
+    async fn what_a_scan_has_found_is_heard_at_a_later_look() {
+        let group = tempfile::tempdir().unwrap();
+        let running = super::super::limit_monitor::tests::running(group.path());
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let counting = tokio::spawn(async { told.await.ok() });
+        let scan = Scan { started: Instant::now(), counting, _wanted: Arc::new(()) };
+        let mut watch = DiskWatch { scan: Some(scan), ..DiskWatch::default() };
+        assert_eq!(watch.poll_usage(&running).await, Written::Within);
+        tell.send(DiskUsage::default()).unwrap();
+        while watch.scan.is_some() {
+            watch.poll_usage(&running).await;
+        }
+        assert!(watch.before.is_some() && watch.next.is_some());
+    }
 
     fn millis(number: u64) -> Duration {
         Duration::from_millis(number)

@@ -376,7 +376,7 @@ async fn end_execution(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     #[test]
@@ -405,7 +405,7 @@ mod tests {
     }
 
     /// A sandbox whose control group is this directory, and whose last process is this one.
-    fn running(group: &std::path::Path) -> Arc<LiveWalls> {
+    pub(in crate::linux) fn running(group: &std::path::Path) -> Arc<LiveWalls> {
         let own = rustix::process::getpid();
         let pidfd = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::NONBLOCK);
         let built = crate::linux::running::BuiltWalls {
