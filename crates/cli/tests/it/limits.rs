@@ -6,8 +6,9 @@ use std::os::unix::fs::PermissionsExt;
 use super::common::lasting::Lasting;
 use super::common::{CliDone, CliPlace};
 
-/// Script whose shell needs about 200 MB.
-const MEMORY_HOG_SCRIPT: &str = "a=$(head -c 200000000 /dev/zero | tr '\\0' x); echo $a | wc -c";
+/// Script whose shell needs about 200 MB, and keeps them until it is looked at.
+const MEMORY_HOG_SCRIPT: &str =
+    "a=$(head -c 200000000 /dev/zero | tr '\\0' x); sleep 600; echo ${#a}";
 
 /// Whether nothing but the watch holds this limit here, as the outcome says.
 fn is_watched(place: &CliPlace, limit: &str, flags: &[&str]) -> bool {

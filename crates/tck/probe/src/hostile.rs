@@ -13,6 +13,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Signal, getppid, kill_process, setsid};
 use serde_json::json;
 
+use crate::limits::stay_if_told;
 use crate::process::build_self_command;
 use crate::{Args, VerbOutcome, number_of, raw, report_attempt, report_success, signals};
 
@@ -58,8 +59,8 @@ fn print_facts(facts: &serde_json::Value) -> io::Result<()> {
     io::stdout().flush()
 }
 
-/// `allocate-many COUNT BYTES`: children that hold BYTES each, all at once; how many got them, and how
-/// many were ended before.
+/// `allocate-many COUNT BYTES [STAY]`: children that hold BYTES each, all at once; how many got them, and how
+/// many were ended before. They are kept for so many milliseconds.
 pub fn allocate_many(args: &Args) -> io::Result<VerbOutcome> {
     let mut children: Vec<Child> = Vec::new();
     let (mut ready, mut lost) = (0, 0);
@@ -81,6 +82,7 @@ pub fn allocate_many(args: &Args) -> io::Result<VerbOutcome> {
         lost += u64::from(heard == 0);
         children.push(child);
     }
+    stay_if_told(args, 2)?;
     for mut child in children {
         // A child that had its memory and has exited was killed so that another could have it.
         lost += u64::from(child.try_wait()?.is_some());

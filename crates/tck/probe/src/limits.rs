@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::process::Child;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -53,7 +54,7 @@ pub fn burn_children(args: &Args) -> io::Result<VerbOutcome> {
     Ok(report_success(json!({})))
 }
 
-/// `allocate BYTES`: touches every page; says how far it got.
+/// `allocate BYTES [STAY]`: touches every page; says how far it got, after so many milliseconds.
 pub fn allocate_memory(args: &Args) -> io::Result<VerbOutcome> {
     let wanted = usize::try_from(args.number(0)?).map_err(|_| io::ErrorKind::InvalidInput)?;
     let mut held: Vec<Vec<u8>> = Vec::new();
@@ -73,7 +74,14 @@ pub fn allocate_memory(args: &Args) -> io::Result<VerbOutcome> {
         held.push(piece);
         got += size;
     }
+    stay_if_told(args, 1)?;
     Ok(report_success(json!({ "bytes": held.iter().map(Vec::len).sum::<usize>() })))
+}
+
+/// Keeps what it has, if an argument says for how long: for a limit that is only looked at now and then.
+pub fn stay_if_told(args: &Args, at: usize) -> io::Result<()> {
+    thread::sleep(Duration::from_millis(args.number_or(at, 0)?));
+    Ok(())
 }
 
 /// `open-files N`: how many could be open at once.

@@ -80,7 +80,8 @@ async fn check_reuse_after_memory_limit(kit: Kit) -> Verdict {
     }
     let limits = Limits { memory: Some(Bytes::mib(128)), ..Limits::default() };
     let bytes = (512 * MIB_BYTES).to_string();
-    is_held_back(used_again(kit, limits, &["allocate", &bytes]).await?, LimitKind::Memory)
+    let verb = kit.staying_if_watched(Feature::MemoryLimit, &["allocate", &bytes]);
+    is_held_back(used_again(kit, limits, &verb).await?, LimitKind::Memory)
 }
 
 async fn check_reuse_after_process_limit(kit: Kit) -> Verdict {
@@ -91,11 +92,8 @@ async fn check_reuse_after_process_limit(kit: Kit) -> Verdict {
         return Err(crate::Stop::Unfit("WebAssembly starts no processes".into()));
     }
     let limits = Limits { processes: Some(16), ..Limits::default() };
-    let watched = matches!(kit.support(Feature::ProcessLimit), Support::Partial { .. });
-    // Where they are only counted now and then, they stay until they have been.
-    let stay: &[&str] = &["fork-many", "64", "600000"];
-    let verb = if watched { stay } else { &stay[..2] };
-    is_held_back(used_again(kit, limits, verb).await?, LimitKind::Processes)
+    let verb = kit.staying_if_watched(Feature::ProcessLimit, &["fork-many", "64"]);
+    is_held_back(used_again(kit, limits, &verb).await?, LimitKind::Processes)
 }
 
 async fn cpu_time(kit: Kit) -> Verdict {
