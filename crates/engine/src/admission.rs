@@ -9,7 +9,7 @@ use stockade_core::{
 };
 
 use crate::engine::EngineInner;
-use crate::host_views::behind_links;
+use crate::host_views::{behind_links, refuse_moved_git_trees};
 use crate::lease_quota::{enforced_limits, refuse_uncounted};
 use crate::lifecycle::{RunningSandbox, SandboxOrder};
 use crate::request::SandboxRequest;
@@ -51,11 +51,13 @@ impl EngineInner {
         command: Option<&Command>,
     ) -> Result<SandboxOrder> {
         self.check_known_backend(spec)?;
-        let spec = &behind_links(spec);
+        let named = spec;
+        let spec = &behind_links(named);
         let measured = self.registry.measured(spec).await;
         let mut selection = select(spec, &measured);
         let admitted = selection.admitted.take();
         let Refusals(mut refusals) = self.config.refused_views(spec);
+        refusals.extend(refuse_moved_git_trees(named, spec));
         refusals.extend(self.secrets.refuse_missing(spec));
         refusals.extend(self.refuse_asking(spec.network.asks()));
         if let Some(admitted) = &admitted {

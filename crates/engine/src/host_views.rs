@@ -13,7 +13,9 @@ mod mounts;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
 
-use stockade_core::{HostPath, Image, OverlayDirs, Refusal, Refusals, SandboxSpec, Workspace};
+use stockade_core::{
+    HostPath, HostTree, Image, OverlayDirs, Refusal, Refusals, SandboxSpec, Workspace,
+};
 
 use crate::config::EngineConfig;
 use mounts::{Located, LocatedView, MountTable};
@@ -149,6 +151,28 @@ pub(crate) fn behind_links(spec: &SandboxSpec) -> SandboxSpec {
         }
     }
     spec
+}
+
+/// Parts of a git directory that lead elsewhere than when they were looked at: who named them has followed their links
+/// and checked what is there, so that a link is one that another sandbox with write access has put in the way.
+pub(crate) fn refuse_moved_git_trees(
+    named: &SandboxSpec,
+    behind_links: &SandboxSpec,
+) -> Vec<Refusal> {
+    let trees = named.trees.iter().zip(&behind_links.trees).enumerate();
+    let moved = trees.filter(|(_, (named, found))| {
+        named.part_of == HostTree::GIT_PART && named.mount.source != found.mount.source
+    });
+    let refuse = |(at, (named, _)): (usize, (&HostTree, &HostTree))| {
+        let path = named.mount.source.as_path().display();
+        let reason = format!("`{path}` has become a link since it was looked at");
+        build_refusal(
+            &format!("trees[{at}]"),
+            reason,
+            "look at what has put it there, and try again",
+        )
+    };
+    moved.map(refuse).collect()
 }
 
 /// Every path of the host that a spec names.
@@ -372,7 +396,7 @@ pub fn real(path: &Path) -> PathBuf {
 mod tests {
     use std::os::unix::net::UnixListener;
 
-    use stockade_core::{HostTree, Mount};
+    use stockade_core::Mount;
 
     use super::*;
 
@@ -523,6 +547,27 @@ mod tests {
         for spec in every_way(&kept) {
             assert!(!collect_refusal_reasons(&keeping, &spec).is_empty(), "{spec:?}");
         }
+    }
+
+    #[test]
+    fn a_part_of_a_git_directory_that_has_become_a_link_is_refused() {
+        let base = tempfile::tempdir().unwrap();
+        let base = base.path().canonicalize().unwrap();
+        std::fs::create_dir(base.join("heads")).unwrap();
+        let part = |part_of: &str| {
+            let source: HostPath = base.join("heads").try_into().unwrap();
+            let mount = Mount { source, target: "/shown".parse().unwrap(), read_only: false };
+            let tree = HostTree { part_of: part_of.into(), mount, required: false };
+            SandboxSpec { trees: vec![tree], ..SandboxSpec::default() }
+        };
+        let refused = |spec: &SandboxSpec| refuse_moved_git_trees(spec, &behind_links(spec));
+        assert!(refused(&part(HostTree::GIT_PART)).is_empty());
+        std::fs::rename(base.join("heads"), base.join("kept")).unwrap();
+        std::os::unix::fs::symlink(base.join("kept"), base.join("heads")).unwrap();
+        let told = refused(&part(HostTree::GIT_PART));
+        assert!(told.len() == 1 && told[0].reason.contains("has become a link"), "{told:?}");
+        // Toolchains are read-only, and lie behind links as people like.
+        assert!(refused(&part("rust")).is_empty());
     }
 
     #[test]
