@@ -239,10 +239,14 @@ impl ApiService {
         let given = carries_token(request);
         match door {
             ApiDoor::Socket(_) => {
-                // A forwarder of this user passes on what pages in a browser ask for.
-                self.check_origin(request)?;
                 // A token counts here too: a proxy of this user passes on what others may do.
-                if given { self.authenticate(request) } else { Ok(ApiCaller::OwnUser) }
+                if given {
+                    self.check_origin(request)?;
+                    return self.authenticate(request);
+                }
+                // A forwarder of this user passes on what pages in a browser ask for.
+                self.refuse_pages(request)?;
+                Ok(ApiCaller::OwnUser)
             }
             ApiDoor::Tcp(_) => {
                 self.check_host(request)?;
@@ -280,6 +284,24 @@ impl ApiService {
         if !header_text(request, ORIGIN).is_none_or(|origin| self.is_own_origin(origin)) {
             let message = "the request comes from a page of another site";
             return Err(ApiFailure::new(ErrorCode::Denied, message).last());
+        }
+        Ok(())
+    }
+
+    /// Fails where any page can have sent the request: what has no token is trusted as the user's own program. Pages of
+    /// this machine may be a guest's, and one whose name was made to resolve to it sends that name as its host, without
+    /// an origin. Names that no site can have pass.
+    fn refuse_pages<B>(&self, request: &Request<B>) -> Result<(), ApiFailure> {
+        let is_private = |host: &str| {
+            let name = strip_port(host).unwrap_or(".");
+            !name.contains(['.', ':']) || names_loopback(host, &self.hosts)
+        };
+        let by_name = header_text(request, HOST).is_none_or(is_private);
+        if !by_name || request.headers().contains_key(ORIGIN) {
+            let message = "the request comes from a page in a browser, and carries no token";
+            let remedy =
+                "make a token for it with `stockade token new`; programs use `localhost` as `Host`";
+            return Err(ApiFailure::new(ErrorCode::Denied, message).remedy(remedy).last());
         }
         Ok(())
     }
