@@ -57,7 +57,8 @@ use crate::managed::{Cancellation, Managed, WallBuilder};
 pub const NAME: BackendName = BackendName::literal("gvisor");
 
 /// The backend's control groups.
-const CGROUP_LAYOUT: CgroupLayout = CgroupLayout { parent: "stockade-gvisor", own_processes: 0 };
+const CGROUP_LAYOUT: CgroupLayout =
+    CgroupLayout { parent: "stockade-gvisor", own_processes: 0, started_by_launcher: false };
 
 /// The gvisor backend. Its sandboxes end with this value, and with what it still has under way.
 pub type Gvisor = Managed<GvisorWalls>;
@@ -296,7 +297,7 @@ impl WallBuilder for GvisorWalls {
             self.linux_host.remove_leftover_group(id).await?;
         }
         // A group that could be removed is proof that no process was left in it.
-        if self.linux_host.hierarchy().find(id).is_none() {
+        if self.linux_host.existing_hierarchy().find(id).is_none() {
             self.end_processes(id).await?;
         }
         if let Some(mut child) = lock(&self.children).remove(id) {
@@ -317,7 +318,11 @@ impl WallBuilder for GvisorWalls {
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
-        Ok(PRIVATE_DIRS.list().into_iter().chain(self.linux_host.hierarchy().ids()).collect())
+        Ok(PRIVATE_DIRS
+            .list()
+            .into_iter()
+            .chain(self.linux_host.existing_hierarchy().ids())
+            .collect())
     }
 
     fn leftovers(&self) -> Vec<SandboxId> {

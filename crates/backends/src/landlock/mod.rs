@@ -31,7 +31,8 @@ pub const NAME: BackendName = BackendName::literal("landlock");
 
 /// The backend's control groups: the warden, the agent and the keeper of an execution are not the
 /// guest's.
-const CGROUP_LAYOUT: CgroupLayout = CgroupLayout { parent: "stockade-landlock", own_processes: 3 };
+const CGROUP_LAYOUT: CgroupLayout =
+    CgroupLayout { parent: "stockade-landlock", own_processes: 3, started_by_launcher: true };
 
 /// The landlock backend. Its launcher is started with the first sandbox and ends with this value, and
 /// with it every sandbox it has launched.
@@ -121,6 +122,7 @@ impl WallBuilder for LandlockWalls {
         admitted: &Admitted,
         _: &Cancellation,
     ) -> Result<Arc<dyn Sandbox>> {
+        self.linux_host.check_promised_memory(admitted)?;
         Ok(Arc::new(self.build_sandbox(id, admitted).await?))
     }
 
@@ -136,7 +138,10 @@ impl WallBuilder for LandlockWalls {
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
         let agents = find::find_agents(BARE_AGENT).into_iter().map(|(_, id)| id);
-        Ok(agents.chain(self.linux_host.hierarchy().ids()).chain(PRIVATE_DIRS.list()).collect())
+        Ok(agents
+            .chain(self.linux_host.existing_hierarchy().ids())
+            .chain(PRIVATE_DIRS.list())
+            .collect())
     }
 
     fn leftovers(&self) -> Vec<SandboxId> {

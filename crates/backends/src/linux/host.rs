@@ -9,12 +9,15 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use stockade_agent::client::AgentClient;
-use stockade_core::{Admitted, BackendName, EffectiveLimits, Result, SandboxId};
+use stockade_core::{
+    Admitted, BackendName, EffectiveLimits, Enforcement, Error, ErrorCode, LimitKind, Result,
+    SandboxId,
+};
 use stockade_launcher::{Launcher, Program};
 
 use super::cgroup::{CgroupLayout, Group, Hierarchy};
 use super::running::{self, BuiltWalls, LiveWalls};
-use super::{embed, lock, no_group, no_launcher, no_pipe};
+use super::{embed, limits, lock, no_group, no_launcher, no_pipe};
 
 /// How long a sandbox that another process made may take to end.
 pub(crate) const TEARDOWN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -35,6 +38,7 @@ pub(crate) struct LinuxHost {
     launcher: OnceLock<Launcher>,
     starting: Mutex<()>,
     hierarchy: OnceLock<Hierarchy>,
+    existing_hierarchy: OnceLock<Hierarchy>,
     running: Mutex<HashMap<SandboxId, Arc<LiveWalls>>>,
 }
 
@@ -52,6 +56,7 @@ impl LinuxHost {
             launcher: OnceLock::new(),
             starting: Mutex::default(),
             hierarchy: OnceLock::new(),
+            existing_hierarchy: OnceLock::new(),
             running: Mutex::default(),
         }
     }
@@ -71,8 +76,37 @@ impl LinuxHost {
         Ok(self.launcher.get_or_init(|| started))
     }
 
+    /// Where groups of sandboxes are made.
     pub(crate) fn hierarchy(&self) -> &Hierarchy {
-        self.hierarchy.get_or_init(|| Hierarchy::detect(self.cgroup_layout))
+        let launcher = || {
+            let launcher = self.cgroup_layout.started_by_launcher.then(|| self.launcher().ok());
+            launcher.flatten().map(Launcher::pid)
+        };
+        self.hierarchy.get_or_init(|| Hierarchy::detect(self.cgroup_layout, launcher))
+    }
+
+    /// The same for one who makes none: nothing is started for it, and nobody is asked for a group.
+    pub(crate) fn existing_hierarchy(&self) -> &Hierarchy {
+        let detect = || Hierarchy::detect_existing(self.cgroup_layout);
+        self.hierarchy.get().unwrap_or_else(|| self.existing_hierarchy.get_or_init(detect))
+    }
+
+    /// Fails where the kernel was found to hold memory and no group can be had for that now: the sandbox would be
+    /// held to less than was promised.
+    pub(crate) fn check_promised_memory(&self, admitted: &Admitted) -> Result<()> {
+        let is_exact = |held: &Enforcement| {
+            matches!(held, Enforcement::Fully { limit: LimitKind::Memory, .. })
+        };
+        let promised = admitted.enforcement().iter().any(is_exact);
+        if !promised || self.hierarchy().controllers().memory {
+            return Ok(());
+        }
+        let reason = limits::explain_unavailable(self.hierarchy());
+        let message =
+            format!("there was a control group for its memory, and there is none now: {reason}");
+        Err(Error::new(ErrorCode::WallMissing, "create", message)
+            .backend(self.backend.clone())
+            .remedy("try again: what this host can do is measured anew"))
     }
 
     /// The control group of a new sandbox, where there are any.
@@ -151,7 +185,7 @@ impl LinuxHost {
 
     /// Removes the group of a sandbox that another process built.
     pub(crate) async fn remove_leftover_group(&self, id: &SandboxId) -> Result<()> {
-        match self.hierarchy().find(id) {
+        match self.existing_hierarchy().find(id) {
             Some(group) => running::remove_group(&self.backend, id, &group).await,
             None => Ok(()),
         }
@@ -167,8 +201,8 @@ impl Drop for LinuxHost {
     fn drop(&mut self) {
         // The launcher first: it ends what it launched and removes its groups.
         drop(self.launcher.take());
-        if let Some(hierarchy) = self.hierarchy.get() {
-            hierarchy.remove_empty_parents();
+        for hierarchy in [&self.hierarchy, &self.existing_hierarchy] {
+            hierarchy.get().inspect(|found| found.remove_empty_parents());
         }
     }
 }

@@ -41,7 +41,7 @@ const AGENT_NAME: &str = "stockade-agent";
 
 /// Its control groups: the agent and the keeper of an execution are not the guest's.
 const CGROUP_LAYOUT: CgroupLayout =
-    CgroupLayout { parent: "stockade", own_processes: OWN_PROCESSES };
+    CgroupLayout { parent: "stockade", own_processes: OWN_PROCESSES, started_by_launcher: true };
 
 /// The native backend. Its launcher is started with the first sandbox and ends with this value, and
 /// with it every sandbox it has launched.
@@ -170,7 +170,7 @@ impl NativeWalls {
 
     /// Ends what is there of a sandbox that this value did not make.
     async fn end_foreign(&self, id: &SandboxId) -> Result<()> {
-        self.linux_host.hierarchy().find(id).iter().for_each(running::thaw_group);
+        self.linux_host.existing_hierarchy().find(id).iter().for_each(running::thaw_group);
         let agents = find::find_agents(AGENT_NAME).into_iter().filter(|(_, of)| of == id);
         for (pid, _) in agents {
             if let Some(pidfd) =
@@ -202,6 +202,7 @@ impl WallBuilder for NativeWalls {
         admitted: &Admitted,
         _: &Cancellation,
     ) -> Result<Arc<dyn Sandbox>> {
+        self.linux_host.check_promised_memory(admitted)?;
         Ok(Arc::new(self.build_sandbox(id, admitted).await?))
     }
 
@@ -215,7 +216,7 @@ impl WallBuilder for NativeWalls {
 
     async fn list(&self) -> Result<Vec<SandboxId>> {
         let agents = find::find_agents(AGENT_NAME).into_iter().map(|(_, id)| id);
-        Ok(agents.chain(self.linux_host.hierarchy().ids()).collect())
+        Ok(agents.chain(self.linux_host.existing_hierarchy().ids()).collect())
     }
 }
 

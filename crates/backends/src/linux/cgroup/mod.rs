@@ -4,6 +4,7 @@
 //! with the reason and the remedy. Only directories named after a sandbox are ever removed.
 
 mod swap;
+mod systemd;
 pub(crate) mod throwaway;
 mod v1;
 mod v2;
@@ -27,6 +28,9 @@ pub(crate) struct CgroupLayout {
     pub parent: &'static str,
     /// How many processes of a group are the backend's and not the guest's.
     pub own_processes: u64,
+    /// Whether all of its processes are started by its launcher. Then a group that systemd delegates to the launcher
+    /// will do; other processes may not be moved there.
+    pub started_by_launcher: bool,
 }
 
 /// What this host lets us use.
@@ -65,17 +69,27 @@ pub(crate) struct Controllers {
 }
 
 impl Hierarchy {
-    /// Looks at the mounts and tries to make a group, which is the only proof that it can be done.
-    pub(crate) fn detect(cgroup_layout: CgroupLayout) -> Self {
-        let found = Self::detect_version(cgroup_layout);
+    /// Looks at the mounts and tries to make a group, which is the only proof that it can be done. `launcher`: starts
+    /// the launcher if needed and answers its process id; where the systemd of this user is to be asked for a group,
+    /// that process is moved there.
+    pub(crate) fn detect(
+        cgroup_layout: CgroupLayout,
+        launcher: impl FnOnce() -> Option<u32>,
+    ) -> Self {
+        let found = Self::detect_version(cgroup_layout, launcher);
         found.list_parents().iter().for_each(|parent| throwaway::remove_forsaken_groups(parent));
         found
     }
 
-    fn detect_version(cgroup_layout: CgroupLayout) -> Self {
+    /// The same for one who makes no group and only looks for those that are there.
+    pub(crate) fn detect_existing(cgroup_layout: CgroupLayout) -> Self {
+        Self::detect(cgroup_layout, || None)
+    }
+
+    fn detect_version(cgroup_layout: CgroupLayout, launcher: impl FnOnce() -> Option<u32>) -> Self {
         let mounts = read_kernel_file("/proc/self/mountinfo").unwrap_or_default();
         let own = read_kernel_file("/proc/self/cgroup").unwrap_or_default();
-        let second = v2::V2Base::detect(cgroup_layout, &mounts, &own);
+        let second = v2::V2Base::detect(cgroup_layout, &mounts, &own, launcher);
         if let Ok(base) = &second
             && base.controllers != Controllers::default()
         {
@@ -120,10 +134,14 @@ impl Hierarchy {
         Ok(Some(group))
     }
 
-    /// The group a sandbox of this id has or had, no matter which process made it.
+    /// The group a sandbox of this id has or had, no matter which process made it. Nothing, where each process has a
+    /// scope of its own and this one's has no such group.
     pub(crate) fn find(&self, id: &SandboxId) -> Option<Group> {
         match self {
-            Self::V2(base) => Some(Group::V2(base.directory(id))),
+            Self::V2(base) => {
+                let directory = base.directory(id);
+                (base.scope.is_none() || directory.is_dir()).then_some(Group::V2(directory))
+            }
             Self::V1(base) => Some(Group::V1(base.group_dirs(id))),
             Self::None { .. } => None,
         }
@@ -141,6 +159,9 @@ impl Hierarchy {
     pub(crate) fn remove_empty_parents(&self) {
         for parent in self.list_parents() {
             let _ = fs::remove_dir(parent);
+        }
+        if let Self::V2(v2::V2Base { scope: Some(scope), .. }) = self {
+            systemd::leave_scope(scope);
         }
     }
 

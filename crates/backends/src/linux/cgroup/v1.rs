@@ -214,7 +214,8 @@ mod needs_root {
     #[test]
     fn a_directory_of_another_user_is_not_used_though_everybody_may_write_to_it() {
         let top = tempfile::tempdir().unwrap();
-        let cgroup_layout = CgroupLayout { parent: "stockade", own_processes: 1 };
+        let cgroup_layout =
+            CgroupLayout { parent: "stockade", own_processes: 1, started_by_launcher: true };
         let mounts = format!("1 1 0:1 / {} rw - cgroup cgroup rw,memory", top.path().display());
         let found = || V1Base::detect(cgroup_layout, &mounts).is_some();
         assert!(found());

@@ -1,5 +1,6 @@
 //! The unified hierarchy. Root uses a directory of its own at the top; anybody else needs a group that
-//! is delegated to them: the one above the group they are in, or that one itself.
+//! is delegated to them: the one above the group they are in, that one itself, or one that the systemd of this user
+//! delegates when it is asked.
 //!
 //! A group holds processes or hands controllers down, never both. So sandboxes' groups are made beside
 //! the group this process is in; and where only that one is ours, this process first makes room in it
@@ -15,7 +16,7 @@ use stockade_fs::read_kernel_file;
 
 use super::{
     CgroupLayout, Controllers, duration_from_micros, enforced_memory, ensure_dir, make_below,
-    mount_point, read_keyed_value, share_of, swap,
+    mount_point, read_keyed_value, share_of, swap, systemd,
 };
 use super::{HeldLimits, find_lowest, read_number, to_millicores};
 
@@ -25,6 +26,8 @@ pub(crate) struct V2Base {
     pub(super) parent: PathBuf,
     pub(super) controllers: Controllers,
     own_processes: u64,
+    /// The scope that it lies in, where this process has asked for one: other processes have others.
+    pub(super) scope: Option<PathBuf>,
 }
 
 /// The controllers that enforce limits of ours.
@@ -41,6 +44,7 @@ impl V2Base {
         cgroup_layout: CgroupLayout,
         mounts: &str,
         own: &str,
+        launcher: impl FnOnce() -> Option<u32>,
     ) -> Result<Self, String> {
         let top =
             mount_point(mounts, |kind, _| kind == "cgroup2").ok_or("cgroup v2 is not mounted")?;
@@ -49,7 +53,7 @@ impl V2Base {
         let mut places = vec![top.as_path(), above, inside.as_path()];
         places.dedup();
         let nowhere = Err(io::Error::from(io::ErrorKind::NotFound));
-        places
+        let delegated = places
             .iter()
             .fold(nowhere, |found, place| found.or_else(|_| Self::at(cgroup_layout, place)))
             .or_else(|error| match error.kind() == io::ErrorKind::Unsupported {
@@ -57,20 +61,34 @@ impl V2Base {
                 true => Err(error),
                 false => make_room(&inside).and_then(|()| Self::at(cgroup_layout, &inside)),
             })
-            .map_err(|error| format!("no cgroup v2 directory is delegated to this user: {error}"))
+            .map_err(|error| format!("no cgroup v2 directory is delegated to this user: {error}"));
+        match delegated {
+            Err(reason) if require_limit_controllers(&top).is_ok() => {
+                Self::by_systemd(cgroup_layout, &top, launcher)
+                    .map_err(|error| format!("{reason}; none from systemd: {error}"))
+            }
+            found => found,
+        }
+    }
+
+    /// Below a scope that the systemd of this user makes for the launcher.
+    fn by_systemd(
+        cgroup_layout: CgroupLayout,
+        top: &Path,
+        launcher: impl FnOnce() -> Option<u32>,
+    ) -> io::Result<Self> {
+        if rustix::process::geteuid().is_root() {
+            return Err(io::Error::other("it is not asked by root"));
+        }
+        let launcher = launcher().ok_or_else(|| io::Error::other("it is not asked"))?;
+        let scope = systemd::enter_scope(top, launcher)?;
+        Ok(Self { scope: Some(scope.clone()), ..Self::at(cgroup_layout, &scope)? })
     }
 
     /// Makes the parent and switches on what is there.
     fn at(cgroup_layout: CgroupLayout, place: &Path) -> io::Result<Self> {
         let parent = place.join(cgroup_layout.parent);
-        let available = read_kernel_file(place.join("cgroup.controllers"))?;
-        if !LIMIT_CONTROLLERS
-            .iter()
-            .any(|wanted| available.split_whitespace().any(|name| name == *wanted))
-        {
-            let reason = format!("no controller is available in {}", place.display());
-            return Err(io::Error::new(io::ErrorKind::Unsupported, reason));
-        }
+        require_limit_controllers(place)?;
         ensure_dir(&parent)?;
         let enabled = may_enter(place)
             .and_then(|()| enable_controllers(place))
@@ -87,7 +105,8 @@ impl V2Base {
             cpu_usage: true,
             freezer: parent.join("cgroup.freeze").exists(),
         };
-        Ok(Self { parent, controllers, own_processes: cgroup_layout.own_processes })
+        let own_processes = cgroup_layout.own_processes;
+        Ok(Self { parent, controllers, own_processes, scope: None })
     }
 
     pub(super) fn directory(&self, id: &SandboxId) -> PathBuf {
@@ -148,8 +167,19 @@ pub(super) fn read_limits(directory: &Path) -> HeldLimits {
     }
 }
 
-/// The group this process is in.
-fn resolve_group(top: &Path, own: &str) -> PathBuf {
+/// Fails where no limit of ours could be enforced, as in a hierarchy beside those of version 1.
+fn require_limit_controllers(place: &Path) -> io::Result<()> {
+    let available = read_kernel_file(place.join("cgroup.controllers"))?;
+    let is_wanted = |name| LIMIT_CONTROLLERS.contains(&name);
+    if available.split_whitespace().any(is_wanted) {
+        return Ok(());
+    }
+    let reason = format!("no controller is available in {}", place.display());
+    Err(io::Error::new(io::ErrorKind::Unsupported, reason))
+}
+
+/// The group of a process, by what the kernel tells of it.
+pub(super) fn resolve_group(top: &Path, own: &str) -> PathBuf {
     let own = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
     // A group outside of what is mounted here is shown with a way out, which leads nowhere.
     if own.split('/').any(|part| part == "..") { top.to_owned() } else { top.join(own) }
