@@ -297,7 +297,7 @@ impl Settings {
 
     /// What the tables of backends, of images and of the network, and the front end, name of the host.
     fn named_paths(&self) -> impl Iterator<Item = (PathBuf, &'static str)> {
-        let private = self.private_files.iter().cloned().chain(self.network.own_path());
+        let private = self.private_files.iter().cloned().chain(self.network.own_paths());
         self.backends_paths().into_iter().chain(self.images.own_paths()).chain(private)
     }
 

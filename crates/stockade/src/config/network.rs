@@ -27,6 +27,9 @@ pub(super) struct NetworkSetting {
     upstream_proxy: Option<UpstreamProxyUrl>,
     /// A file with the user and the password for it.
     upstream_proxy_credentials_file: Option<PathBuf>,
+    /// Files with credentials for proxies that a later configuration has replaced. They are as private as before.
+    #[serde(skip)]
+    replaced_credentials_files: Vec<PathBuf>,
     /// Hosts that are reached without it.
     #[serde(deserialize_with = "deserialize_list")]
     no_proxy: Option<Vec<ProxyBypass>>,
@@ -68,9 +71,10 @@ impl NetworkSetting {
     }
 
     /// What of the host is named here that no guest may see, and what that is.
-    pub(super) fn own_path(&self) -> Option<(PathBuf, &'static str)> {
-        let file = self.upstream_proxy_credentials_file.clone()?;
-        Some((file, "the credentials of the upstream proxy"))
+    pub(super) fn own_paths(&self) -> impl Iterator<Item = (PathBuf, &'static str)> {
+        let files =
+            self.upstream_proxy_credentials_file.iter().chain(&self.replaced_credentials_files);
+        files.map(|file| (file.clone(), "the credentials of an upstream proxy"))
     }
 
     /// What is wrong here, if anything.
@@ -85,8 +89,12 @@ impl NetworkSetting {
     pub(super) fn merge_over(self, earlier: Self) -> Self {
         let is_same_proxy =
             self.upstream_proxy.is_none() || self.upstream_proxy == earlier.upstream_proxy;
+        let mut replaced_credentials_files = self.replaced_credentials_files;
+        replaced_credentials_files.extend(earlier.replaced_credentials_files);
+        replaced_credentials_files.extend(earlier.upstream_proxy_credentials_file.clone());
         let earlier_file = earlier.upstream_proxy_credentials_file.filter(|_| is_same_proxy);
         Self {
+            replaced_credentials_files,
             resolvers: self.resolvers.or(earlier.resolvers),
             ca_file: self.ca_file.or(earlier.ca_file),
             upstream_proxy: self.upstream_proxy.or(earlier.upstream_proxy),
@@ -143,7 +151,7 @@ mod tests {
             bypass: vec!["**.corp".parse().unwrap(), "9.9.9.9".parse().unwrap()],
         };
         assert_eq!(setting.upstream_proxy(), Some(expected));
-        assert_eq!(setting.own_path().unwrap().0, Path::new("/etc/proxy"));
+        assert_eq!(setting.own_paths().next().unwrap().0, Path::new("/etc/proxy"));
     }
 
     #[test]
@@ -157,7 +165,11 @@ mod tests {
         };
         assert!(credentials_under("noProxy = [\"a.org\"]").is_some());
         assert!(credentials_under("upstreamProxy = \"http://a:3128\"").is_some());
-        assert_eq!(credentials_under("upstreamProxy = \"http://b:3128\""), None);
+        let replaced = "upstreamProxy = \"http://b:3128\"";
+        assert_eq!(credentials_under(replaced), None);
+        // They are hidden from guests all the same.
+        let merged = from_toml(replaced).unwrap().merge_over(early());
+        assert!(merged.own_paths().any(|(file, _)| file == Path::new("/c")));
     }
 
     #[test]
