@@ -254,16 +254,22 @@ fn is_watched(admitted: &Admitted, limit: LimitKind) -> bool {
     admitted.enforcement().iter().any(|it| it.limit() == limit && watched(it))
 }
 
-/// The host's directories that a guest may write to; those that lie in another one count with that.
+/// The host's directories that a guest may write to, but for parts of git directories: a backend in which those are
+/// writable says so itself.
 fn written_of_host(spec: &SandboxSpec) -> Vec<PathBuf> {
-    let mut written: Vec<PathBuf> = find_written_workspace(spec).into_iter().collect();
-    for mount in spec.all_mounts().filter(|mount| !mount.read_only) {
-        let source = mount.source.as_path();
-        if !written.iter().any(|other| source.starts_with(other)) {
-            written.push(source.to_owned());
+    let mounts = spec.all_mounts_without_commits().filter(|mount| !mount.read_only);
+    let mounts = mounts.map(|mount| mount.source.as_path().to_owned());
+    list_outermost(find_written_workspace(spec).into_iter().chain(mounts))
+}
+
+/// Directories without those that lie in an earlier one and count with that.
+pub(crate) fn list_outermost(directories: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
+    directories.fold(Vec::new(), |mut outer, directory| {
+        if !outer.iter().any(|other| directory.starts_with(other)) {
+            outer.push(directory);
         }
-    }
-    written
+        outer
+    })
 }
 
 /// The workspace, if it is a host directory that is written to.
@@ -339,4 +345,25 @@ pub(crate) fn left_behind(backend: &BackendName, id: &SandboxId, what: &str) -> 
     Error::new(ErrorCode::LeftBehind, "destroy", format!("sandbox `{id}`: {what}"))
         .backend(backend.clone())
         .remedy("look for processes in uninterruptible sleep; destroying again is safe")
+}
+
+#[cfg(test)]
+mod tests {
+    use stockade_core::{HostTree, Mount};
+
+    use super::*;
+
+    #[test]
+    fn what_git_on_the_host_writes_is_charged_to_no_guest_who_cannot() {
+        let mount = |path: &str| Mount {
+            source: path.parse().unwrap(),
+            target: path.parse().unwrap(),
+            read_only: false,
+        };
+        let git = mount("/srv/main/.git/objects");
+        let git = HostTree { part_of: HostTree::GIT_PART.into(), mount: git, required: false };
+        let mounts = vec![mount("/srv/data"), mount("/srv/data/inner")];
+        let spec = SandboxSpec { mounts, trees: vec![git], ..SandboxSpec::default() };
+        assert_eq!(written_of_host(&spec), [PathBuf::from("/srv/data")]);
+    }
 }

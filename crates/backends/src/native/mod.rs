@@ -148,12 +148,14 @@ impl NativeWalls {
         let group = self.linux_host.create_group(id, admitted)?;
         let (ours, theirs) = self.linux_host.open_pipe()?;
         let launched = self.launch_agent(id, admitted, group.as_ref(), theirs.into()).await?;
+        let git = plan::written_git_parts(admitted.spec());
+        let git = git.map(|mount| mount.source.as_path().to_owned());
         let built = BuiltWalls {
             backend: NAME,
             last: (launched.pid.cast_signed(), launched.pidfd),
             ending: KillMethod::Signal(Signal::KILL),
             group,
-            written: Vec::new(),
+            written: running::list_outermost(git),
             held,
         };
         Ok((built, ours))

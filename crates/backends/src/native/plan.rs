@@ -6,8 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use stockade_core::{
-    Admitted, HostTree, Image, Network, OverlayDirs, Result, RootMode, SandboxId, SandboxSpec,
-    User, WORKSPACE_ROOT, Workspace,
+    Admitted, HostTree, Image, Mount, Network, OverlayDirs, Result, RootMode, SandboxId,
+    SandboxSpec, User, WORKSPACE_ROOT, Workspace,
 };
 use stockade_launcher as launcher;
 
@@ -68,9 +68,14 @@ pub(super) fn build_plan(
 
 /// Where parts of a git directory appear that may be written to: the host's git would follow links in them.
 fn list_plain_files(spec: &SandboxSpec) -> Vec<PathBuf> {
-    let git = spec.trees.iter().filter(|tree| tree.part_of == HostTree::GIT_PART);
-    let written = git.map(|tree| &tree.mount).filter(|mount| !mount.read_only);
+    let written = written_git_parts(spec);
     written.map(|mount| target_in_workspace(spec, mount.target.as_str())).collect()
+}
+
+/// Parts of a git directory that may be written to.
+pub(super) fn written_git_parts(spec: &SandboxSpec) -> impl Iterator<Item = &Mount> {
+    let git = spec.trees.iter().filter(|tree| tree.part_of == HostTree::GIT_PART);
+    git.map(|tree| &tree.mount).filter(|mount| !mount.read_only)
 }
 
 /// A path below `/workspace` as one below the workspace's own, which is mounted first.
