@@ -9,10 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use stockade_agent::client::AgentClient;
-use stockade_core::{
-    Admitted, BackendName, EffectiveLimits, Enforcement, Error, ErrorCode, LimitKind, Result,
-    SandboxId,
-};
+use stockade_core::{Admitted, BackendName, EffectiveLimits, Error, ErrorCode, Result, SandboxId};
 use stockade_launcher::{Launcher, Program};
 
 use super::cgroup::{CgroupLayout, Group, Hierarchy};
@@ -94,11 +91,7 @@ impl LinuxHost {
     /// Fails where the kernel was found to hold memory and no group can be had for that now: the sandbox would be
     /// held to less than was promised.
     pub(crate) fn check_promised_memory(&self, admitted: &Admitted) -> Result<()> {
-        let is_exact = |held: &Enforcement| {
-            matches!(held, Enforcement::Fully { limit: LimitKind::Memory, .. })
-        };
-        let promised = admitted.enforcement().iter().any(is_exact);
-        if !promised || self.hierarchy().controllers().memory {
+        if !limits::is_memory_promised(admitted) || self.hierarchy().controllers().memory {
             return Ok(());
         }
         let reason = limits::explain_unavailable(self.hierarchy());

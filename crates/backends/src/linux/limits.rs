@@ -1,6 +1,8 @@
 //! Which limits control groups hold on this host, and what takes their place where they do not.
 
-use stockade_core::{Admitted, Capabilities, EffectiveLimits, Feature, LimitKind, Support};
+use stockade_core::{
+    Admitted, Capabilities, EffectiveLimits, Enforcement, Feature, LimitKind, Support,
+};
 use stockade_launcher::Rlimits;
 
 use super::cgroup::Hierarchy;
@@ -99,9 +101,23 @@ pub(crate) fn disk_by_counting() -> Support {
     )
 }
 
+/// What holds memory where a control group does, without the version.
+const MEMORY_CONTROLLER: &str = "memory controller";
+
+/// Whether it was found, and not only hoped for, that a control group holds a sandbox to its memory.
+pub(crate) fn is_memory_promised(admitted: &Admitted) -> bool {
+    let by_group = |held: &Enforcement| match held {
+        Enforcement::Fully { limit: LimitKind::Memory, by, .. } => by.ends_with(MEMORY_CONTROLLER),
+        Enforcement::Fully { .. } | Enforcement::Partly { .. } | Enforcement::NotAtAll { .. } => {
+            false
+        }
+    };
+    admitted.enforcement().iter().any(by_group)
+}
+
 fn memory_support(hierarchy: &Hierarchy) -> Support {
     match hierarchy.controllers().memory {
-        true => Support::full(format!("{} memory controller", hierarchy.name())),
+        true => Support::full(format!("{} {MEMORY_CONTROLLER}", hierarchy.name())),
         false => Support::partial(
             "adding up resident memory, page tables and swap every 10 ms",
             "processes together may go beyond it for some milliseconds, and files in memory that none \
@@ -155,4 +171,31 @@ pub(crate) fn delegation_remedy(kind: LimitKind) -> String {
          or go without with --without {}",
         kind.feature()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use stockade_core::{BackendName, SandboxSpec};
+
+    use super::*;
+    use crate::linux;
+
+    #[test]
+    fn a_hope_is_no_promise_and_neither_is_a_watch() {
+        let name = BackendName::literal("test");
+        let hoped = linux::admit_provisionally(name.clone(), &SandboxSpec::default()).unwrap();
+        assert!(!is_memory_promised(&hoped));
+        for (support, promised) in [
+            (Support::full(format!("cgroup v2 {MEMORY_CONTROLLER}")), true),
+            (memory_support(&Hierarchy::None { reason: "none".into() }), false),
+        ] {
+            let all = Feature::ALL.iter().fold(
+                Capabilities::none(name.clone(), stockade_core::Boundary::SharedKernel),
+                |all, feature| all.with(*feature, Support::full("hope")),
+            );
+            let all = all.with(Feature::MemoryLimit, support);
+            let admitted = stockade_core::admit(&SandboxSpec::default(), &all).unwrap();
+            assert_eq!(is_memory_promised(&admitted), promised);
+        }
+    }
 }

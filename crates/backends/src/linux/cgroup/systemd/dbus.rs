@@ -365,11 +365,17 @@ mod tests {
         signature: "su",
     };
 
+    /// A stream to a peer that plays a part and then listens until the stream is closed.
     fn open_with(
         peer: impl FnOnce(&mut UnixStream) + Send + 'static,
     ) -> (UnixStream, JoinHandle<()>) {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        (ours, thread::spawn(move || peer(&mut theirs)))
+        let play = move || {
+            peer(&mut theirs);
+            // A client that goes away before it has read everything resets the stream.
+            let _ = io::copy(&mut theirs, &mut io::sink());
+        };
+        (ours, thread::spawn(play))
     }
 
     /// Reads what the client says until it has authenticated, and lets it in.
