@@ -185,7 +185,13 @@ fn pages_without_a_token_are_refused_on_the_socket_too() {
     for origin in ["http://evil.example", "null", "http://localhost:3000", "http://127.0.0.1:80"] {
         ask(&[&format!("Origin: {origin}")]).is_error(403, "denied");
     }
-    assert_eq!(ask(&[]).status, 200);
+    // A name that was made to resolve to this machine; pages read their own site without an origin.
+    for host in ["evil.example", "evil.example:80", "169.254.1.1"] {
+        daemon.ask_by_name(host, "/v1/sandboxes").is_error(403, "denied");
+    }
+    for host in ["localhost", "stockade", "127.0.0.1:80", "[::1]:80"] {
+        assert_eq!(daemon.ask_by_name(host, "/v1/sandboxes").status, 200, "{host}");
+    }
 }
 
 #[test]

@@ -75,6 +75,11 @@ impl ApiDaemon {
         exchange(self.connect(), method, path, &headers, body)
     }
 
+    /// Reads something as the socket's own user, with this `Host`.
+    pub fn ask_by_name(&self, host: &str, path: &str) -> HttpReply {
+        exchange(self.connect(), "GET", path, &[&format!("Host: {host}")], b"")
+    }
+
     /// Sends a request as the holder of a token.
     pub fn ask_as(&self, token: &str, method: &str, path: &str, body: &[u8]) -> HttpReply {
         let (host, token) = (self.host(), format!("Authorization: Bearer {token}"));
