@@ -153,8 +153,8 @@ pub(crate) fn behind_links(spec: &SandboxSpec) -> SandboxSpec {
     spec
 }
 
-/// Parts of a git directory that lead elsewhere than when they were looked at: who named them has followed their links
-/// and checked what is there, so that a link is one that another sandbox with write access has put in the way.
+/// Refuses parts of a git directory that have become links. The caller had resolved and checked their paths, so a link
+/// was put there since, for example by another sandbox that may write to the repository.
 pub(crate) fn refuse_moved_git_trees(
     named: &SandboxSpec,
     behind_links: &SandboxSpec,

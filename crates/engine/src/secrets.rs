@@ -70,7 +70,7 @@ impl Engine {
     /// in it may let it go on too.
     pub async fn pause(&self, id: &SandboxId) -> Result<()> {
         let live = self.inner.live(id)?;
-        // Before it too: it may stand still although the caller goes away or is told of a failure.
+        // Before the pause too: it may succeed after the caller has gone away or was told of a failure.
         live.mark_secrets_stale(RenewalCause::Resumed);
         live.sandbox.pause().await?;
         live.mark_secrets_stale(RenewalCause::Resumed);

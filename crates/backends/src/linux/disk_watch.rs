@@ -17,7 +17,7 @@ const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(250);
 /// The same interval where scans take long, unless they would then do nothing else.
 const MAX_SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long a look waits for its scan. One that takes longer is heard at a later look.
+/// How long a poll waits for its scan. The result of a slower one is taken at a later poll.
 const MAX_SCAN_WAIT: Duration = Duration::from_millis(10);
 
 /// What a look has found.

@@ -82,14 +82,14 @@ impl LinuxHost {
         self.hierarchy.get_or_init(|| Hierarchy::detect(self.cgroup_layout, launcher))
     }
 
-    /// The same for one who makes none: nothing is started for it, and nobody is asked for a group.
+    /// Where existing groups are looked for. Starts no launcher and asks systemd for nothing.
     pub(crate) fn existing_hierarchy(&self) -> &Hierarchy {
         let detect = || Hierarchy::detect_existing(self.cgroup_layout);
         self.hierarchy.get().unwrap_or_else(|| self.existing_hierarchy.get_or_init(detect))
     }
 
-    /// Fails where the kernel was found to hold memory and no group can be had for that now: the sandbox would be
-    /// held to less than was promised.
+    /// Fails if memory was measured as limited by a control group and none can be made now: the limit would be weaker
+    /// than was promised (C-02).
     pub(crate) fn check_promised_memory(&self, admitted: &Admitted) -> Result<()> {
         if !limits::is_memory_promised(admitted) || self.hierarchy().controllers().memory {
             return Ok(());

@@ -101,10 +101,10 @@ pub(crate) fn disk_by_counting() -> Support {
     )
 }
 
-/// What holds memory where a control group does, without the version.
+/// How the measured support names the controller, after the version of cgroup.
 const MEMORY_CONTROLLER: &str = "memory controller";
 
-/// Whether it was found, and not only hoped for, that a control group holds a sandbox to its memory.
+/// Whether memory was measured as limited by a control group. A provisional admission measures nothing.
 pub(crate) fn is_memory_promised(admitted: &Admitted) -> bool {
     let by_group = |held: &Enforcement| match held {
         Enforcement::Fully { limit: LimitKind::Memory, by, .. } => by.ends_with(MEMORY_CONTROLLER),

@@ -254,8 +254,8 @@ fn is_watched(admitted: &Admitted, limit: LimitKind) -> bool {
     admitted.enforcement().iter().any(|it| it.limit() == limit && watched(it))
 }
 
-/// The host's directories that a guest may write to, but for parts of git directories: a backend in which those are
-/// writable says so itself.
+/// The host's directories that a guest may write to, without parts of git directories: a backend that mounts those
+/// writable adds them itself.
 fn written_of_host(spec: &SandboxSpec) -> Vec<PathBuf> {
     let mounts = spec.all_mounts_without_commits().filter(|mount| !mount.read_only);
     let mounts = mounts.map(|mount| mount.source.as_path().to_owned());

@@ -288,9 +288,9 @@ impl ApiService {
         Ok(())
     }
 
-    /// Fails where any page can have sent the request: what has no token is trusted as the user's own program. Pages of
-    /// this machine may be a guest's, and one whose name was made to resolve to it sends that name as its host, without
-    /// an origin. Names that no site can have pass.
+    /// Refuses requests that a page in a browser may have sent: without a token they are taken for those of the user's
+    /// own program. A page at a loopback origin may be a guest's server, and a page after DNS rebinding sends its own
+    /// name as `Host` and no `Origin`. Names without a dot pass: no site has one.
     fn refuse_pages<B>(&self, request: &Request<B>) -> Result<(), ApiFailure> {
         let is_private = |host: &str| {
             let name = strip_port(host).unwrap_or(".");

@@ -41,7 +41,7 @@ async fn check_process_swarm(kit: Kit) -> Verdict {
     let bytes = (8 * MIB_BYTES).to_string();
     let verb = ["allocate-many", "40", &bytes];
     let verb = kit.staying_if_watched(Feature::MemoryLimit, &verb);
-    // An emulated machine takes its time to find out, for each of them, that there is no memory.
+    // In an emulated machine each OOM kill takes up to half a second.
     let ran = kit.run_with(memory_limited_spec(&kit)?, timed_probe_command(180, verb)).await?;
     within_the_limit(&kit, &ran)?;
     if ran.outcome.ending != Ending::LimitExceeded(LimitKind::Memory) {

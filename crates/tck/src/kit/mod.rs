@@ -188,8 +188,8 @@ impl Kit {
         self.0.capabilities.support(feature)
     }
 
-    /// A verb of the probe that stays when it has taken what it asks for, where what it takes is only looked at
-    /// now and then: how soon that is depends on how busy the host is.
+    /// A verb of the probe that keeps what it has taken, where the limit is only polled: when the next poll comes
+    /// depends on how busy the host is.
     pub fn staying_if_watched<'a>(&self, feature: Feature, verb: &[&'a str]) -> Vec<&'a str> {
         let watched = matches!(self.support(feature), Support::Partial { .. });
         let stay = if watched { &["600000"][..] } else { &[] };

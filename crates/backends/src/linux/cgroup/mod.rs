@@ -81,7 +81,7 @@ impl Hierarchy {
         found
     }
 
-    /// The same for one who makes no group and only looks for those that are there.
+    /// Finds existing groups only: starts no launcher and asks systemd for nothing.
     pub(crate) fn detect_existing(cgroup_layout: CgroupLayout) -> Self {
         Self::detect(cgroup_layout, || None)
     }
@@ -134,8 +134,8 @@ impl Hierarchy {
         Ok(Some(group))
     }
 
-    /// The group a sandbox of this id has or had, no matter which process made it. Nothing, where each process has a
-    /// scope of its own and this one's has no such group.
+    /// The group a sandbox of this id has or had, no matter which process made it. None if this process has a
+    /// systemd scope of its own and the group is not in it.
     pub(crate) fn find(&self, id: &SandboxId) -> Option<Group> {
         match self {
             Self::V2(base) => {

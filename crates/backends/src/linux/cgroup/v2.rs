@@ -26,7 +26,7 @@ pub(crate) struct V2Base {
     pub(super) parent: PathBuf,
     pub(super) controllers: Controllers,
     own_processes: u64,
-    /// The scope that it lies in, where this process has asked for one: other processes have others.
+    /// The systemd scope that this process has asked for and that `parent` lies in. Each process has its own.
     pub(super) scope: Option<PathBuf>,
 }
 
@@ -167,7 +167,7 @@ pub(super) fn read_limits(directory: &Path) -> HeldLimits {
     }
 }
 
-/// Fails where no limit of ours could be enforced, as in a hierarchy beside those of version 1.
+/// Fails if no limit controller is available, as in hybrid mode, where version 1 has them all.
 fn require_limit_controllers(place: &Path) -> io::Result<()> {
     let available = read_kernel_file(place.join("cgroup.controllers"))?;
     let is_wanted = |name| LIMIT_CONTROLLERS.contains(&name);

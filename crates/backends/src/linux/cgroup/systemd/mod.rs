@@ -1,6 +1,6 @@
 //! A delegated control group from the service manager of this user: systemd puts the launcher into a scope of its
 //! own, and every sandbox that it launches begins in there. The process that uses Stockade stays where it is. systemd
-//! removes the scope with all groups in it when its last process has ended, however that came.
+//! removes the scope with all groups in it when its last process has ended, after SIGKILL too.
 
 mod dbus;
 
@@ -17,7 +17,7 @@ use super::ensure_dir;
 use super::v2::resolve_group;
 use dbus::{Connection, Encoder, Method, Reply};
 
-/// How long the service manager may take in all. Whoever waits for it waits for the first sandbox.
+/// Timeout of the whole request, which the first sandbox of a process waits for.
 const SCOPE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Poll interval for the launcher's arrival in its scope: the answer to the request comes before it.
 const ARRIVAL_POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -25,7 +25,7 @@ const ARRIVAL_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Where a user's service manager listens, below their runtime directory.
 const PRIVATE_SOCKET: &str = "systemd/private";
 
-/// The child group of the launcher itself: a group that has processes hands no controllers down.
+/// Child group that the launcher is moved to: a cgroup with processes cannot enable controllers for its children.
 const LAUNCHER_CGROUP: &str = "stockade-launcher";
 
 const START_TRANSIENT_UNIT: Method = Method {
@@ -50,12 +50,12 @@ pub(super) fn enter_scope(top: &Path, launcher: u32) -> io::Result<PathBuf> {
     Ok(scope)
 }
 
-/// Removes what was made in it beside the groups of sandboxes, once the launcher has ended. The rest is systemd's.
+/// Removes the launcher's child group, once the launcher has ended. systemd removes the scope itself.
 pub(super) fn leave_scope(scope: &Path) {
     let _ = fs::remove_dir(scope.join(LAUNCHER_CGROUP));
 }
 
-/// Fails where another program is the first process. In a container that shows the socket of its host's manager,
+/// Fails where PID 1 is another program. In a container that shows the socket of its host's manager,
 /// that manager would take our process ids for those of other processes.
 fn require_systemd() -> io::Result<()> {
     let first = read_kernel_file("/proc/1/comm").unwrap_or_default();
@@ -68,7 +68,7 @@ fn require_systemd() -> io::Result<()> {
 fn start_scope(unit: &str, launcher: u32) -> io::Result<()> {
     let mut manager = Connection::open(&find_private_socket()?, SCOPE_TIMEOUT)?;
     let mut reply = Reply::Returned;
-    // Before version 253 a scope has no such property, and what it says holds anyway.
+    // systemd before 253 refuses this property for scopes, and stops no scope for an OOM kill.
     for oom_policy in [Some("continue"), None] {
         reply = manager.call(&START_TRANSIENT_UNIT, &describe_scope(unit, launcher, oom_policy))?;
         if reply == Reply::Returned {
@@ -99,7 +99,7 @@ fn describe_scope(unit: &str, launcher: u32, oom_policy: Option<&str>) -> Encode
             properties.property("OOMPolicy", "s").string(policy);
         }
     });
-    // No units beside it.
+    // No auxiliary units.
     arguments.array(8, |_| ());
     arguments
 }
