@@ -16,6 +16,7 @@ use std::path::{Component, Path, PathBuf};
 use stockade_core::{
     HostPath, HostTree, Image, OverlayDirs, Refusal, Refusals, SandboxSpec, Workspace,
 };
+use stockade_fs::RealPaths;
 
 use crate::config::EngineConfig;
 use mounts::{Located, LocatedView, MountTable};
@@ -79,10 +80,13 @@ impl EngineConfig {
     /// What of the host this spec must not show, each with the field that asks for it (C-06). Nothing
     /// where everything is fine. Paths that do not exist are for the backend to refuse.
     pub fn refused_views(&self, spec: &SandboxSpec) -> Refusals {
-        let mut own = self.every_own_path();
+        let paths = RealPaths::default();
+        let mut own = self.every_own_path(&paths);
         let mut refusals = Vec::new();
         let image = match spec.image {
-            Image::Host => HOST_IMAGE.map(|shown| (shown, real(Path::new(shown)))).to_vec(),
+            Image::Host => {
+                HOST_IMAGE.map(|shown| (shown, real_by(&paths, Path::new(shown)))).to_vec()
+            }
             Image::Directory(_) | Image::Oci(_) | Image::Named(_) | Image::Wasm(_) => Vec::new(),
         };
         refusals.extend(own.iter().filter_map(|own| refuse_in_host_image(own, &image)));
@@ -95,19 +99,19 @@ impl EngineConfig {
             return Refusals(refusals);
         };
         refusals.extend(refuse_kernel_in_host_image(&image, &mounts));
-        let shown: Vec<_> = views.iter().map(|view| real(view.path.as_path())).collect();
-        own.extend(homes::list_own_dirs(self.home.as_deref(), &shown));
-        let check = HostViewCheck::new(self, own, mounts);
+        let shown: Vec<_> = views.iter().map(|view| real_by(&paths, view.path.as_path())).collect();
+        own.extend(homes::list_own_dirs(&paths, self.home.as_deref(), &shown));
+        let check = HostViewCheck::new(self, &paths, own, mounts);
         let shown = views.iter().zip(&shown);
         refusals.extend(shown.filter_map(|(view, path)| check.refuse(view, path)));
         Refusals(refusals)
     }
 
     /// The state directory and what else is configured, each behind all links.
-    fn every_own_path(&self) -> Vec<OwnPath> {
+    fn every_own_path(&self, paths: &RealPaths) -> Vec<OwnPath> {
         let state = OwnPath::state(&self.state_dir);
         let all = std::iter::once(&state).chain(&self.own_paths);
-        all.map(|own| OwnPath { path: real(&own.path), ..own.clone() }).collect()
+        all.map(|own| OwnPath { path: real_by(paths, &own.path), ..own.clone() }).collect()
     }
 }
 
@@ -145,8 +149,9 @@ fn list_host_views(spec: &SandboxSpec) -> Vec<HostView<'_>> {
 /// a link put in its way later is refused there. A path that does not exist stays as named.
 pub(crate) fn behind_links(spec: &SandboxSpec) -> SandboxSpec {
     let mut spec = spec.clone();
+    let paths = RealPaths::default();
     for path in host_paths(&mut spec) {
-        if let Ok(found) = real(path.as_path()).try_into() {
+        if let Ok(found) = real_by(&paths, path.as_path()).try_into() {
             *path = found;
         }
     }
@@ -229,7 +234,13 @@ struct HostViewCheck {
 }
 
 impl HostViewCheck {
-    fn new(config: &EngineConfig, own: Vec<OwnPath>, mounts: MountTable) -> Self {
+    fn new(
+        config: &EngineConfig,
+        paths: &RealPaths,
+        own: Vec<OwnPath>,
+        mounts: MountTable,
+    ) -> Self {
+        let real = |path: &Path| real_by(paths, path);
         let locate = |path: &Path| mounts.locate(&real(path));
         let private = PRIVATE_FILES.iter().map(|parent| locate(Path::new(parent))).collect();
         let shared = SHARED_HOST_DIRS.iter().map(|dir| (*dir, locate(Path::new(dir)))).collect();
@@ -378,10 +389,15 @@ fn build_refusal(field: &str, reason: String, remedy: &str) -> Refusal {
 
 /// The path behind all links, as far as it exists: what is not there yet will be made there.
 pub fn real(path: &Path) -> PathBuf {
+    real_by(&RealPaths::default(), path)
+}
+
+/// The same as one of several paths that are looked at together.
+fn real_by(paths: &RealPaths, path: &Path) -> PathBuf {
     let mut missing = Vec::new();
     let mut there = path;
     loop {
-        if let Ok(found) = there.canonicalize() {
+        if let Ok(found) = paths.canonicalize(there) {
             return missing.iter().rev().fold(found, |path, name| path.join(name));
         }
         let (Some(parent), Some(name)) = (there.parent(), there.file_name()) else {

@@ -21,6 +21,7 @@ mod lock;
 mod mode;
 mod mount;
 mod names;
+mod real_paths;
 mod remove;
 mod sparse;
 #[cfg(feature = "state")]
@@ -39,6 +40,7 @@ pub use lock::{LOCK_TIMEOUT, Locked, Sharing};
 pub use mode::chmod_descriptor;
 pub use mount::is_mount_point;
 pub use names::list_names;
+pub use real_paths::RealPaths;
 pub use remove::{ClosedDirs, remove_entry, remove_tree};
 pub use sparse::{clone_or_copy, copy_sparse, next_data, next_segment, read_full_at};
 #[cfg(feature = "state")]

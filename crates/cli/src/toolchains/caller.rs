@@ -5,6 +5,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use stockade_fs::RealPaths;
+
 use super::inside;
 use super::table::ToolchainRoot;
 
@@ -17,6 +19,8 @@ pub(super) struct CallerEnvironment {
     written: Vec<PathBuf>,
     /// PATH behind links, without what every sandbox sees; resolved once, since every root is compared with it.
     real_path: OnceLock<Vec<PathBuf>>,
+    /// What is looked at for one sandbox is looked at together.
+    paths: RealPaths,
 }
 
 impl CallerEnvironment {
@@ -33,7 +37,14 @@ impl CallerEnvironment {
         let path = variables.get("PATH").map(String::as_str).unwrap_or_default();
         let path = path.split(':').map(PathBuf::from).filter(|dir| dir.is_absolute()).collect();
         let home = variables.get("HOME").map(PathBuf::from).filter(|home| home.is_absolute());
-        Self { variables, path, home, written: Vec::new(), real_path: OnceLock::new() }
+        Self {
+            variables,
+            path,
+            home,
+            written: Vec::new(),
+            real_path: OnceLock::new(),
+            paths: RealPaths::default(),
+        }
     }
 
     /// Without what lies where a guest may write: it could make a link to anything there.
@@ -49,20 +60,25 @@ impl CallerEnvironment {
         if self.written.is_empty() {
             return false;
         }
-        let real = path.canonicalize().ok();
+        let real = self.paths.canonicalize(path).ok();
         let beside = match path.parent() {
             // Without a link in it, its parent has none either.
             Some(parent) if real.as_deref() == Some(path) => Some(parent.to_owned()),
-            parent => parent.and_then(|parent| parent.canonicalize().ok()),
+            parent => parent.and_then(|parent| self.paths.canonicalize(parent).ok()),
         };
         let mut all = [Some(path.to_owned()), real, beside].into_iter().flatten();
         all.any(|path| self.written.iter().any(|place| path.starts_with(place)))
     }
 
+    /// Resolves paths of the host.
+    pub(super) fn paths(&self) -> &RealPaths {
+        &self.paths
+    }
+
     fn real_path(&self) -> &[PathBuf] {
         self.real_path.get_or_init(|| {
             let beyond = self.path.iter().filter(|entry| !inside::is_in_host_image(entry));
-            beyond.filter_map(|entry| entry.canonicalize().ok()).collect()
+            beyond.filter_map(|entry| self.paths.canonicalize(entry).ok()).collect()
         })
     }
 
@@ -122,6 +138,6 @@ pub(super) fn in_path(root: &Path, caller: &CallerEnvironment) -> bool {
     by_name || {
         let leads_to =
             |root: PathBuf| caller.real_path().iter().any(|real| real.starts_with(&root));
-        root.canonicalize().is_ok_and(leads_to)
+        caller.paths.canonicalize(root).is_ok_and(leads_to)
     }
 }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 use stockade_core::{HostTree, RootMode, SandboxSpec, Workspace};
+use stockade_fs::RealPaths;
 
 use super::git_commits::{LOG_VARIABLES, list_commit_trees};
 use super::{FoundToolchain, LeftOut, build_host_tree, is_claimed_by_spec};
@@ -56,7 +57,7 @@ pub(super) fn find_git_tree(spec: &SandboxSpec) -> Option<FoundToolchain> {
 
 /// Adds the directory, and over it what a commit writes to where the workspace itself is changed in place.
 fn add_git_trees(found: &mut FoundToolchain, spec: &SandboxSpec, dir: NamedGitDir) {
-    let tree = build_host_tree(HostTree::GIT_PART, &dir.shown, &dir.shown);
+    let tree = build_host_tree(&RealPaths::default(), HostTree::GIT_PART, &dir.shown, &dir.shown);
     // Behind a link that was put there meanwhile lies something else.
     let Some(tree) = tree.filter(|tree| tree.mount.source.as_path() == dir.shown) else { return };
     found.add(vec![tree]);

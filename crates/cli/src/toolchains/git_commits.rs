@@ -11,6 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use stockade_core::HostTree;
+use stockade_fs::RealPaths;
 
 use super::build_host_tree;
 use super::git::{MAX_CONFIG_BYTES, MAX_POINTER_BYTES, small_file};
@@ -112,7 +113,7 @@ impl GitPart {
         if found.uid() != owner {
             return Err(explain("belongs to another user than the workspace"));
         }
-        let tree = build_host_tree(HostTree::GIT_PART, path, path);
+        let tree = build_host_tree(&RealPaths::default(), HostTree::GIT_PART, path, path);
         let mut tree = tree
             .filter(|tree| tree.mount.source.as_path() == path)
             .ok_or_else(|| explain("cannot be mounted at its own path"))?;

@@ -19,6 +19,7 @@ use stockade_core::{
     SandboxPath, SandboxSpec, Workspace,
 };
 use stockade_engine::EngineConfig;
+use stockade_fs::RealPaths;
 
 use caller::{CallerEnvironment, in_path, root_paths};
 pub use choice::ToolchainChoice;
@@ -255,11 +256,11 @@ fn add_trees(
     taken: &[HostTree],
 ) -> bool {
     let in_use = |path: &Path| !row.in_path_only || in_path(parent_of_tree(path), caller);
-    let shown = trees::expand_root(root, row, (row.shown, row.depth), in_use);
+    let shown = trees::expand_root(caller.paths(), root, row, (row.shown, row.depth), in_use);
     let left_out = shown.left_out.into_iter().map(|(path, reason)| LeftOut { path, reason });
     found.left_out.extend(left_out);
     let at_own_path = shown.paths.into_iter().map(|path| (path.clone(), path));
-    let in_home = in_home(row, root, spec);
+    let in_home = in_home(row, root, spec, caller);
     let before = found.trees.len();
     for (source, target) in at_own_path.chain(in_home) {
         if caller.is_written(&source)
@@ -269,7 +270,7 @@ fn add_trees(
         {
             continue;
         }
-        match build_host_tree(found.name, &source, &target) {
+        match build_host_tree(caller.paths(), found.name, &source, &target) {
             Some(tree) => found.add(vec![tree]),
             None => found.left_out.push(LeftOut { path: source, reason: "is not UTF-8".into() }),
         }
@@ -286,14 +287,21 @@ fn parent_of_tree(path: &Path) -> &Path {
 }
 
 /// Downloaded packages, for a sandbox that can download none.
-fn in_home(row: &ToolchainRoot, root: &Path, spec: &SandboxSpec) -> Vec<(PathBuf, PathBuf)> {
+fn in_home(
+    row: &ToolchainRoot,
+    root: &Path,
+    spec: &SandboxSpec,
+    caller: &CallerEnvironment,
+) -> Vec<(PathBuf, PathBuf)> {
     if matches!(spec.network, Network::Egress(_)) {
         return Vec::new();
     }
     let mut all = Vec::new();
     for (from, to, depth) in row.in_home {
         let base = root.join(from);
-        for path in trees::expand_root(root, row, (&[*from], *depth), |_| true).paths {
+        for path in
+            trees::expand_root(caller.paths(), root, row, (&[*from], *depth), |_| true).paths
+        {
             let Ok(rest) = path.strip_prefix(&base) else { continue };
             let target = Path::new(HOME_INSIDE).join(to).join(rest);
             all.push((path.clone(), target.components().collect()));
@@ -317,8 +325,13 @@ fn is_covered(path: &Path, trees: &[HostTree]) -> bool {
     trees.iter().any(|tree| path.starts_with(tree.mount.target.as_str()))
 }
 
-fn build_host_tree(name: &str, source: &Path, target: &Path) -> Option<HostTree> {
-    let source: HostPath = source.canonicalize().ok()?.try_into().ok()?;
+fn build_host_tree(
+    paths: &RealPaths,
+    name: &str,
+    source: &Path,
+    target: &Path,
+) -> Option<HostTree> {
+    let source: HostPath = paths.canonicalize(source).ok()?.try_into().ok()?;
     let target: SandboxPath = target.to_str()?.parse().ok()?;
     let mount = Mount { source, target, read_only: true };
     Some(HostTree { part_of: name.to_owned(), mount, required: false })

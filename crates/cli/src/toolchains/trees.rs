@@ -5,6 +5,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use stockade_fs::RealPaths;
+
 use super::table::{NEVER_SHOWN, ToolchainRoot};
 
 /// Directories that hold programs and libraries alone, by the thousand: they are not looked into.
@@ -22,13 +24,14 @@ pub struct ShownTrees {
 
 /// Looks through the trees of a root that `wanted` accepts.
 pub fn expand_root(
+    paths: &RealPaths,
     root: &Path,
     row: &ToolchainRoot,
     (patterns, depth): (&[&str], usize),
     wanted: impl Fn(&Path) -> bool,
 ) -> ShownTrees {
-    let mut scan = SecretScan { row, depth, entries: 0, shown: ShownTrees::default() };
-    let Ok(real_root) = root.canonicalize() else { return scan.shown };
+    let mut scan = SecretScan { paths, row, depth, entries: 0, shown: ShownTrees::default() };
+    let Ok(real_root) = paths.canonicalize(root) else { return scan.shown };
     for pattern in patterns {
         for path in expand_pattern(root, pattern).into_iter().filter(|path| wanted(path)) {
             scan.scan_tree(root, &real_root, &path);
@@ -67,6 +70,7 @@ fn list_children(dir: &Path) -> io::Result<Vec<Child>> {
 }
 
 struct SecretScan<'r> {
+    paths: &'r RealPaths,
     row: &'r ToolchainRoot,
     depth: usize,
     entries: usize,
@@ -75,7 +79,7 @@ struct SecretScan<'r> {
 
 impl SecretScan<'_> {
     fn scan_tree(&mut self, root: &Path, real_root: &Path, path: &Path) {
-        let Ok(real) = path.canonicalize() else { return };
+        let Ok(real) = self.paths.canonicalize(path) else { return };
         let expected = path.strip_prefix(root).map(|inside| real_root.join(inside));
         // Joining nothing leaves a slash at the end, which is the same path.
         if expected.is_ok_and(|expected| expected.components().eq(real.components())) {
@@ -181,7 +185,13 @@ mod tests {
 
     fn shown(base: &Path, patterns: &[&str]) -> (Vec<String>, Vec<String>) {
         let inside = |path: &PathBuf| path.strip_prefix(base).unwrap().display().to_string();
-        let found = expand_root(base, &TEST_ROOT, (patterns, TEST_ROOT.depth), |_| true);
+        let found = expand_root(
+            &RealPaths::default(),
+            base,
+            &TEST_ROOT,
+            (patterns, TEST_ROOT.depth),
+            |_| true,
+        );
         let left_out = found.left_out.iter().map(|(path, _)| inside(path)).collect();
         (found.paths.iter().map(inside).collect(), left_out)
     }

@@ -5,8 +5,10 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use stockade_fs::RealPaths;
+
 use super::mounts::lies_in;
-use super::{OwnPath, real};
+use super::{OwnPath, real_by};
 
 /// Directories of Stockade's own in a home, where no variable moves them, and what each is.
 const OWN_DIRS_IN_HOME: [(&str, &str); 3] = [
@@ -23,7 +25,11 @@ const HOME_FIELD: usize = 5;
 
 /// Directories of Stockade's own in homes that one of these paths, which have no links in them, could show: in
 /// the home of this user, and for root, who reaches into all of them, in every home.
-pub(super) fn list_own_dirs(home: Option<&Path>, shown: &[PathBuf]) -> Vec<OwnPath> {
+pub(super) fn list_own_dirs(
+    paths: &RealPaths,
+    home: Option<&Path>,
+    shown: &[PathBuf],
+) -> Vec<OwnPath> {
     let users = match rustix::process::geteuid().is_root() {
         true => std::fs::read(PASSWD_PATH).unwrap_or_default(),
         false => Vec::new(),
@@ -32,14 +38,16 @@ pub(super) fn list_own_dirs(home: Option<&Path>, shown: &[PathBuf]) -> Vec<OwnPa
     let users = String::from_utf8_lossy(&users);
     let every = home.into_iter().chain(users.lines().filter_map(parse_home));
     // Several users of the system have the same one.
-    find_own_dirs(&every.collect::<BTreeSet<_>>(), shown)
+    find_own_dirs(paths, &every.collect::<BTreeSet<_>>(), shown)
 }
 
-fn find_own_dirs(homes: &BTreeSet<&Path>, shown: &[PathBuf]) -> Vec<OwnPath> {
-    let homes: BTreeSet<_> = homes.iter().map(|home| real(home)).collect();
+fn find_own_dirs(paths: &RealPaths, homes: &BTreeSet<&Path>, shown: &[PathBuf]) -> Vec<OwnPath> {
+    let homes: BTreeSet<_> = homes.iter().map(|home| real_by(paths, home)).collect();
     let every = homes.iter().flat_map(|home| {
         let named = OWN_DIRS_IN_HOME.iter();
-        named.flat_map(move |(dir, what)| list_names(home, dir).map(move |own| (home, own, *what)))
+        named.flat_map(move |(dir, what)| {
+            list_names(paths, home, dir).map(move |own| (home, own, *what))
+        })
     });
     let related =
         every.filter(|(home, own, _)| shown.iter().any(|path| is_related(path, home, own)));
@@ -47,12 +55,12 @@ fn find_own_dirs(homes: &BTreeSet<&Path>, shown: &[PathBuf]) -> Vec<OwnPath> {
 }
 
 /// A directory in a home by its name, where a guest would put another in its place, and where its links lead.
-fn list_names(home: &Path, dir: &str) -> impl Iterator<Item = PathBuf> + use<> {
+fn list_names(paths: &RealPaths, home: &Path, dir: &str) -> impl Iterator<Item = PathBuf> + use<> {
     let named = home.join(dir);
     // Most homes, of users of the system, have none: there is no link in what is not there.
     let first = Path::new(dir).iter().next().map(|first| home.join(first));
     let is_there = first.is_some_and(|first| first.symlink_metadata().is_ok());
-    let led_to = is_there.then(|| real(&named)).filter(|led_to| *led_to != named);
+    let led_to = is_there.then(|| real_by(paths, &named)).filter(|led_to| *led_to != named);
     std::iter::once(named).chain(led_to)
 }
 
@@ -75,7 +83,11 @@ mod tests {
     use super::*;
 
     fn find(homes: &[&Path], shown: &Path) -> Vec<PathBuf> {
-        let found = find_own_dirs(&homes.iter().copied().collect(), &[shown.to_owned()]);
+        let found = find_own_dirs(
+            &RealPaths::default(),
+            &homes.iter().copied().collect(),
+            &[shown.to_owned()],
+        );
         found.into_iter().map(|own| own.path).collect()
     }
 
