@@ -54,6 +54,8 @@ pub(crate) struct LiveWalls {
     network_attempts: Option<AtomicU64>,
     /// Whether it was ever stopped: what stands still does not end.
     frozen: AtomicBool,
+    /// Whether all of it was told to end: from then on it is not stopped.
+    killed: AtomicBool,
     /// Lock on what no other sandbox may change until this one has ended, such as its workspace's layers.
     held: Mutex<Option<DirectoryLock>>,
 }
@@ -104,6 +106,7 @@ impl LiveWalls {
             oom_kills_judged: AtomicU64::new(0),
             network_attempts: has_no_network(admitted.spec()).then(AtomicU64::default),
             frozen: AtomicBool::new(false),
+            killed: AtomicBool::new(false),
             held: Mutex::new(held),
         }
     }
@@ -166,6 +169,7 @@ impl LiveWalls {
 
     /// Kills everything in it at once.
     pub(crate) fn kill(&self) {
+        self.killed.store(true, Ordering::SeqCst);
         match &self.ending {
             KillMethod::Signal(signal) => {
                 // It may have ended already.
@@ -200,6 +204,11 @@ impl LiveWalls {
         loop {
             // Asked again each time: one that forks meanwhile may have got away.
             group.freeze(stop).map_err(|error| failed("the kernel refused").source(error))?;
+            // A kill that comes after this look thaws the group itself.
+            if stop && self.killed.load(Ordering::SeqCst) {
+                thaw_group(group);
+                return Err(failed("the sandbox is being ended"));
+            }
             if group.is_frozen() == stop {
                 return Ok(());
             }
@@ -349,9 +358,51 @@ pub(crate) fn left_behind(backend: &BackendName, id: &SandboxId, what: &str) -> 
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::Path;
+
     use stockade_core::{HostTree, Mount};
 
+    use super::super::admit_provisionally;
     use super::*;
+
+    /// A sandbox of one sleeping process, in a group whose files are plain ones in this directory.
+    fn live_in(directory: &Path) -> (LiveWalls, std::process::Child) {
+        fs::write(directory.join("cgroup.events"), "frozen 0\n").unwrap();
+        let child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = child.id().cast_signed();
+        let pidfd = pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::NONBLOCK).unwrap();
+        let backend = BackendName::literal("test");
+        let admitted = admit_provisionally(backend.clone(), &SandboxSpec::default()).unwrap();
+        let built = BuiltWalls {
+            backend,
+            last: (pid, pidfd),
+            ending: KillMethod::Signal(Kill::KILL),
+            group: Some(Group::V2(directory.to_owned())),
+            written: Vec::new(),
+            held: None,
+        };
+        (LiveWalls::new("one".parse().unwrap(), built, &admitted), child)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_told_to_end_is_not_stopped_any_more() {
+        let directory = tempfile::tempdir().unwrap();
+        let (live, mut child) = live_in(directory.path());
+        let asked = || fs::read_to_string(directory.path().join("cgroup.freeze")).unwrap();
+        let pausing = live.freeze(true);
+        tokio::pin!(pausing);
+        tokio::select! {
+            biased;
+            _ = &mut pausing => panic!("nothing says that it has stopped"),
+            () = std::future::ready(()) => live.kill(),
+        }
+        assert_eq!(asked(), "0", "what stands still does not end");
+        let refused = pausing.await.unwrap_err();
+        assert!(refused.message().contains("being ended"), "{refused}");
+        assert_eq!(asked(), "0");
+        child.wait().unwrap();
+    }
 
     #[test]
     fn what_git_on_the_host_writes_is_charged_to_no_guest_who_cannot() {
