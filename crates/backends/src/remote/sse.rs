@@ -9,8 +9,9 @@ use serde::de::DeserializeOwned;
 
 use super::client::DaemonConnection;
 
-/// Bytes of one event: several times what one piece of output can have, whatever is in it.
-const MAX_EVENT_BYTES: usize = 16 << 20;
+/// Bytes of one event: room for one piece of output (256 KiB) with each byte of it escaped, and less than what a
+/// terminal holds for a client, to which it may go on.
+const MAX_EVENT_BYTES: usize = 7 << 18;
 /// The longest silence. A daemon sends a comment at least every ten seconds.
 const MAX_SILENCE: Duration = Duration::from_secs(45);
 
