@@ -15,6 +15,17 @@ impl OwnAddresses {
         Self(listed.ok().map(|all| all.iter().map(if_addrs::Interface::ip).collect()))
     }
 
+    /// As where the interfaces cannot be listed.
+    #[cfg(test)]
+    pub(crate) fn unlisted() -> Self {
+        Self(None)
+    }
+
+    /// Whether an address is known to be one of them.
+    pub(crate) fn lists(&self, address: IpAddr) -> bool {
+        self.0.as_ref().is_some_and(|own| own.contains(&address))
+    }
+
     fn contains(&self, address: IpAddr) -> bool {
         self.0.as_ref().is_none_or(|own| own.contains(&address))
     }

@@ -17,14 +17,14 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::StatusCode;
 use rustix::fs::{Mode, OFlags};
-use stockade_core::{EgressRule, Error, ErrorCode, Result};
+use stockade_core::{EgressRule, Error, ErrorCode, Result, classify_special};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::policy::EgressTarget;
 use crate::resolver::NameResolver;
-use crate::special::{OwnAddresses, classify_address};
+use crate::special::OwnAddresses;
 
 /// How long the proxy may take to open one tunnel, from the connection to it to the end of its answer.
 const TUNNEL_TIMEOUT: Duration = Duration::from_secs(15);
@@ -135,9 +135,11 @@ impl UpstreamProxy {
     }
 
     /// Whether this address of a host is reached through it. A special address is not: from where the proxy is, it may
-    /// be another host than the one that a rule names.
+    /// be another host than the one that a rule names. Where this host's own addresses cannot be listed, none is taken
+    /// for one: what the operator sends through the proxy must not go past it.
     pub fn serves(&self, target: &EgressTarget, address: SocketAddr, own: &OwnAddresses) -> bool {
-        classify_address(address.ip(), own).is_none()
+        classify_special(address.ip()).is_none()
+            && !own.lists(address.ip())
             && !self.bypass.iter().any(|bypass| bypass.covers(target, address))
     }
 
@@ -327,6 +329,10 @@ mod tests {
             let address = address.parse().unwrap();
             assert_eq!(proxy.serves(&target, address, &own), serves, "{host} {address}");
         }
+        let literal = EgressTarget::parse("8.8.8.8").unwrap();
+        let unlisted = OwnAddresses::unlisted();
+        assert!(proxy.serves(&literal, "8.8.8.8:22".parse().unwrap(), &unlisted));
+        assert!(!proxy.serves(&literal, "10.0.0.1:22".parse().unwrap(), &unlisted));
         for entry in ["!a.org", "observe", "ask", "GET@a.org", "a.org/v1", "a b"] {
             assert!(entry.parse::<ProxyBypass>().is_err(), "{entry}");
         }
