@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
-use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal, waitpid};
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, WaitOptions, pidfd_send_signal, waitid, waitpid,
+};
 
 use serde::Serialize;
 
@@ -92,6 +94,12 @@ impl Launcher {
     /// The launcher's process id.
     pub fn pid(&self) -> u32 {
         self.child.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// Whether it runs. Does not wait.
+    pub fn is_alive(&self) -> bool {
+        let ended = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        matches!(waitid(WaitId::Pid(self.child), ended), Ok(None))
     }
 
     /// Launches and waits. Takes about a millisecond; see [`Launcher::begin`] for not waiting.

@@ -180,7 +180,7 @@ fn describe_features(gvisor: &GvisorWalls, runsc: &Runsc, platform: RunscPlatfor
         all = all.with(feature, Support::missing(reason, remedy));
     }
     let by_sentry = all.support(Feature::ProcessLimit);
-    let hierarchy = gvisor.linux_host.hierarchy();
+    let hierarchy = &gvisor.linux_host.hierarchy();
     for (feature, support) in
         limits::measure_limits(hierarchy, by_sentry.clone(), limits::disk_by_counting())
     {

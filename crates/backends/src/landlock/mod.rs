@@ -40,13 +40,13 @@ pub type Landlock = Managed<LandlockWalls>;
 
 /// What builds the landlock backend's walls.
 pub struct LandlockWalls {
-    linux_host: LinuxHost,
+    linux_host: Arc<LinuxHost>,
 }
 
 impl Default for Landlock {
     fn default() -> Self {
         Self::of(LandlockWalls {
-            linux_host: LinuxHost::new(NAME, CGROUP_LAYOUT, Launcher::start_bare),
+            linux_host: Arc::new(LinuxHost::new(NAME, CGROUP_LAYOUT, Launcher::start_bare)),
         })
     }
 }
@@ -61,6 +61,7 @@ impl Landlock {
 impl LandlockWalls {
     async fn build_sandbox(&self, id: &SandboxId, admitted: &Admitted) -> Result<AgentSandbox> {
         let workspace = plan::resolve_workspace(admitted.spec())?;
+        self.linux_host.settle_hierarchy().await;
         let private = LandlockPrivate::make(id)?;
         let group = self.linux_host.create_group(id, admitted)?;
         let held = self.linux_host.holds_memory(group.as_ref());
@@ -122,7 +123,6 @@ impl WallBuilder for LandlockWalls {
         admitted: &Admitted,
         _: &Cancellation,
     ) -> Result<Arc<dyn Sandbox>> {
-        self.linux_host.check_promised_memory(admitted)?;
         Ok(Arc::new(self.build_sandbox(id, admitted).await?))
     }
 

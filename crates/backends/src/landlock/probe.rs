@@ -102,7 +102,7 @@ fn describe_features(landlock: &LandlockWalls) -> Capabilities {
         all = all.with(feature, Support::missing(reason, remedy));
     }
     for (feature, support) in limits::measure_limits(
-        landlock.linux_host.hierarchy(),
+        &landlock.linux_host.hierarchy(),
         limits::processes_by_counting(),
         disk_support(),
     ) {

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use stockade_agent::client::AgentClient;
 use stockade_core::{Admitted, BackendName, EffectiveLimits, Error, ErrorCode, Result, SandboxId};
@@ -23,6 +23,9 @@ pub(crate) const TEARDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 /// that is slow is no reason to refuse.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How long it is believed that systemd gives no control group: what was in its way may pass.
+const RETRY_INTERVAL: Duration = Duration::from_secs(60);
+
 /// One of the launcher's ways to start.
 type LauncherStart = fn(&Program<'_>, BorrowedFd<'_>) -> io::Result<Launcher>;
 
@@ -32,11 +35,21 @@ pub(crate) struct LinuxHost {
     backend: BackendName,
     cgroup_layout: CgroupLayout,
     start: LauncherStart,
-    launcher: OnceLock<Launcher>,
-    starting: Mutex<()>,
-    hierarchy: OnceLock<Hierarchy>,
-    existing_hierarchy: OnceLock<Hierarchy>,
+    tools: Mutex<HostTools>,
+    existing_hierarchy: OnceLock<Arc<Hierarchy>>,
     running: Mutex<HashMap<SandboxId, Arc<LiveWalls>>>,
+}
+
+/// What sandboxes are made with: started and found out with the first, and again where it is gone.
+#[derive(Default)]
+struct HostTools {
+    launcher: Option<Arc<Launcher>>,
+    hierarchy: Option<DetectedHierarchy>,
+}
+
+struct DetectedHierarchy {
+    found: Arc<Hierarchy>,
+    at: Instant,
 }
 
 impl LinuxHost {
@@ -50,9 +63,7 @@ impl LinuxHost {
             backend,
             cgroup_layout,
             start,
-            launcher: OnceLock::new(),
-            starting: Mutex::default(),
-            hierarchy: OnceLock::new(),
+            tools: Mutex::default(),
             existing_hierarchy: OnceLock::new(),
             running: Mutex::default(),
         }
@@ -60,46 +71,94 @@ impl LinuxHost {
 
     /// Takes a launcher that was started elsewhere, if there is none yet.
     pub(crate) fn adopt_launcher(&self, launcher: Launcher) {
-        let _ = self.launcher.set(launcher);
+        lock(&self.tools).launcher.get_or_insert_with(|| Arc::new(launcher));
     }
 
-    pub(crate) fn launcher(&self) -> Result<&Launcher> {
-        let _one_at_a_time = lock(&self.starting);
-        if let Some(launcher) = self.launcher.get() {
-            return Ok(launcher);
+    /// The launcher, started if there is none or it has ended.
+    pub(crate) fn launcher(&self) -> Result<Arc<Launcher>> {
+        self.start_launcher(&mut lock(&self.tools))
+    }
+
+    fn start_launcher(&self, tools: &mut HostTools) -> Result<Arc<Launcher>> {
+        if let Some(launcher) = tools.launcher.as_ref().filter(|launcher| launcher.is_alive()) {
+            return Ok(Arc::clone(launcher));
         }
         let started = embed::start_launcher(self.start);
         let started = started.map_err(|error| no_launcher(self.backend.clone(), error))?;
-        Ok(self.launcher.get_or_init(|| started))
+        let launcher = Arc::new(started);
+        tools.launcher = Some(Arc::clone(&launcher));
+        Ok(launcher)
     }
 
     /// Where groups of sandboxes are made.
-    pub(crate) fn hierarchy(&self) -> &Hierarchy {
+    pub(crate) fn hierarchy(&self) -> Arc<Hierarchy> {
+        let mut tools = lock(&self.tools);
+        if let Some(found) = self.current_hierarchy(&tools) {
+            return found;
+        }
+        if let Some(former) = tools.hierarchy.take() {
+            former.found.remove_empty_parents();
+        }
         let launcher = || {
-            let launcher = self.cgroup_layout.started_by_launcher.then(|| self.launcher().ok());
-            launcher.flatten().map(Launcher::pid)
+            let may_move = self.cgroup_layout.started_by_launcher;
+            may_move.then(|| self.start_launcher(&mut tools).ok())?.map(|launcher| launcher.pid())
         };
-        self.hierarchy.get_or_init(|| Hierarchy::detect(self.cgroup_layout, launcher))
+        let found = Arc::new(Hierarchy::detect(self.cgroup_layout, launcher));
+        tools.hierarchy = Some(DetectedHierarchy { found: Arc::clone(&found), at: Instant::now() });
+        found
+    }
+
+    /// What was found out, while it holds: a scope of systemd's ends with its launcher or on its user's word.
+    fn current_hierarchy(&self, tools: &HostTools) -> Option<Arc<Hierarchy>> {
+        let DetectedHierarchy { found, at } = tools.hierarchy.as_ref()?;
+        let holds = match found.scope() {
+            Some(scope) => {
+                scope.is_dir() && tools.launcher.as_ref().is_some_and(|it| it.is_alive())
+            }
+            None => !self.may_ask_systemd(found) || at.elapsed() < RETRY_INTERVAL,
+        };
+        holds.then(|| Arc::clone(found))
+    }
+
+    /// Whether systemd is asked for a group where there is none.
+    fn may_ask_systemd(&self, found: &Hierarchy) -> bool {
+        let none = matches!(found, Hierarchy::None { .. });
+        none && self.cgroup_layout.started_by_launcher && !rustix::process::geteuid().is_root()
+    }
+
+    /// Finds out about control groups. On a thread of its own where systemd may be asked: nothing else waits for it.
+    pub(crate) async fn settle_hierarchy(self: &Arc<Self>) {
+        let settled = self.current_hierarchy(&lock(&self.tools)).is_some();
+        if settled || rustix::process::geteuid().is_root() {
+            return;
+        }
+        let host = Arc::clone(self);
+        // An error is ignored: who needs the hierarchy finds it out then.
+        let _ = tokio::task::spawn_blocking(move || drop(host.hierarchy())).await;
     }
 
     /// Where existing groups are looked for. Starts no launcher and asks systemd for nothing.
-    pub(crate) fn existing_hierarchy(&self) -> &Hierarchy {
-        let detect = || Hierarchy::detect_existing(self.cgroup_layout);
-        self.hierarchy.get().unwrap_or_else(|| self.existing_hierarchy.get_or_init(detect))
+    pub(crate) fn existing_hierarchy(&self) -> Arc<Hierarchy> {
+        // While the lock is held, it may be for long: for an answer of systemd's.
+        let tools = self.tools.try_lock();
+        let known = tools.ok().and_then(|tools| Some(Arc::clone(&tools.hierarchy.as_ref()?.found)));
+        let detect = || Arc::new(Hierarchy::detect_existing(self.cgroup_layout));
+        known.unwrap_or_else(|| Arc::clone(self.existing_hierarchy.get_or_init(detect)))
     }
 
-    /// Fails if memory was measured as limited by a control group and none can be made now: the limit would be weaker
+    /// Fails if a limit was measured as held by a control group and none can be made for it now: it would be weaker
     /// than was promised (C-02).
-    pub(crate) fn check_promised_memory(&self, admitted: &Admitted) -> Result<()> {
-        if !limits::is_memory_promised(admitted) || self.hierarchy().controllers().memory {
+    fn check_promised_limits(&self, admitted: &Admitted, hierarchy: &Hierarchy) -> Result<()> {
+        let Some(limit) = limits::find_broken_promise(admitted, hierarchy.controllers()) else {
             return Ok(());
-        }
-        let reason = limits::explain_unavailable(self.hierarchy());
-        let message =
-            format!("there was a control group for its memory, and there is none now: {reason}");
+        };
+        let reason = limits::explain_unavailable(hierarchy);
+        let message = format!(
+            "there was a control group for its limit of {limit}, and there is none now: {reason}"
+        );
         Err(Error::new(ErrorCode::WallMissing, "create", message)
             .backend(self.backend.clone())
-            .remedy("try again: what this host can do is measured anew"))
+            .remedy("try again in a minute, or measure anew with `stockade detect`"))
     }
 
     /// The control group of a new sandbox, where there are any.
@@ -108,6 +167,7 @@ impl LinuxHost {
         id: &SandboxId,
         admitted: &Admitted,
     ) -> Result<Option<Group>> {
+        self.check_promised_limits(admitted, &self.hierarchy())?;
         self.group_of(id, admitted.limits())
     }
 
@@ -192,10 +252,12 @@ impl LinuxHost {
 
 impl Drop for LinuxHost {
     fn drop(&mut self) {
+        let HostTools { launcher, hierarchy } = std::mem::take(&mut *lock(&self.tools));
         // The launcher first: it ends what it launched and removes its groups.
-        drop(self.launcher.take());
-        for hierarchy in [&self.hierarchy, &self.existing_hierarchy] {
-            hierarchy.get().inspect(|found| found.remove_empty_parents());
+        drop(launcher);
+        let hierarchies = hierarchy.map(|detected| detected.found).into_iter();
+        for hierarchy in hierarchies.chain(self.existing_hierarchy.take()) {
+            hierarchy.remove_empty_parents();
         }
     }
 }

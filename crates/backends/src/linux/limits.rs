@@ -5,7 +5,7 @@ use stockade_core::{
 };
 use stockade_launcher::Rlimits;
 
-use super::cgroup::Hierarchy;
+use super::cgroup::{Controllers, Hierarchy};
 
 /// Files that all processes of a sandbox may have open together, where a group counts what they cost as the
 /// sandbox's memory.
@@ -101,23 +101,32 @@ pub(crate) fn disk_by_counting() -> Support {
     )
 }
 
-/// How the measured support names the controller, after the version of cgroup.
-const MEMORY_CONTROLLER: &str = "memory controller";
+/// How measured support begins where a control group holds a limit; the version follows.
+const BY_GROUP: &str = "cgroup v";
 
-/// Whether memory was measured as limited by a control group. A provisional admission measures nothing.
-pub(crate) fn is_memory_promised(admitted: &Admitted) -> bool {
-    let by_group = |held: &Enforcement| match held {
-        Enforcement::Fully { limit: LimitKind::Memory, by, .. } => by.ends_with(MEMORY_CONTROLLER),
-        Enforcement::Fully { .. } | Enforcement::Partly { .. } | Enforcement::NotAtAll { .. } => {
-            false
-        }
-    };
-    admitted.enforcement().iter().any(by_group)
+/// A limit that was measured as held by a control group, and that none of these controllers holds. A provisional
+/// admission measures nothing.
+pub(crate) fn find_broken_promise(admitted: &Admitted, on: Controllers) -> Option<LimitKind> {
+    let mut promised = admitted.enforcement().iter().filter_map(|held| match held {
+        Enforcement::Fully { limit, by, .. } => by.starts_with(BY_GROUP).then_some(*limit),
+        Enforcement::Partly { .. } | Enforcement::NotAtAll { .. } => None,
+    });
+    promised.find(|limit| match limit {
+        LimitKind::Memory => !on.memory,
+        LimitKind::Processes => !on.processes,
+        LimitKind::CpuRate => !on.cpu,
+        LimitKind::CpuTime => !on.cpu_usage,
+        LimitKind::WallTime
+        | LimitKind::Disk
+        | LimitKind::OpenFiles
+        | LimitKind::Output
+        | LimitKind::Fuel => false,
+    })
 }
 
 fn memory_support(hierarchy: &Hierarchy) -> Support {
     match hierarchy.controllers().memory {
-        true => Support::full(format!("{} {MEMORY_CONTROLLER}", hierarchy.name())),
+        true => Support::full(format!("{} memory controller", hierarchy.name())),
         false => Support::partial(
             "adding up resident memory, page tables and swap every 10 ms",
             "processes together may go beyond it for some milliseconds, and files in memory that none \
@@ -178,24 +187,55 @@ mod tests {
     use stockade_core::{BackendName, SandboxSpec};
 
     use super::*;
-    use crate::linux;
 
     #[test]
     fn a_hope_is_no_promise_and_neither_is_a_watch() {
         let name = BackendName::literal("test");
-        let hoped = linux::admit_provisionally(name.clone(), &SandboxSpec::default()).unwrap();
-        assert!(!is_memory_promised(&hoped));
-        for (support, promised) in [
-            (Support::full(format!("cgroup v2 {MEMORY_CONTROLLER}")), true),
-            (memory_support(&Hierarchy::None { reason: "none".into() }), false),
+        let hope = || {
+            let none = Capabilities::none(name.clone(), stockade_core::Boundary::SharedKernel);
+            Feature::ALL.iter().fold(none, |all, it| all.with(*it, Support::full("hope")))
+        };
+        let broken = |all: &Capabilities, on| {
+            let limits = stockade_core::Limits {
+                cpu_rate: Some(stockade_core::Millicores(500)),
+                ..Default::default()
+            };
+            let spec = SandboxSpec { limits, ..SandboxSpec::default() };
+            find_broken_promise(&stockade_core::admit(&spec, all).unwrap(), on)
+        };
+        let off = Controllers::default();
+        assert_eq!(broken(&hope(), off), None);
+        let watched = memory_support(&Hierarchy::None { reason: "none".into() });
+        assert_eq!(broken(&hope().with(Feature::MemoryLimit, watched), off), None);
+        for (feature, by, limit, on) in [
+            (
+                Feature::MemoryLimit,
+                "memory controller",
+                LimitKind::Memory,
+                Controllers { memory: true, ..off },
+            ),
+            (
+                Feature::ProcessLimit,
+                "pids controller",
+                LimitKind::Processes,
+                Controllers { processes: true, ..off },
+            ),
+            (
+                Feature::CpuRateLimit,
+                "cpu controller",
+                LimitKind::CpuRate,
+                Controllers { cpu: true, ..off },
+            ),
+            (
+                Feature::CpuTimeLimit,
+                "counter",
+                LimitKind::CpuTime,
+                Controllers { cpu_usage: true, ..off },
+            ),
         ] {
-            let all = Feature::ALL.iter().fold(
-                Capabilities::none(name.clone(), stockade_core::Boundary::SharedKernel),
-                |all, feature| all.with(*feature, Support::full("hope")),
-            );
-            let all = all.with(Feature::MemoryLimit, support);
-            let admitted = stockade_core::admit(&SandboxSpec::default(), &all).unwrap();
-            assert_eq!(is_memory_promised(&admitted), promised);
+            let measured = hope().with(feature, Support::full(format!("cgroup v2 {by}")));
+            assert_eq!(broken(&measured, off), Some(limit));
+            assert_eq!(broken(&measured, on), None);
         }
     }
 }

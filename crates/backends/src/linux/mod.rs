@@ -147,6 +147,7 @@ pub(crate) fn host_fingerprint() -> Option<String> {
         read("/proc/sys/user/max_user_namespaces").unwrap_or_default(),
         read("/proc/self/attr/current").unwrap_or_default(),
         format!("{:?}", rustix::process::geteuid()),
+        cgroup::describe_manager(),
         env!("CARGO_PKG_VERSION").into(),
         embed::programs_version(),
     ];

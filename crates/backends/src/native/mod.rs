@@ -49,7 +49,7 @@ pub type Native = Managed<NativeWalls>;
 
 /// What builds the native backend's walls.
 pub struct NativeWalls {
-    linux_host: LinuxHost,
+    linux_host: Arc<LinuxHost>,
     own: OnceLock<Own>,
     /// What of the host's devices its sandboxes are trusted with beyond those that all have.
     devices: &'static [&'static str],
@@ -112,7 +112,7 @@ impl Native {
 
 impl NativeWalls {
     fn trusted_with(devices: &'static [&'static str]) -> Self {
-        let linux_host = LinuxHost::new(NAME, CGROUP_LAYOUT, Launcher::start);
+        let linux_host = Arc::new(LinuxHost::new(NAME, CGROUP_LAYOUT, Launcher::start));
         Self { linux_host, own: OnceLock::new(), devices }
     }
 
@@ -145,6 +145,7 @@ impl NativeWalls {
         admitted: &Admitted,
     ) -> Result<(BuiltWalls, UnixStream)> {
         let held = dir_lock::hold_layers(&NAME, admitted.spec())?;
+        self.linux_host.settle_hierarchy().await;
         let group = self.linux_host.create_group(id, admitted)?;
         let (ours, theirs) = self.linux_host.open_pipe()?;
         let launched = self.launch_agent(id, admitted, group.as_ref(), theirs.into()).await?;
@@ -204,7 +205,6 @@ impl WallBuilder for NativeWalls {
         admitted: &Admitted,
         _: &Cancellation,
     ) -> Result<Arc<dyn Sandbox>> {
-        self.linux_host.check_promised_memory(admitted)?;
         Ok(Arc::new(self.build_sandbox(id, admitted).await?))
     }
 

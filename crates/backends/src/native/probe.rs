@@ -124,7 +124,7 @@ async fn try_overlay(native: &NativeWalls) -> Result<(), Error> {
 /// The walls stand: what else is there depends on the control groups.
 fn measured_features(native: &NativeWalls) -> Capabilities {
     let mut all = Capabilities::none(NAME, NATIVE_BOUNDARY)
-        .with(Feature::Pause, pause_support(native.linux_host.hierarchy()));
+        .with(Feature::Pause, pause_support(&native.linux_host.hierarchy()));
     for (feature, by) in WALL_FEATURES {
         all = all.with(feature, Support::full(by));
     }
@@ -132,7 +132,7 @@ fn measured_features(native: &NativeWalls) -> Capabilities {
         all = all.with(feature, Support::missing(reason, remedy));
     }
     for (feature, support) in limits::measure_limits(
-        native.linux_host.hierarchy(),
+        &native.linux_host.hierarchy(),
         process_limit_support(),
         limits::disk_by_counting(),
     ) {

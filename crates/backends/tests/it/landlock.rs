@@ -174,7 +174,7 @@ fn pids_with(text: &str) -> Vec<u32> {
 }
 
 #[tokio::test]
-async fn when_the_launcher_is_killed_everything_ends_within_five_seconds() {
+async fn when_the_launcher_is_killed_everything_ends_within_five_seconds_and_another_takes_over() {
     let (engine, _state) = engine().await;
     let id = engine.create(SandboxSpec::default()).await.unwrap();
     let line = format!("(setsid sh -c 'sleep 60; : {id}' &); trap '' TERM; sleep 60; : {id}");
@@ -197,4 +197,6 @@ async fn when_the_launcher_is_killed_everything_ends_within_five_seconds() {
         assert!(tokio::time::Instant::now() < until, "{:?}", pids_with(id.as_str()));
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+    let again = engine.create(SandboxSpec::default()).await.expect("another launcher is started");
+    engine.destroy(&again).await.unwrap();
 }

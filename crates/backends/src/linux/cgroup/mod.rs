@@ -20,6 +20,7 @@ use stockade_fs::read_kernel_file;
 use stockade_launcher::Cgroup;
 
 pub(crate) use swap::is_swap_on;
+pub(crate) use systemd::describe_manager;
 
 /// What a backend's groups have in common.
 #[derive(Debug, Clone, Copy)]
@@ -144,6 +145,14 @@ impl Hierarchy {
             }
             Self::V1(base) => Some(Group::V1(base.group_dirs(id))),
             Self::None { .. } => None,
+        }
+    }
+
+    /// The scope of systemd's that it lies in.
+    pub(crate) fn scope(&self) -> Option<&Path> {
+        match self {
+            Self::V2(base) => base.scope.as_deref(),
+            Self::V1(_) | Self::None { .. } => None,
         }
     }
 

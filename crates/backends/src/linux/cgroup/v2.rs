@@ -6,6 +6,7 @@
 //! the group this process is in; and where only that one is ours, this process first makes room in it
 //! by moving down, if it is alone there.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -64,7 +65,7 @@ impl V2Base {
             .map_err(|error| format!("no cgroup v2 directory is delegated to this user: {error}"));
         match delegated {
             Err(reason) if require_limit_controllers(&top).is_ok() => {
-                Self::by_systemd(cgroup_layout, &top, launcher)
+                Self::by_systemd(cgroup_layout, &top, &inside, launcher)
                     .map_err(|error| format!("{reason}; none from systemd: {error}"))
             }
             found => found,
@@ -75,10 +76,15 @@ impl V2Base {
     fn by_systemd(
         cgroup_layout: CgroupLayout,
         top: &Path,
+        inside: &Path,
         launcher: impl FnOnce() -> Option<u32>,
     ) -> io::Result<Self> {
         if rustix::process::geteuid().is_root() {
             return Err(io::Error::other("it is not asked by root"));
+        }
+        if !is_login_session(inside, rustix::process::geteuid().as_raw()) {
+            let reason = format!("{} is no login session of this user", inside.display());
+            return Err(io::Error::other(reason));
         }
         let launcher = launcher().ok_or_else(|| io::Error::other("it is not asked"))?;
         let scope = systemd::enter_scope(top, launcher)?;
@@ -185,6 +191,15 @@ pub(super) fn resolve_group(top: &Path, own: &str) -> PathBuf {
     if own.split('/').any(|part| part == "..") { top.to_owned() } else { top.join(own) }
 }
 
+/// Whether a group is that of a login session of this user. In any other, somebody may have put the process for its
+/// limits, which would not hold for what left it.
+fn is_login_session(group: &Path, user: u32) -> bool {
+    let slice = format!("user-{user}.slice");
+    let mut names = group.iter().filter_map(OsStr::to_str).skip_while(|name| *name != slice);
+    let below = names.nth(1).unwrap_or_default();
+    below.starts_with("session-") && below.ends_with(".scope")
+}
+
 /// Whether processes may be put into groups below this one: the kernel asks that of the directory that
 /// both the old and the new group lie in.
 fn may_enter(place: &Path) -> io::Result<()> {
@@ -232,5 +247,22 @@ mod tests {
         assert_eq!(resolve_group(top, "0::/\n"), top.join(""));
         assert_eq!(resolve_group(top, "0::/../other\n"), top);
         assert_eq!(resolve_group(top, ""), top.join(""));
+    }
+
+    #[test]
+    fn nothing_is_moved_out_of_a_group_that_is_no_login_session() {
+        for (group, is_one) in [
+            ("user.slice/user-1000.slice/session-3.scope", true),
+            ("user.slice/user-1000.slice/session-c1.scope/below", true),
+            ("user.slice/user-1001.slice/session-3.scope", false),
+            ("user.slice/user-1000.slice/user@1000.service/app.slice/x.scope", false),
+            ("user.slice/user-1000.slice", false),
+            ("system.slice/ci.service", false),
+            ("session-3.scope", false),
+            ("", false),
+        ] {
+            let group = Path::new("/sys/fs/cgroup").join(group);
+            assert_eq!(is_login_session(&group, 1000), is_one, "{}", group.display());
+        }
     }
 }

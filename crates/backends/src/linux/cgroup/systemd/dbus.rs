@@ -6,6 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use stockade_core::clean_foreign;
 
 /// The longest message of the peer that is read.
@@ -55,13 +57,17 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects and authenticates by the user id that the kernel tells the peer.
-    pub(super) fn open(socket: &Path, timeout: Duration) -> io::Result<Self> {
-        Self::authenticate(UnixStream::connect(socket)?, timeout)
+    /// Connects to a program of this user and authenticates by the user id that the kernel tells it.
+    pub(super) fn open(socket: &Path, deadline: Instant) -> io::Result<Self> {
+        let stream = connect_at_once(socket)?;
+        if socket_peercred(&stream)?.uid != rustix::process::geteuid() {
+            return Err(io::Error::other("another user's program listens there"));
+        }
+        Self::authenticate(stream, deadline)
     }
 
-    fn authenticate(stream: UnixStream, timeout: Duration) -> io::Result<Self> {
-        let mut connection = Self { stream, deadline: Instant::now() + timeout, serial: 0 };
+    fn authenticate(stream: UnixStream, deadline: Instant) -> io::Result<Self> {
+        let mut connection = Self { stream, deadline, serial: 0 };
         let user = rustix::process::geteuid().as_raw().to_string();
         let user: String = user.bytes().map(|digit| format!("{digit:02x}")).collect();
         connection.write(format!("\0AUTH EXTERNAL {user}\r\n").as_bytes())?;
@@ -134,6 +140,16 @@ impl Connection {
         self.read(&mut rest)?;
         layout.parse_rest(&rest)
     }
+}
+
+/// Fails where too many wait for the peer already: waiting with them would know no deadline.
+fn connect_at_once(socket: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let connecting = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&connecting, &SocketAddrUnix::new(socket)?)?;
+    let stream = UnixStream::from(connecting);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// A peer that is silent is told of as such.
@@ -224,6 +240,12 @@ impl Encoder {
 
     pub(super) fn number(&mut self, value: u32) -> &mut Self {
         self.align(4);
+        self.0.extend(value.to_ne_bytes());
+        self
+    }
+
+    pub(super) fn long(&mut self, value: u64) -> &mut Self {
+        self.align(8);
         self.0.extend(value.to_ne_bytes());
         self
     }
@@ -408,7 +430,7 @@ mod tests {
     }
 
     fn ping(stream: UnixStream, timeout: Duration) -> io::Result<Reply> {
-        let mut connection = Connection::authenticate(stream, timeout)?;
+        let mut connection = Connection::authenticate(stream, Instant::now() + timeout)?;
         connection.call(&PING, Encoder::default().string("hello").number(7))
     }
 
