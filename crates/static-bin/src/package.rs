@@ -11,13 +11,15 @@ use crate::StaticBinError;
 const ORIGINAL_MANIFEST: &str = "Cargo.toml.orig";
 
 /// Added to a copy's manifest. Without a workspace of its own it would be taken for a member of the one that it is built
-/// for. Profiles do not travel with a package; the settings are those of the workspace's `release`, but optimised.
+/// for. Profiles do not travel with a package; the settings are those of the workspace's `release`.
 const STANDALONE_TABLES: &str = r#"
 [workspace]
 
 [profile.static-bin]
 inherits = "release"
-opt-level = 2
+opt-level = 1
+lto = "off"
+codegen-units = 4
 panic = "abort"
 strip = true
 "#;
