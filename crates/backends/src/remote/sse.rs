@@ -76,7 +76,7 @@ impl SseReader {
                 Some(Err(error)) => return Err(SseFault::Broken(error)),
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
-                        self.text.push(&data)?;
+                        self.text.push(&data);
                     }
                 }
             }
@@ -85,12 +85,8 @@ impl SseReader {
 }
 
 impl SseBuffer {
-    fn push(&mut self, data: &[u8]) -> Result<(), SseFault> {
-        if self.bytes.len() + data.len() > MAX_EVENT_BYTES {
-            return Err(SseFault::TooLong);
-        }
+    fn push(&mut self, data: &[u8]) {
         self.bytes.extend_from_slice(data);
-        Ok(())
     }
 
     /// The first whole event; comments are left out.
@@ -100,8 +96,12 @@ impl SseBuffer {
             let found = self.bytes[from..].windows(2).position(|two| two == b"\n\n");
             let Some(at) = found else {
                 self.searched = self.bytes.len();
-                return Ok(None);
+                let is_too_long = self.bytes.len() > MAX_EVENT_BYTES;
+                return if is_too_long { Err(SseFault::TooLong) } else { Ok(None) };
             };
+            if from + at > MAX_EVENT_BYTES {
+                return Err(SseFault::TooLong);
+            }
             let block = self.bytes.split_to(from + at);
             self.bytes.advance(2);
             self.searched = 0;
@@ -133,7 +133,7 @@ mod tests {
         for piece in 1..text.len() {
             let (mut buffer, mut kinds) = (SseBuffer::default(), Vec::new());
             for part in text.chunks(piece) {
-                buffer.push(part).unwrap();
+                buffer.push(part);
                 while let Some(event) = buffer.take_event().unwrap() {
                     kinds.push((event.kind, event.data));
                 }
@@ -147,12 +147,15 @@ mod tests {
     fn a_flood_without_an_end_and_what_is_no_event_are_refused() {
         let mut buffer = SseBuffer::default();
         let flood = vec![b'x'; MAX_EVENT_BYTES];
-        buffer.push(&flood).unwrap();
+        buffer.push(&flood);
         assert!(buffer.take_event().unwrap().is_none());
-        assert!(matches!(buffer.push(b"x"), Err(SseFault::TooLong)));
+        buffer.push(b"x");
+        assert!(matches!(buffer.take_event(), Err(SseFault::TooLong)));
+        buffer.push(b"\n\n");
+        assert!(matches!(buffer.take_event(), Err(SseFault::TooLong)));
         for wrong in [&b"event: a\n\n"[..], b"data: {}\n\n", b"\xff\n\n"] {
             let mut buffer = SseBuffer::default();
-            buffer.push(wrong).unwrap();
+            buffer.push(wrong);
             assert!(matches!(buffer.take_event(), Err(SseFault::NotAnEvent)), "{wrong:?}");
         }
     }
