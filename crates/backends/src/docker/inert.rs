@@ -161,6 +161,12 @@ impl<'a> ImageFiles<'a> {
                     let what = format!("has a file at `{next}`, where `{path}` needs a directory");
                     return Err(image_refused(&what));
                 }
+                ImageFile::Unresolvable => {
+                    let what = format!(
+                        "has at `{next}` what the engine cannot resolve, such as a link in a circle"
+                    );
+                    return Err(image_refused(&what));
+                }
                 ImageFile::Plain | ImageFile::Directory | ImageFile::Missing => {
                     at = next;
                     continue;
@@ -188,6 +194,7 @@ impl<'a> ImageFiles<'a> {
         let Some(told) = response.headers().get(PATH_STAT_HEADER) else {
             return match status {
                 StatusCode::NOT_FOUND => Ok(ImageFile::Missing),
+                StatusCode::INTERNAL_SERVER_ERROR => Ok(ImageFile::Unresolvable),
                 _ => Err(format!("it answered {status}").into()),
             };
         };
@@ -212,6 +219,8 @@ enum ImageFile {
     Directory,
     /// Anything else.
     Plain,
+    /// What the engine fails at, such as a link in a circle.
+    Unresolvable,
 }
 
 /// Text of base64 as it was written by an engine. What is no such text gives other bytes, which then are no JSON.
