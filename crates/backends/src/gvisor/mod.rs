@@ -65,7 +65,7 @@ pub type Gvisor = Managed<GvisorWalls>;
 
 /// What has the gvisor backend's walls built.
 pub struct GvisorWalls {
-    linux_host: LinuxHost,
+    linux_host: Arc<LinuxHost>,
     program: Option<PathBuf>,
     spawner: OnceLock<Spawner>,
     platform: tokio::sync::Mutex<Option<RunscPlatform>>,
@@ -94,7 +94,7 @@ impl Gvisor {
 impl GvisorWalls {
     fn new(program: Option<PathBuf>) -> Self {
         Self {
-            linux_host: LinuxHost::new(NAME, CGROUP_LAYOUT, Launcher::start),
+            linux_host: Arc::new(LinuxHost::new(NAME, CGROUP_LAYOUT, Launcher::start)),
             program,
             spawner: OnceLock::new(),
             platform: tokio::sync::Mutex::default(),
@@ -151,7 +151,8 @@ impl GvisorWalls {
         let private = GvisorPrivate::make(id)?;
         let views = views::stage_views(&private, &mut plan)?;
         let root::BundleRoot { path: root, held } = root::prepare_root(&private, &plan)?;
-        let group = self.linux_host.group_of(id, &with_runtime(admitted.limits()))?;
+        let limits = with_runtime(admitted.limits());
+        let group = self.linux_host.group_of(id, admitted, &limits).await?;
         let rlimits = counted_inside(admitted.limits());
         config::write_config(private.path(), &root, id, &plan, &rlimits).map_err(not_described)?;
         let cgroup = group.as_ref().map(Group::plan);

@@ -61,9 +61,8 @@ impl Landlock {
 impl LandlockWalls {
     async fn build_sandbox(&self, id: &SandboxId, admitted: &Admitted) -> Result<AgentSandbox> {
         let workspace = plan::resolve_workspace(admitted.spec())?;
-        self.linux_host.settle_hierarchy().await;
         let private = LandlockPrivate::make(id)?;
-        let group = self.linux_host.create_group(id, admitted)?;
+        let group = self.linux_host.create_group(id, admitted).await?;
         let held = self.linux_host.holds_memory(group.as_ref());
         let mut plan = plan::build_plan(id, admitted, workspace, &private, held);
         plan.cgroup = group.as_ref().map(Group::plan);

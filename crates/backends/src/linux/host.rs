@@ -12,7 +12,7 @@ use stockade_agent::client::AgentClient;
 use stockade_core::{Admitted, BackendName, EffectiveLimits, Error, ErrorCode, Result, SandboxId};
 use stockade_launcher::{Launcher, Program};
 
-use super::cgroup::{CgroupLayout, Group, Hierarchy};
+use super::cgroup::{CgroupLayout, Controllers, Group, Hierarchy};
 use super::running::{self, BuiltWalls, LiveWalls};
 use super::{embed, limits, lock, no_group, no_launcher, no_pipe};
 
@@ -35,20 +35,21 @@ pub(crate) struct LinuxHost {
     backend: BackendName,
     cgroup_layout: CgroupLayout,
     start: LauncherStart,
-    tools: Mutex<HostTools>,
+    /// Started with the first sandbox, and again where it has ended.
+    launcher: Mutex<Option<Arc<Launcher>>>,
+    /// Held while control groups are looked for, which may take as long as systemd does.
+    detecting: Mutex<()>,
+    /// The last that was found. Held for a moment only.
+    detected: Mutex<Option<DetectedHierarchy>>,
     existing_hierarchy: OnceLock<Arc<Hierarchy>>,
     running: Mutex<HashMap<SandboxId, Arc<LiveWalls>>>,
 }
 
-/// What sandboxes are made with: started and found out with the first, and again where it is gone.
-#[derive(Default)]
-struct HostTools {
-    launcher: Option<Arc<Launcher>>,
-    hierarchy: Option<DetectedHierarchy>,
-}
-
+#[derive(Clone)]
 struct DetectedHierarchy {
     found: Arc<Hierarchy>,
+    /// The process id of the launcher that a scope is for.
+    launcher: Option<u32>,
     at: Instant,
 }
 
@@ -63,7 +64,9 @@ impl LinuxHost {
             backend,
             cgroup_layout,
             start,
-            tools: Mutex::default(),
+            launcher: Mutex::default(),
+            detecting: Mutex::default(),
+            detected: Mutex::default(),
             existing_hierarchy: OnceLock::new(),
             running: Mutex::default(),
         }
@@ -71,53 +74,75 @@ impl LinuxHost {
 
     /// Takes a launcher that was started elsewhere, if there is none yet.
     pub(crate) fn adopt_launcher(&self, launcher: Launcher) {
-        lock(&self.tools).launcher.get_or_insert_with(|| Arc::new(launcher));
+        lock(&self.launcher).get_or_insert_with(|| Arc::new(launcher));
     }
 
     /// The launcher, started if there is none or it has ended.
     pub(crate) fn launcher(&self) -> Result<Arc<Launcher>> {
-        self.start_launcher(&mut lock(&self.tools))
-    }
-
-    fn start_launcher(&self, tools: &mut HostTools) -> Result<Arc<Launcher>> {
-        if let Some(launcher) = tools.launcher.as_ref().filter(|launcher| launcher.is_alive()) {
+        let mut known = lock(&self.launcher);
+        if let Some(launcher) = known.as_ref().filter(|launcher| launcher.is_alive()) {
             return Ok(Arc::clone(launcher));
         }
         let started = embed::start_launcher(self.start);
         let started = started.map_err(|error| no_launcher(self.backend.clone(), error))?;
         let launcher = Arc::new(started);
-        tools.launcher = Some(Arc::clone(&launcher));
+        *known = Some(Arc::clone(&launcher));
         Ok(launcher)
     }
 
-    /// Where groups of sandboxes are made.
+    /// Whether the launcher with this process id is the one that launches, and runs.
+    fn is_current_launcher(&self, pid: u32) -> bool {
+        let launcher = lock(&self.launcher);
+        launcher.as_ref().is_some_and(|launcher| launcher.pid() == pid && launcher.is_alive())
+    }
+
+    /// Where groups of sandboxes are made. May wait for systemd's answer.
     pub(crate) fn hierarchy(&self) -> Arc<Hierarchy> {
-        let mut tools = lock(&self.tools);
-        if let Some(found) = self.current_hierarchy(&tools) {
+        if let Some(found) = self.current_hierarchy() {
             return found;
         }
-        if let Some(former) = tools.hierarchy.take() {
-            former.found.remove_empty_parents();
+        let _one_at_a_time = lock(&self.detecting);
+        // Another thread may have looked meanwhile.
+        self.current_hierarchy().unwrap_or_else(|| self.detect_hierarchy())
+    }
+
+    fn detect_hierarchy(&self) -> Arc<Hierarchy> {
+        if let Some(former) = self.last_hierarchy() {
+            former.remove_empty_parents();
         }
+        let mut asked = None;
         let launcher = || {
-            let may_move = self.cgroup_layout.started_by_launcher;
-            may_move.then(|| self.start_launcher(&mut tools).ok())?.map(|launcher| launcher.pid())
+            let launcher = self.cgroup_layout.started_by_launcher.then(|| self.launcher().ok());
+            asked = launcher.flatten().map(|launcher| launcher.pid());
+            asked
         };
         let found = Arc::new(Hierarchy::detect(self.cgroup_layout, launcher));
-        tools.hierarchy = Some(DetectedHierarchy { found: Arc::clone(&found), at: Instant::now() });
+        let known = Arc::clone(&found);
+        let detected = DetectedHierarchy { found: known, launcher: asked, at: Instant::now() };
+        *lock(&self.detected) = Some(detected);
         found
     }
 
     /// What was found out, while it holds: a scope of systemd's ends with its launcher or on its user's word.
-    fn current_hierarchy(&self, tools: &HostTools) -> Option<Arc<Hierarchy>> {
-        let DetectedHierarchy { found, at } = tools.hierarchy.as_ref()?;
+    fn current_hierarchy(&self) -> Option<Arc<Hierarchy>> {
+        let DetectedHierarchy { found, launcher, at } = lock(&self.detected).clone()?;
         let holds = match found.scope() {
             Some(scope) => {
-                scope.is_dir() && tools.launcher.as_ref().is_some_and(|it| it.is_alive())
+                scope.is_dir() && launcher.is_some_and(|pid| self.is_current_launcher(pid))
             }
-            None => !self.may_ask_systemd(found) || at.elapsed() < RETRY_INTERVAL,
+            None => !self.may_ask_systemd(&found) || at.elapsed() < RETRY_INTERVAL,
         };
-        holds.then(|| Arc::clone(found))
+        holds.then_some(found)
+    }
+
+    /// The last that was found, whether or not it holds.
+    fn last_hierarchy(&self) -> Option<Arc<Hierarchy>> {
+        lock(&self.detected).as_ref().map(|detected| Arc::clone(&detected.found))
+    }
+
+    /// Which limits were held by groups when they were last looked for.
+    pub(crate) fn controllers(&self) -> Controllers {
+        self.last_hierarchy().map_or_else(Controllers::default, |found| found.controllers())
     }
 
     /// Whether systemd is asked for a group where there is none.
@@ -126,24 +151,26 @@ impl LinuxHost {
         none && self.cgroup_layout.started_by_launcher && !rustix::process::geteuid().is_root()
     }
 
-    /// Finds out about control groups. On a thread of its own where systemd may be asked: nothing else waits for it.
-    pub(crate) async fn settle_hierarchy(self: &Arc<Self>) {
-        let settled = self.current_hierarchy(&lock(&self.tools)).is_some();
-        if settled || rustix::process::geteuid().is_root() {
-            return;
+    /// Finds out about control groups, on a thread of its own where systemd may be asked: nothing else waits for it.
+    pub(crate) async fn settle_hierarchy(self: &Arc<Self>) -> Arc<Hierarchy> {
+        if let Some(found) = self.current_hierarchy() {
+            return found;
+        }
+        if rustix::process::geteuid().is_root() {
+            return self.hierarchy();
         }
         let host = Arc::clone(self);
-        // An error is ignored: who needs the hierarchy finds it out then.
-        let _ = tokio::task::spawn_blocking(move || drop(host.hierarchy())).await;
+        let settled = tokio::task::spawn_blocking(move || host.hierarchy()).await;
+        settled.unwrap_or_else(|_| {
+            Arc::new(Hierarchy::None { reason: "looking for one was broken off".to_owned() })
+        })
     }
 
     /// Where existing groups are looked for. Starts no launcher and asks systemd for nothing.
     pub(crate) fn existing_hierarchy(&self) -> Arc<Hierarchy> {
-        // While the lock is held, it may be for long: for an answer of systemd's.
-        let tools = self.tools.try_lock();
-        let known = tools.ok().and_then(|tools| Some(Arc::clone(&tools.hierarchy.as_ref()?.found)));
         let detect = || Arc::new(Hierarchy::detect_existing(self.cgroup_layout));
-        known.unwrap_or_else(|| Arc::clone(self.existing_hierarchy.get_or_init(detect)))
+        self.last_hierarchy()
+            .unwrap_or_else(|| Arc::clone(self.existing_hierarchy.get_or_init(detect)))
     }
 
     /// Fails if a limit was measured as held by a control group and none can be made for it now: it would be weaker
@@ -162,28 +189,30 @@ impl LinuxHost {
     }
 
     /// The control group of a new sandbox, where there are any.
-    pub(crate) fn create_group(
-        &self,
+    pub(crate) async fn create_group(
+        self: &Arc<Self>,
         id: &SandboxId,
         admitted: &Admitted,
     ) -> Result<Option<Group>> {
-        self.check_promised_limits(admitted, &self.hierarchy())?;
-        self.group_of(id, admitted.limits())
+        self.group_of(id, admitted, admitted.limits()).await
     }
 
     /// The same with limits that make room for what is not the guest's.
-    pub(crate) fn group_of(
-        &self,
+    pub(crate) async fn group_of(
+        self: &Arc<Self>,
         id: &SandboxId,
+        admitted: &Admitted,
         limits: &EffectiveLimits,
     ) -> Result<Option<Group>> {
-        let made = self.hierarchy().create(id, limits);
+        let hierarchy = self.settle_hierarchy().await;
+        self.check_promised_limits(admitted, &hierarchy)?;
+        let made = hierarchy.create(id, limits);
         made.map_err(|error| no_group(self.backend.clone(), error))
     }
 
     /// Whether the kernel itself would hold a sandbox in such a group to its memory.
     pub(crate) fn holds_memory(&self, group: Option<&Group>) -> bool {
-        group.is_some() && self.hierarchy().controllers().memory
+        group.is_some() && self.controllers().memory
     }
 
     /// The two ends of a sandbox's pipe.
@@ -215,7 +244,7 @@ impl LinuxHost {
         admitted: &Admitted,
     ) -> Arc<LiveWalls> {
         let mut running = LiveWalls::new(id.clone(), built, admitted);
-        running.paced = self.hierarchy().controllers().cpu;
+        running.paced = self.controllers().cpu;
         running.own_processes = self.cgroup_layout.own_processes;
         let running = Arc::new(running);
         lock(&self.running).insert(id.clone(), Arc::clone(&running));
@@ -252,10 +281,9 @@ impl LinuxHost {
 
 impl Drop for LinuxHost {
     fn drop(&mut self) {
-        let HostTools { launcher, hierarchy } = std::mem::take(&mut *lock(&self.tools));
         // The launcher first: it ends what it launched and removes its groups.
-        drop(launcher);
-        let hierarchies = hierarchy.map(|detected| detected.found).into_iter();
+        drop(lock(&self.launcher).take());
+        let hierarchies = lock(&self.detected).take().map(|detected| detected.found).into_iter();
         for hierarchy in hierarchies.chain(self.existing_hierarchy.take()) {
             hierarchy.remove_empty_parents();
         }

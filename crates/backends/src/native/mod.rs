@@ -145,8 +145,7 @@ impl NativeWalls {
         admitted: &Admitted,
     ) -> Result<(BuiltWalls, UnixStream)> {
         let held = dir_lock::hold_layers(&NAME, admitted.spec())?;
-        self.linux_host.settle_hierarchy().await;
-        let group = self.linux_host.create_group(id, admitted)?;
+        let group = self.linux_host.create_group(id, admitted).await?;
         let (ours, theirs) = self.linux_host.open_pipe()?;
         let launched = self.launch_agent(id, admitted, group.as_ref(), theirs.into()).await?;
         let git = plan::written_git_parts(admitted.spec());

@@ -82,8 +82,8 @@ impl V2Base {
         if rustix::process::geteuid().is_root() {
             return Err(io::Error::other("it is not asked by root"));
         }
-        if !is_login_session(inside, rustix::process::geteuid().as_raw()) {
-            let reason = format!("{} is no login session of this user", inside.display());
+        if !is_login_session(inside) {
+            let reason = format!("{} is no login session", inside.display());
             return Err(io::Error::other(reason));
         }
         let launcher = launcher().ok_or_else(|| io::Error::other("it is not asked"))?;
@@ -191,11 +191,12 @@ pub(super) fn resolve_group(top: &Path, own: &str) -> PathBuf {
     if own.split('/').any(|part| part == "..") { top.to_owned() } else { top.join(own) }
 }
 
-/// Whether a group is that of a login session of this user. In any other, somebody may have put the process for its
-/// limits, which would not hold for what left it.
-fn is_login_session(group: &Path, user: u32) -> bool {
-    let slice = format!("user-{user}.slice");
-    let mut names = group.iter().filter_map(OsStr::to_str).skip_while(|name| *name != slice);
+/// Whether a group is that of a login session, of this user or of the one before `su`. In any other, somebody may have put
+/// the process for its limits, which would not hold for what left it.
+fn is_login_session(group: &Path) -> bool {
+    let is_slice =
+        |name: &&str| name.strip_prefix("user-").is_some_and(|rest| rest.ends_with(".slice"));
+    let mut names = group.iter().filter_map(OsStr::to_str).skip_while(|name| !is_slice(name));
     let below = names.nth(1).unwrap_or_default();
     below.starts_with("session-") && below.ends_with(".scope")
 }
@@ -254,7 +255,8 @@ mod tests {
         for (group, is_one) in [
             ("user.slice/user-1000.slice/session-3.scope", true),
             ("user.slice/user-1000.slice/session-c1.scope/below", true),
-            ("user.slice/user-1001.slice/session-3.scope", false),
+            ("user.slice/user-1001.slice/session-3.scope", true),
+            ("user.slice/user-1000.slice/x.scope", false),
             ("user.slice/user-1000.slice/user@1000.service/app.slice/x.scope", false),
             ("user.slice/user-1000.slice", false),
             ("system.slice/ci.service", false),
@@ -262,7 +264,7 @@ mod tests {
             ("", false),
         ] {
             let group = Path::new("/sys/fs/cgroup").join(group);
-            assert_eq!(is_login_session(&group, 1000), is_one, "{}", group.display());
+            assert_eq!(is_login_session(&group), is_one, "{}", group.display());
         }
     }
 }

@@ -45,7 +45,10 @@ pub(super) fn enter_scope(top: &Path, launcher: u32) -> io::Result<PathBuf> {
     require_systemd()?;
     let unit = format!("stockade-{launcher}.scope");
     let deadline = Instant::now() + SCOPE_TIMEOUT;
-    start_scope(&unit, launcher, deadline)?;
+    // One that was late for an earlier request is there already, and not started again.
+    if find_scope(top, &unit, launcher)?.is_none() {
+        start_scope(&unit, launcher, deadline)?;
+    }
     let scope = wait_for_arrival(top, &unit, launcher, deadline)?;
     let below = scope.join(LAUNCHER_CGROUP);
     ensure_dir(&below)?;
@@ -124,6 +127,13 @@ fn find_private_socket() -> io::Result<PathBuf> {
     Ok(runtime.join(PRIVATE_SOCKET))
 }
 
+/// The launcher's scope, if it is in it.
+fn find_scope(top: &Path, unit: &str, launcher: u32) -> io::Result<Option<PathBuf>> {
+    let groups = read_kernel_file(format!("/proc/{launcher}/cgroup"))?;
+    let group = resolve_group(top, groups.trim_end());
+    Ok(Some(group).filter(|group| group.file_name().is_some_and(|name| name == unit)))
+}
+
 /// Waits until the launcher is in its scope.
 fn wait_for_arrival(
     top: &Path,
@@ -133,10 +143,8 @@ fn wait_for_arrival(
 ) -> io::Result<PathBuf> {
     let mut repeat_at = Instant::now() + REPEAT_INTERVAL;
     loop {
-        let groups = read_kernel_file(format!("/proc/{launcher}/cgroup"))?;
-        let group = resolve_group(top, groups.trim_end());
-        if group.file_name().is_some_and(|name| name == unit) {
-            return Ok(group);
+        if let Some(scope) = find_scope(top, unit, launcher)? {
+            return Ok(scope);
         }
         let now = Instant::now();
         if now > deadline {
