@@ -6,7 +6,8 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let told = |name: &str| std::env::var(name).unwrap_or_default();
     let dynamic = !told("CARGO_CFG_TARGET_FEATURE").split(',').any(|it| it == "crt-static");
-    if told("CARGO_CFG_TARGET_ENV") == "gnu" && dynamic {
+    let is_linux = told("CARGO_CFG_TARGET_OS") == "linux";
+    if is_linux && told("CARGO_CFG_TARGET_ENV") == "gnu" && dynamic {
         println!("cargo::rustc-link-arg-bins=-no-pie");
     }
 }
