@@ -36,7 +36,7 @@ pub use call::{Ask, Call, Cancelled, Canceller, Decision, Nobody, Progress, Ques
 pub use directories::AllowedDirectories;
 pub use error::ToolError;
 pub use hosts::{AskedPerson, HostAsks};
-pub use options::{AdoptedSandbox, LocalOptions, SandboxQuota, ToolboxOptions};
+pub use options::{AdoptedSandbox, LocalOptions, SandboxQuota, SpecRenewal, ToolboxOptions};
 pub use place::spool_cache;
 pub use tool::ToolInfo;
 pub use toolbox::Toolbox;

@@ -1,5 +1,6 @@
 //! What a toolbox is opened with. Everything is passed in.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -35,12 +36,40 @@ pub struct ToolboxOptions {
     pub workspaces: Option<SandboxWorkspaces>,
     /// What sandboxes made by `sandbox_create` are like where the agent does not say.
     pub template: SandboxSpec,
+    /// Looks anew, for each sandbox that is built, at what the template shows of the host.
+    pub renewal: Option<SpecRenewal>,
     /// Which directories of the host an agent may name as their workspaces.
     pub directories: AllowedDirectories,
     /// How many of those there may be at once. Clones of these options share it.
     pub quota: SandboxQuota,
     /// The person that is asked about hosts while a command runs. Clones of these options share it.
     pub hosts: HostAsks,
+}
+
+/// Looks anew at what a spec shows of the host, which may have changed since the session began. Waits for files.
+#[derive(Clone)]
+pub struct SpecRenewal(Arc<dyn Fn(SandboxSpec) -> Result<SandboxSpec> + Send + Sync>);
+
+impl SpecRenewal {
+    /// By this function.
+    pub fn new(renew: impl Fn(SandboxSpec) -> Result<SandboxSpec> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(renew))
+    }
+
+    pub(crate) async fn renew(&self, spec: SandboxSpec) -> Result<SandboxSpec> {
+        let renew = Arc::clone(&self.0);
+        let renewed = tokio::task::spawn_blocking(move || renew(spec)).await;
+        renewed.unwrap_or_else(|error| {
+            Err(Error::new(ErrorCode::System, "create", "the host could not be looked at")
+                .source(error))
+        })
+    }
+}
+
+impl fmt::Debug for SpecRenewal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SpecRenewal(…)")
+    }
 }
 
 /// A sandbox that was there before the session and goes on after it.
@@ -138,6 +167,7 @@ impl ToolboxOptions {
             approval: ApprovalConfig::default(),
             workspaces: None,
             template: SandboxSpec::default(),
+            renewal: None,
             directories: AllowedDirectories::default(),
             quota: SandboxQuota::default(),
             hosts: HostAsks::default(),

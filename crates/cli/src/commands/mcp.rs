@@ -19,7 +19,7 @@ use stockade_engine::Engine;
 use stockade_server::mcp::http::{self, HttpOptions, Token};
 use stockade_server::mcp::{Desk, DeskOptions, serve_stdio, stdio_pipes};
 use stockade_tools::{
-    AllowedDirectories, HostAsks, LocalOptions, SandboxQuota, Toolbox, ToolboxOptions,
+    AllowedDirectories, HostAsks, LocalOptions, SandboxQuota, SpecRenewal, Toolbox, ToolboxOptions,
 };
 use stockade_workspaces::SandboxWorkspaces;
 use tokio::net::TcpListener;
@@ -38,7 +38,7 @@ use crate::report::reasons::warn_of_network;
 use crate::terminal::interrupts::{self, Interrupts};
 use crate::terminal::printer::Printer;
 use crate::terminal::prompt::AtTerminal;
-use crate::toolchains::Packages;
+use crate::toolchains::{self, Packages};
 use crate::workspace;
 
 const MCP_OPERATION: &str = "mcp";
@@ -243,9 +243,11 @@ fn build_toolbox_options(
     settings: &Settings,
     local: bool,
 ) -> Result<ToolboxOptions> {
+    let engine = settings.engine()?;
     let options = ToolboxOptions {
         approval: settings.approval.clone(),
         template: spec.clone(),
+        renewal: Some(SpecRenewal::new(move |spec| toolchains::renew_git_trees(spec, &engine))),
         ..ToolboxOptions::at(settings.state_dir()?)
     };
     Ok(ToolboxOptions { bound: (!local).then_some(spec), ..options })

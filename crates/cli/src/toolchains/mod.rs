@@ -122,12 +122,7 @@ pub fn add_toolchains(
         found.extend(git::find_git_tree(spec));
     }
     leave_out_refused(&mut found, config);
-    for toolchain in &found {
-        spec.trees.extend(toolchain.trees.iter().cloned());
-        for (name, value) in &toolchain.variables {
-            set_default(spec, name, value.clone())?;
-        }
-    }
+    add_found(&found, spec)?;
     if *choice != ToolchainChoice::None
         && spec.image == Image::Host
         && let Some(path) = inside::build_path(&CallerEnvironment::here(), spec)
@@ -135,6 +130,30 @@ pub fn add_toolchains(
         set_default(spec, "PATH", path)?;
     }
     Ok(found)
+}
+
+/// Looks anew at the git directory that a spec shows parts of: a branch may have another name by now, or the repository
+/// be set up otherwise, so that other parts may be written to. A spec that shows none is left as it is.
+pub fn renew_git_trees(mut spec: SandboxSpec, config: &EngineConfig) -> Result<SandboxSpec> {
+    if spec.trees.iter().all(|tree| tree.part_of != HostTree::GIT_PART) {
+        return Ok(spec);
+    }
+    // Variables stay as they are: those of the user's may name the directory too.
+    spec.trees.retain(|tree| tree.part_of != HostTree::GIT_PART);
+    let mut found: Vec<_> = git::find_git_tree(&spec).into_iter().collect();
+    leave_out_refused(&mut found, config);
+    add_found(&found, &mut spec)?;
+    Ok(spec)
+}
+
+fn add_found(found: &[FoundToolchain], spec: &mut SandboxSpec) -> Result<()> {
+    for toolchain in found {
+        spec.trees.extend(toolchain.trees.iter().cloned());
+        for (name, value) in &toolchain.variables {
+            set_default(spec, name, value.clone())?;
+        }
+    }
+    Ok(())
 }
 
 /// The directories of the host that guests of this spec may write to, by every name they have here.

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 /// A client that speaks the protocol by hand.
-struct Conversation {
+pub struct Conversation {
     server: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
@@ -20,7 +20,7 @@ struct Conversation {
 }
 
 impl Conversation {
-    fn begin(place: &CliPlace, flags: &[&str]) -> Self {
+    pub fn begin(place: &CliPlace, flags: &[&str]) -> Self {
         let mut command = place.command(&[&["mcp"], flags].concat());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut server = command.spawn().unwrap();
@@ -62,13 +62,18 @@ impl Conversation {
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
     }
 
-    fn bash(&mut self, line: &str) -> Value {
+    /// Calls a tool by its name.
+    pub fn call(&mut self, tool: &str, arguments: Value) -> Value {
+        self.ask("tools/call", json!({ "name": tool, "arguments": arguments }))
+    }
+
+    pub fn bash(&mut self, line: &str) -> Value {
         let params = json!({ "name": "bash", "arguments": { "command": line } });
         self.ask("tools/call", params)["structuredContent"].clone()
     }
 
     /// What is left to say after the last answer, and how the server ends.
-    fn end(self) -> CliDone {
+    pub fn end(self) -> CliDone {
         drop(self.input);
         let Self { mut server, output, .. } = self;
         server.stdout = Some(output.into_inner());
@@ -302,29 +307,24 @@ fn where_it_listens_is_printed_and_a_given_token_is_not() {
     wait(server).is(143, "", "");
 }
 
-/// Calls a tool by its name.
-fn call(conversation: &mut Conversation, tool: &str, arguments: Value) -> Value {
-    conversation.ask("tools/call", json!({ "name": tool, "arguments": arguments }))
-}
-
 #[test]
 fn a_persistent_sandbox_is_served_and_goes_on() {
     for place in [CliPlace::new(), CliPlace::of_an_ordinary_user()] {
         let id = place.stockade(&["create", "--env", "GREETING=hi"]).stdout.trim().to_owned();
         let mut conversation = Conversation::begin(&place, &["--sandbox", &id[..6]]);
         assert_eq!(conversation.bash("echo $GREETING; echo x > /tmp/made")["stdout"], "hi\n");
-        let listed = call(&mut conversation, "sandbox_list", json!({}));
+        let listed = conversation.call("sandbox_list", json!({}));
         assert_eq!(listed["structuredContent"]["sandboxes"][0]["sandboxId"], id, "{listed}");
-        let ended = call(&mut conversation, "sandbox_destroy", json!({ "sandbox_id": id }));
+        let ended = conversation.call("sandbox_destroy", json!({ "sandbox_id": id }));
         assert_eq!(ended["isError"], true, "{ended}");
-        let made = call(&mut conversation, "sandbox_create", json!({ "empty_workspace": true }));
+        let made = conversation.call("sandbox_create", json!({ "empty_workspace": true }));
         let other = made["structuredContent"]["sandboxId"].as_str().unwrap().to_owned();
-        call(&mut conversation, "sandbox_use", json!({ "sandbox_id": other }));
+        conversation.call("sandbox_use", json!({ "sandbox_id": other }));
         assert_ne!(conversation.bash("cat /tmp/made")["exitCode"], 0);
-        call(&mut conversation, "sandbox_use", json!({ "sandbox_id": id }));
+        conversation.call("sandbox_use", json!({ "sandbox_id": id }));
         assert_eq!(conversation.bash("cat /tmp/made")["stdout"], "x\n");
         let line = json!({ "action": "start", "command": "touch began; sleep 98765" });
-        call(&mut conversation, "bash", line);
+        conversation.call("bash", line);
         eventually("the command runs", || place.workspace().join("began").exists());
         conversation.end().is(0, "", "");
         place.stockade(&["exec", &id, "--", "cat", "/tmp/made"]).is(0, "x\n", "");

@@ -15,7 +15,7 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit};
 use super::{ToolPlace, WallsDown};
 use crate::directories::UsedDirectory;
 use crate::options::{AdoptedSandbox, SandboxShare};
-use crate::{LocalOptions, SandboxQuota, ToolError, ToolboxOptions};
+use crate::{LocalOptions, SandboxQuota, SpecRenewal, ToolError, ToolboxOptions};
 
 /// Directory of kept output, below the state directory: one directory for each sandbox.
 const SPOOL_DIR: &str = "spools";
@@ -44,6 +44,7 @@ pub(crate) struct ToolPlaces {
     adopted: Option<AdoptedSandbox>,
     local: Option<LocalOptions>,
     workspaces: Option<SandboxWorkspaces>,
+    renewal: Option<SpecRenewal>,
     state_dir: PathBuf,
     quota: SandboxQuota,
     /// What the next answer has to say about sandboxes that were lost.
@@ -69,6 +70,7 @@ impl ToolPlaces {
             adopted: options.adopted.clone(),
             local: options.local.clone(),
             workspaces: options.workspaces.clone(),
+            renewal: options.renewal.clone(),
             state_dir: options.state_dir.clone(),
             quota: options.quota.clone(),
             notices: std::sync::Mutex::default(),
@@ -185,6 +187,10 @@ impl ToolPlaces {
         share: Option<SandboxShare>,
         source: Option<&SandboxWorkspaces>,
     ) -> Result<ToolPlace, ToolError> {
+        let spec = match &self.renewal {
+            Some(renewal) => renewal.renew(spec).await?,
+            None => spec,
+        };
         let workspaces = source.or(self.workspaces.as_ref());
         ToolPlace::build(&self.engine, spec, workspaces, self.spools_dir(), false, share).await
     }

@@ -5,7 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde_json::json;
+
 use crate::common::{CliDone, CliPlace, finish};
+use crate::mcp_ends::Conversation;
 
 const COMMIT: &str = "git -c user.name=a -c user.email=a@example.org commit -q -a -m second";
 /// Makes a repository beside the workspace, and the workspace a worktree of it.
@@ -246,4 +249,34 @@ fn the_git_directory_is_left_to_who_shows_it_and_not_shown_without_toolchains() 
     assert_eq!((done.code, done.stdout.as_str()), (0, "A  b\n"), "{done:?}");
     let done = place.stockade(&[&["run", "--toolchain", "none"][..], &line].concat());
     assert_ne!(done.code, 0, "{done:?}");
+}
+
+/// The next call works in a new one.
+fn end_only_sandbox(agent: &mut Conversation) {
+    let listed = agent.call("sandbox_list", json!({}))["structuredContent"].clone();
+    let id = &listed["sandboxes"][0]["sandboxId"];
+    let ended = agent.call("sandbox_destroy", json!({ "sandbox_id": id }));
+    assert_ne!(ended["isError"], true, "{ended}");
+}
+
+#[test]
+fn each_sandbox_of_a_server_sees_the_repository_as_it_is_by_then() {
+    let place = worktree();
+    let mut agent = Conversation::begin(&place, &[]);
+    let identity = "git -c user.name=a -c user.email=a@example.org";
+    let commit = format!("echo {{}} >> a && {identity} commit -q -a -m {{}}");
+    let told = agent.bash(&commit.replace("{}", "second"));
+    assert_eq!(told["exitCode"], 0, "{told}");
+    end_only_sandbox(&mut agent);
+    git(&place.workspace(), &["branch", "-m", "renamed"]);
+    let told = agent.bash(&commit.replace("{}", "third"));
+    assert_eq!(told["exitCode"], 0, "{told}");
+    assert_eq!(git(&place.workspace(), &["log", "-1", "--format=%s"]).stdout, "third\n");
+    // From now on git on the host obeys a file that a guest could write.
+    git(&place.workspace(), &["config", "extensions.worktreeConfig", "true"]);
+    end_only_sandbox(&mut agent);
+    let told = agent.bash(&commit.replace("{}", "fourth"));
+    assert_ne!(told["exitCode"], 0, "{told}");
+    agent.end().code_is(0);
+    place.assert_nothing_is_left();
 }
