@@ -5,11 +5,11 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use stockade_core::{Command, Feature, HostPath, SandboxSpec, Workspace};
+use stockade_core::{Bytes, Command, Feature, HostPath, SandboxId, SandboxSpec, Workspace};
 use stockade_engine::{Engine, EngineConfig, OutputEvent};
 
 use crate::kit::carry_probe_in;
-use crate::{ENGINE_STATE, ENGINE_WORKSPACE, MARK_VARIABLE, Subject};
+use crate::{ENGINE_FLOOD, ENGINE_STATE, ENGINE_WORKSPACE, MARK_VARIABLE, Subject};
 
 /// Why it could not get as far as waiting.
 pub type EngineFailure = Box<dyn std::error::Error + Send + Sync>;
@@ -53,11 +53,21 @@ pub async fn churn_engine(subject: &dyn Subject) -> Result<(), EngineFailure> {
 
 /// Does what [`Subject::engine_process`] describes; returns only if it fails.
 pub async fn serve_engine(subject: &dyn Subject) -> Result<(), EngineFailure> {
-    let (engine, spec) = open_engine(subject).await?;
+    let (engine, mut spec) = open_engine(subject).await?;
+    let flood = std::env::var(ENGINE_FLOOD).ok();
+    if flood.is_some() {
+        spec.limits.output = Some(Bytes(u64::MAX));
+    }
     let shown = spec.workspace != Workspace::Ephemeral;
     let id = engine.create(spec).await?;
     if !shown {
         carry_probe_in(engine.sandbox(&id)?.as_ref(), subject.probe()).await?;
+    }
+    if let Some(bytes) = flood {
+        let grown = measure_flood(&engine, &id, &bytes).await?;
+        writeln!(std::io::stdout(), "{grown}")?;
+        std::io::stdout().flush()?;
+        return std::future::pending().await;
     }
     let command = Command::program(["./probe", "ignore-signals-then-sleep", "60000"]);
     let (_execution, mut follower) = engine.exec_followed(&id, command).await?;
@@ -66,4 +76,31 @@ pub async fn serve_engine(subject: &dyn Subject) -> Result<(), EngineFailure> {
         std::io::stdout().flush()?;
     }
     std::future::pending().await
+}
+
+/// By how many KiB the peak of this process's resident memory grows while a program writes that nobody reads.
+async fn measure_flood(engine: &Engine, id: &SandboxId, bytes: &str) -> Result<u64, EngineFailure> {
+    // What the first output of any program takes is taken already.
+    run_flood(engine, id, "1000000").await?;
+    let before = read_peak_kib()?;
+    run_flood(engine, id, bytes).await?;
+    Ok(read_peak_kib()?.saturating_sub(before))
+}
+
+async fn run_flood(engine: &Engine, id: &SandboxId, bytes: &str) -> Result<(), EngineFailure> {
+    let flood = engine.exec(id, Command::program(["./probe", "flood", "stdout", bytes])).await?;
+    let outcome = flood.outcome().await;
+    let whole = bytes.parse() == Ok(outcome.stdout.bytes);
+    if whole {
+        Ok(())
+    } else {
+        Err(format!("the program did not write all of it: {outcome:?}").into())
+    }
+}
+
+fn read_peak_kib() -> Result<u64, EngineFailure> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let peak = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    Ok(peak.ok_or("the kernel tells no peak of resident memory")?.trim().parse()?)
 }

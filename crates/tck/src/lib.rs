@@ -36,6 +36,6 @@ pub use observer::{HostObserver, Observer};
 pub use report::{CaseReport, Counts, Report, Status};
 pub use runner::{KitOptions, run};
 pub use subject::{
-    ENGINE_STATE, ENGINE_WORKSPACE, MARK_VARIABLE, ProbeForm, Subject, probe_bytes,
+    ENGINE_FLOOD, ENGINE_STATE, ENGINE_WORKSPACE, MARK_VARIABLE, ProbeForm, Subject, probe_bytes,
     wasi_calls_bytes, wasm_probe_bytes,
 };

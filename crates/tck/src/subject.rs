@@ -13,6 +13,8 @@ pub const ENGINE_WORKSPACE: &str = "STOCKADE_TCK_WORKSPACE";
 
 /// Environment variable that carries the kit's mark into everything it runs.
 pub const MARK_VARIABLE: &str = "STOCKADE_TCK_MARK";
+/// The variable with the number of bytes that a program of an engine process writes.
+pub const ENGINE_FLOOD: &str = "STOCKADE_TCK_FLOOD";
 
 /// How the probe gets to run inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +74,9 @@ pub trait Subject: Send + Sync {
     /// workspace in [`ENGINE_WORKSPACE`] and the variable [`MARK_VARIABLE`] with the value it has itself,
     /// starts `./probe ignore-signals-then-sleep 60000`, prints the sandbox's id and a newline once it
     /// runs, and waits. The kit kills it where it stands.
+    ///
+    /// With [`ENGINE_FLOOD`] it instead lets the probe write that many bytes, of which it reads none, and prints by how
+    /// many KiB its peak of resident memory has grown meanwhile.
     fn engine_process(&self) -> Option<std::process::Command> {
         None
     }

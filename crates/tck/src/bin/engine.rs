@@ -11,8 +11,11 @@ use stockade_core::{LimitKind, Support};
 use stockade_tck::control::Control;
 use stockade_tck::simulated::Simulated;
 use stockade_tck::{
-    EngineFailure, KitOptions, OnHost, Subject, churn_engine, hostile, run, serve_engine,
+    EngineFailure, KitOptions, OnHost, Subject, churn_engine, hostile, run, saboteurs, serve_engine,
 };
+
+/// What stands before the name of a saboteur.
+const SABOTEUR_PREFIX: &str = "saboteur:";
 
 /// The variable that names the configuration of `ssh` for the subject of that name.
 const SSH_CONFIG: &str = "STOCKADE_TCK_SSH_CONFIG";
@@ -25,6 +28,7 @@ fn parse_subject() -> Result<Arc<dyn Subject>, EngineFailure> {
     let given = std::env::args().nth(1);
     match given.as_deref() {
         Some("mock") => Ok(Arc::new(Simulated::default())),
+        Some(name) if name.starts_with(SABOTEUR_PREFIX) => find_saboteur(name),
         Some("control") => Ok(Arc::new(Control::default())),
         Some("wasm") => build_subject("wasm", toml::Table::new(), Isolation::Declined),
         Some("wasm-isolated") => build_subject("wasm", toml::Table::new(), Isolation::Demanded),
@@ -39,6 +43,12 @@ fn parse_subject() -> Result<Arc<dyn Subject>, EngineFailure> {
                      docker:RUNTIME@SOCKET or a backend of the registry"
             .into()),
     }
+}
+
+fn find_saboteur(subject: &str) -> Result<Arc<dyn Subject>, EngineFailure> {
+    let named = subject.strip_prefix(SABOTEUR_PREFIX).unwrap_or_default();
+    let found = saboteurs::ALL_SABOTEURS.iter().find(|saboteur| saboteur.name == named);
+    Ok(Arc::new(found.ok_or_else(|| format!("no saboteur is called `{named}`"))?.subject()))
 }
 
 /// A backend of the registry, with the settings that the kit's tests give it.

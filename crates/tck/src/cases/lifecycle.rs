@@ -1,16 +1,14 @@
 //! From create to nothing left (C-30, C-31, C-32).
 
 use std::collections::BTreeSet;
-use std::process::Stdio;
 use std::time::Duration;
 
 use stockade_core::{ErrorCode, Feature, Mount, SandboxId, Workspace};
 use stockade_engine::{PoolSpec, Quota};
-use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::case::{case, check, same};
-use crate::kit::{host_path, probe_command, wait_until};
-use crate::{Case, ENGINE_STATE, ENGINE_WORKSPACE, Kit, MARK_VARIABLE, Stop, Verdict};
+use crate::kit::{host_path, probe_command, start_engine_process, wait_until};
+use crate::{Case, Kit, Stop, Verdict};
 
 pub(super) const LIFECYCLE_CASES: &[Case] = &[
     case!(
@@ -168,18 +166,11 @@ async fn check_pooled_sandboxes(kit: Kit) -> Verdict {
 }
 
 async fn engine_killed(kit: Kit) -> Verdict {
-    let Some(mut process) = kit.subject().engine_process() else {
+    let Some(process) = kit.engine_command() else {
         return Err(Stop::Unfit("the subject offers no engine process".into()));
     };
-    process.env(ENGINE_STATE, kit.state()).env(ENGINE_WORKSPACE, kit.workspace());
-    process.env(MARK_VARIABLE, kit.mark());
-    let mut process: tokio::process::Command = process.into();
-    let mut child =
-        process.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
-    let stdout =
-        child.stdout.take().ok_or_else(|| Stop::failed("the engine process has no output"))?;
-    let line = BufReader::new(stdout).lines().next_line().await?;
-    let id: SandboxId = line.unwrap_or_default().parse()?;
+    let (mut child, line) = start_engine_process(process).await?;
+    let id: SandboxId = line.parse()?;
     child.kill().await?;
     let engine = kit.another_engine(|_| ()).await?;
     let leases = engine.list().await?.leases;

@@ -6,9 +6,9 @@ use stockade_core::{Bytes, Ending, Feature, Outcome, Span, Stdin};
 use stockade_engine::Execution;
 
 use super::generate_pattern;
-use crate::case::{case, same};
-use crate::kit::probe_command;
-use crate::{Case, Kit, Room, Stop, Verdict};
+use crate::case::{case, check, same};
+use crate::kit::{probe_command, start_engine_process};
+use crate::{Case, ENGINE_FLOOD, Kit, Room, Stop, Verdict};
 
 pub(super) const PEER_CASES: &[Case] = &[
     case!("a program that takes none of its input is ended in time", "C-19", check_deaf_program)
@@ -19,6 +19,7 @@ pub(super) const PEER_CASES: &[Case] = &[
         check_output_not_taken
     )
     .needs(&[Feature::CompleteKill]),
+    case!("output that is not read costs bounded memory", "C-19", check_memory_of_output),
 ];
 
 /// Wall time of a program that does not end by itself.
@@ -27,6 +28,11 @@ const WALL_TIME: Span = Span::secs(2);
 const OUTCOME_TIMEOUT: Duration = Duration::from_secs(60);
 /// Input that no pipe or queue on the way holds.
 const UNTAKEN_INPUT_BYTES: usize = 4 << 20;
+
+/// Output that an engine process reads and is not asked for, and by how much its memory may grow meanwhile: history, queues
+/// and what an allocator keeps.
+const UNREAD_OUTPUT_BYTES: u64 = 256 << 20;
+const MAX_GROWTH_KIB: u64 = 64 << 10;
 
 async fn check_deaf_program(kit: Kit) -> Verdict {
     let room = kit.room().await?;
@@ -50,6 +56,24 @@ async fn check_output_not_taken(kit: Kit) -> Verdict {
     same!("ending", wait_for_outcome(&execution).await?.ending, Ending::TimedOut);
     drop(unread);
     check_usable(&kit, &room).await
+}
+
+/// In an engine process of its own, where the subject offers one: other cases take memory of this one.
+async fn check_memory_of_output(kit: Kit) -> Verdict {
+    let Some(mut process) = kit.engine_command() else { return Ok(()) };
+    process.env(ENGINE_FLOOD, UNREAD_OUTPUT_BYTES.to_string());
+    let (mut child, line) = start_engine_process(process).await?;
+    child.kill().await?;
+    // Opening an engine reaps what the killed one has left.
+    kit.another_engine(|_| ()).await?;
+    let grown: u64 = line.parse().map_err(|_| {
+        Stop::Failed(format!("expected a number of KiB from the engine process, saw {line:?}"))
+    })?;
+    check!(
+        grown <= MAX_GROWTH_KIB,
+        "expected memory for {UNREAD_OUTPUT_BYTES} unread bytes to grow by at most {MAX_GROWTH_KIB} KiB, saw {grown}"
+    );
+    kit.soon_all_gone().await
 }
 
 async fn wait_for_outcome(execution: &Execution) -> Verdict<Outcome> {

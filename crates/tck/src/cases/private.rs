@@ -1,13 +1,13 @@
 //! What is made on the host for a sandbox, as other users of the host find it (C-07).
 
 use std::os::unix::fs::MetadataExt;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use stockade_core::SandboxId;
-use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::case::{case, check, same};
-use crate::{Case, ENGINE_STATE, ENGINE_WORKSPACE, Kit, MARK_VARIABLE, Stop, Verdict};
+use crate::kit::start_engine_process;
+use crate::{Case, Kit, Verdict};
 
 pub(super) const PRIVACY_CASES: &[Case] = &[case!(
     "what is made on the host is closed to other users, whatever the umask",
@@ -27,16 +27,9 @@ async fn check_closed_to_others(kit: Kit) -> Verdict {
 
 /// The same of an engine in a process of its own, where the subject offers one.
 async fn check_closed_under_open_umask(kit: &Kit) -> Verdict {
-    let Some(mut process) = kit.subject().engine_process() else { return Ok(()) };
-    process.env(ENGINE_STATE, kit.state()).env(ENGINE_WORKSPACE, kit.workspace());
-    process.env(MARK_VARIABLE, kit.mark());
-    let mut process: tokio::process::Command = without_umask(&process).into();
-    let mut child =
-        process.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
-    let stdout =
-        child.stdout.take().ok_or_else(|| Stop::failed("the engine process has no output"))?;
-    let line = BufReader::new(stdout).lines().next_line().await?;
-    let id: Result<SandboxId, _> = line.unwrap_or_default().parse();
+    let Some(process) = kit.engine_command() else { return Ok(()) };
+    let (mut child, line) = start_engine_process(without_umask(&process)).await?;
+    let id: Result<SandboxId, _> = line.parse();
     let closed = match id {
         Ok(id) => check_closed(kit, &id).await,
         Err(error) => Err(error.into()),

@@ -1,6 +1,7 @@
 //! What a case works with: an engine, directories and a mark of its own, the probe in the workspace,
 //! and an observer outside. A kit must never share anything with another one.
 
+mod engine_child;
 mod ran;
 mod room;
 mod traces;
@@ -20,6 +21,7 @@ use stockade_core::{
 use stockade_engine::{Engine, EngineConfig, Execution, Watcher};
 use tempfile::{TempDir, TempPath};
 
+pub(crate) use engine_child::start_engine_process;
 pub use ran::Ran;
 pub(crate) use ran::{collect_output, wait_for_output};
 pub use room::Room;

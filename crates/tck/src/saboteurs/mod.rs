@@ -61,6 +61,9 @@ saboteurs! {
     "ends a program that writes a lot" streams::EndsWriters => [
         "a program beyond its cap runs on and its exit is kept"
     ];
+    "keeps all output in memory" streams::KeepsOutput => [
+        "output that is not read costs bounded memory"
+    ];
     "cuts input short" streams::CutsInput => [
         "input given with the command arrives byte for byte, then its end"
     ];

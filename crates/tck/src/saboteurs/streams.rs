@@ -1,5 +1,7 @@
 //! Saboteurs of output and input.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use async_trait::async_trait;
 use bytes::Bytes as Data;
 use stockade_core::{ExitStatus, ProcessControl, ProcessEvent, Result, Signal, StreamId};
@@ -91,6 +93,23 @@ filters! {
             ProcessEvent::Exit(_) => vec![event],
         })
     };
+}
+
+/// Keeps a copy of all output for as long as it lives itself.
+#[derive(Default)]
+pub(super) struct KeepsOutput(Arc<Mutex<Vec<Data>>>);
+
+#[async_trait]
+impl Sabotage for KeepsOutput {
+    fn filter(&self) -> EventFilter {
+        let kept = Arc::clone(&self.0);
+        Box::new(move |event| {
+            if let ProcessEvent::Output(_, data) = &event {
+                kept.lock().unwrap_or_else(PoisonError::into_inner).push(data.clone());
+            }
+            vec![event]
+        })
+    }
 }
 
 #[derive(Default)]

@@ -8,7 +8,10 @@ use tokio::task::JoinSet;
 
 async fn judge_saboteur(saboteur: saboteurs::Saboteur) -> (saboteurs::Saboteur, Report) {
     let only = saboteur.caught_by.iter().map(|name| (*name).to_owned()).collect();
-    let report = run(Arc::new(saboteur.subject()), &KitOptions { only, jobs: 2 }).await;
+    let engine = env!("CARGO_BIN_EXE_stockade-tck-engine").into();
+    let named = vec![format!("saboteur:{}", saboteur.name)];
+    let subject = saboteur.subject().with_engine_command(engine, named);
+    let report = run(Arc::new(subject), &KitOptions { only, jobs: 2 }).await;
     (saboteur, report)
 }
 
