@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use stockade_core::{Bytes, Command, Feature, HostPath, SandboxId, SandboxSpec, Workspace};
+use stockade_core::{Bytes, Command, Feature, HostPath, SandboxId, SandboxSpec, Span, Workspace};
 use stockade_engine::{Engine, EngineConfig, OutputEvent};
 
 use crate::kit::carry_probe_in;
@@ -57,6 +57,8 @@ pub async fn serve_engine(subject: &dyn Subject) -> Result<(), EngineFailure> {
     let flood = std::env::var(ENGINE_FLOOD).ok();
     if flood.is_some() {
         spec.limits.output = Some(Bytes(u64::MAX));
+        // Judged by its memory, not by its pace.
+        spec.limits.wall_time = Some(Span::secs(600));
     }
     let shown = spec.workspace != Workspace::Ephemeral;
     let id = engine.create(spec).await?;
