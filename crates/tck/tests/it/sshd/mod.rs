@@ -218,6 +218,9 @@ fn spawn_listening_sshd(dir: &Path, disk: Option<&str>, env: &str) -> (Child, u1
     }
 }
 
+/// Where the distribution's programs are: one of this name that somebody has installed here is none of this host's.
+const SYSTEM_PATH: &str = "/usr/bin:/bin:/usr/sbin:/sbin";
+
 fn spawn_sshd(dir: &Path, disk: Option<&str>, env: &str, port: u16) -> Child {
     let here = dir.display();
     let text = format!(
@@ -225,7 +228,7 @@ fn spawn_sshd(dir: &Path, disk: Option<&str>, env: &str, port: u16) -> Child {
          AuthorizedKeysFile {here}/authorized_keys\nPasswordAuthentication no\n\
          KbdInteractiveAuthentication no\nUsePAM no\nStrictModes no\nPrintMotd no\n\
          PermitRootLogin prohibit-password\nLogLevel INFO\n\
-         SetEnv XDG_CACHE_HOME={here}/cache XDG_STATE_HOME={here}/cache/state {env}\n"
+         SetEnv PATH={SYSTEM_PATH} XDG_CACHE_HOME={here}/cache XDG_STATE_HOME={here}/cache/state {env}\n"
     );
     fs::write(dir.join("sshd_config"), text).unwrap();
     let mut command = match disk {
