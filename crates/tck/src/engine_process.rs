@@ -6,10 +6,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use stockade_core::{Bytes, Command, Feature, HostPath, SandboxId, SandboxSpec, Span, Workspace};
-use stockade_engine::{Engine, EngineConfig, OutputEvent};
+use stockade_engine::{Engine, EngineConfig, HistoryBounds, OutputEvent};
 
 use crate::kit::carry_probe_in;
 use crate::{ENGINE_FLOOD, ENGINE_STATE, ENGINE_WORKSPACE, MARK_VARIABLE, Subject};
+
+/// Output that is kept of a program: little, so that what else is kept can be seen.
+const MAX_HISTORY_BYTES: usize = 1 << 20;
 
 /// Why it could not get as far as waiting.
 pub type EngineFailure = Box<dyn std::error::Error + Send + Sync>;
@@ -27,9 +30,11 @@ async fn open_engine(subject: &dyn Subject) -> Result<(Engine, SandboxSpec), Eng
     }
     // So that what is left behind can be told apart from everybody else's.
     spec.env.insert(MARK_VARIABLE.parse()?, std::env::var(MARK_VARIABLE).unwrap_or_default());
-    let engine =
-        Engine::open(EngineConfig::at(path_from_env(ENGINE_STATE)?), vec![backend]).await?;
-    Ok((engine, spec))
+    let config = EngineConfig {
+        history: HistoryBounds { bytes: MAX_HISTORY_BYTES, ..HistoryBounds::default() },
+        ..EngineConfig::at(path_from_env(ENGINE_STATE)?)
+    };
+    Ok((Engine::open(config, vec![backend]).await?, spec))
 }
 
 /// Builds sandboxes, runs something in each and takes them down, on and on, and says a line when it
