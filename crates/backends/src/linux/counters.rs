@@ -20,8 +20,8 @@ const MAX_MEMORY_WAIT: Duration = Duration::from_millis(100);
 /// How many polls in a row find a limit exceeded until an execution is ended for it that does not
 /// use the most: ending the one that does takes its time.
 const MAX_BREACH_POLLS: u32 = 100;
-/// The same for what is written, which is polled seldom.
-const MAX_DISK_POLLS: u32 = 2;
+/// The same for what is written, which is polled at no fixed pace.
+const MAX_DISK_BREACH: Duration = Duration::from_secs(1);
 
 /// Whether a limit that a look found to be exceeded still is. What was written is there in any case.
 pub(super) fn is_exceeded_now(running: &LiveWalls, limit: LimitKind) -> bool {
@@ -96,6 +96,11 @@ impl Counters {
         }
     }
 
+    /// Counts anew for how long memory or processes are beyond their limit.
+    pub(super) fn restart_patience(&mut self) {
+        self.beyond = 0;
+    }
+
     /// Looks at everything that is due.
     pub(super) async fn poll_limits(&mut self, running: &LiveWalls) -> LimitsReport {
         let look = self.look_at_processes(running).await;
@@ -109,9 +114,9 @@ impl Counters {
         match self.disk.poll_usage(running).await {
             Written::Within => look,
             Written::AllThereMayBe => LimitsReport { reached: Some(LimitKind::Disk), ..look },
-            Written::Beyond(looks) => LimitsReport {
+            Written::Beyond(lasted) => LimitsReport {
                 exceeded: Some(LimitKind::Disk),
-                patience_is_over: looks >= MAX_DISK_POLLS,
+                patience_is_over: lasted >= MAX_DISK_BREACH,
                 ..look
             },
         }

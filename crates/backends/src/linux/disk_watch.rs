@@ -27,8 +27,8 @@ pub(super) enum Written {
     Within,
     /// As much as there may be: nothing more fits.
     AllThereMayBe,
-    /// More, at so many looks in a row.
-    Beyond(u32),
+    /// More, at every look for this long.
+    Beyond(Duration),
 }
 
 /// Adds up what is written to the host's directories, from the first look on.
@@ -37,8 +37,8 @@ pub(super) struct DiskWatch {
     before: Option<DiskUsage>,
     /// How many executions had been ended for their disk limit when `before` was counted.
     breaches: u64,
-    /// How many looks in a row have found too much.
-    beyond: u32,
+    /// The first of the looks in a row that have found too much.
+    beyond: Option<Instant>,
     last: Option<(Instant, u64)>,
     next: Option<Instant>,
     scan: Option<Scan>,
@@ -80,6 +80,10 @@ impl DiskWatch {
         let scan = self.scan.as_mut()?;
         let counted = timeout(MAX_SCAN_WAIT, &mut scan.counting).await.ok()?;
         let started = self.scan.take()?.started;
+        // What was counted while another execution was ended for it is that one's.
+        if self.breaches != running.disk_breaches.load(Ordering::SeqCst) {
+            return None;
+        }
         self.compare_usage(started, &counted.ok()??, most.0)
     }
 
@@ -91,18 +95,19 @@ impl DiskWatch {
         let grown = self.last.map(|(then, had)| (started - then, bytes.saturating_sub(had)));
         self.last = Some((started, bytes));
         self.next = Some(Instant::now() + until_next(started.elapsed(), room, grown));
-        self.beyond = if written > most { self.beyond + 1 } else { 0 };
+        let now = Instant::now();
+        self.beyond = (written > most).then(|| self.beyond.unwrap_or(now));
         Some(match self.beyond {
-            0 if written > 0 && written == most => Written::AllThereMayBe,
-            0 => Written::Within,
-            looks => Written::Beyond(looks),
+            None if written > 0 && written == most => Written::AllThereMayBe,
+            None => Written::Within,
+            Some(since) => Written::Beyond(now - since),
         })
     }
 
     /// What is there after another execution was ended for it is that one's.
     fn reset_after_breach(&mut self, breaches: u64) {
         if self.breaches != breaches {
-            (self.before, self.breaches, self.beyond) = (None, breaches, 0);
+            (self.before, self.breaches, self.beyond) = (None, breaches, None);
         }
     }
 }
@@ -164,6 +169,33 @@ mod tests {
             watch.poll_usage(&running).await;
         }
         assert!(watch.before.is_some() && watch.next.is_some());
+    }
+
+    #[tokio::test]
+    async fn what_was_counted_while_another_execution_was_ended_for_it_is_not_blamed_on_this_one() {
+        let group = tempfile::tempdir().unwrap();
+        let mut running = super::super::limit_monitor::tests::running(group.path());
+        let written = Arc::get_mut(&mut running).unwrap();
+        written.limits.disk = Some(stockade_core::Bytes(ONE_MIB));
+        written.written = vec![group.path().to_owned()];
+        let mut watch = DiskWatch::default();
+        let look = async |watch: &mut DiskWatch| loop {
+            watch.next = None;
+            let found = watch.poll_usage(&running).await;
+            if watch.scan.is_none() {
+                return found;
+            }
+        };
+        assert_eq!(look(&mut watch).await, Written::Within);
+        std::fs::write(group.path().join("big"), vec![1; 3 << 20]).unwrap();
+        assert!(matches!(look(&mut watch).await, Written::Beyond(_)));
+        // A scan is under way when the other one is ended.
+        watch.scan = Some(Scan::start(running.written.clone()));
+        running.disk_breaches.fetch_add(1, Ordering::SeqCst);
+        assert_eq!(look(&mut watch).await, Written::Within);
+        assert_eq!(look(&mut watch).await, Written::Within);
+        std::fs::write(group.path().join("more"), vec![1; 3 << 20]).unwrap();
+        assert!(matches!(look(&mut watch).await, Written::Beyond(_)));
     }
 
     fn millis(number: u64) -> Duration {

@@ -240,6 +240,10 @@ impl Watching {
         let with_all = || running.ended_for().filter(|_| lost);
         let limit = held.exceeded.get().copied().or_else(with_all);
         let limit = limit.or_else(|| gone.limit_of(&exit.status));
+        if limit == Some(LimitKind::Disk) && held.exceeded.get().is_none() {
+            // The kernel was faster than the watch: what it wrote is its own, all the same.
+            running.disk_breaches.fetch_add(1, Ordering::SeqCst);
+        }
         Exit {
             limits_reached: self.limits_reached(limit, &exit.status),
             network_unreachable: exit.status != ExitStatus::Exited(0)
@@ -348,9 +352,30 @@ async fn watch_execution(
         let most = (limit, running.limits.disk.map_or(0, |disk| disk.0));
         let own = running.executions.is_to_blame(running.pid, held.number, most);
         let alone = running.executions.is_alone(held.number);
-        if (own || look.patience_is_over) && (alone || is_exceeded_now(&running, limit)) {
+        let waits = running.ending_for_limit.load(Ordering::SeqCst) > 0;
+        if waits {
+            // Another one is being ended for it, which may take its time on a busy host or over a network.
+            counters.restart_patience();
+        }
+        if (own || look.patience_is_over && !waits) && (alone || is_exceeded_now(&running, limit)) {
             return end_execution(&running, &*control, &held, limit).await;
         }
+    }
+}
+
+/// An execution is being ended for a limit until this is dropped.
+struct EndingForLimit<'r>(&'r LiveWalls);
+
+impl<'r> EndingForLimit<'r> {
+    fn begin(running: &'r LiveWalls) -> Self {
+        running.ending_for_limit.fetch_add(1, Ordering::SeqCst);
+        Self(running)
+    }
+}
+
+impl Drop for EndingForLimit<'_> {
+    fn drop(&mut self) {
+        self.0.ending_for_limit.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -365,7 +390,9 @@ async fn end_execution(
     if limit == LimitKind::Disk {
         running.disk_breaches.fetch_add(1, Ordering::SeqCst);
     }
+    let ending = EndingForLimit::begin(running);
     let killed = control.kill().await;
+    drop(ending);
     // Memory and processes that are left then belong to no execution that could be ended alone.
     let counts = matches!(limit, LimitKind::Memory | LimitKind::Processes);
     let left =

@@ -46,6 +46,8 @@ pub(crate) struct LiveWalls {
     pub executions: Executions,
     /// How often one was ended for what it wrote to disk: what others find then is not theirs.
     pub disk_breaches: AtomicU64,
+    /// How many are being ended for a limit just now.
+    pub ending_for_limit: AtomicU64,
     /// The limit for which all of it was ended.
     ended_for: OnceLock<LimitKind>,
     /// How many processes had been killed for want of memory when an execution was last judged.
@@ -102,6 +104,7 @@ impl LiveWalls {
             counts_processes: is_watched(admitted, LimitKind::Processes),
             executions: Executions::default(),
             disk_breaches: AtomicU64::new(0),
+            ending_for_limit: AtomicU64::new(0),
             ended_for: OnceLock::new(),
             oom_kills_judged: AtomicU64::new(0),
             network_attempts: has_no_network(admitted.spec()).then(AtomicU64::default),
