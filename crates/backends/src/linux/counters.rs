@@ -74,6 +74,8 @@ pub(super) struct LimitsReport {
     pub reached: Option<LimitKind>,
     /// Whether it has been exceeded for so long that the execution which uses the most is not being ended.
     pub patience_is_over: bool,
+    /// Whether what exceeds it may be of an execution that has ended.
+    pub may_be_of_ended: bool,
 }
 
 /// What is looked at again and again.
@@ -101,6 +103,11 @@ impl Counters {
         self.beyond = 0;
     }
 
+    /// Counts what is written from now on.
+    pub(super) fn forget_written(&mut self) {
+        self.disk.forget_written();
+    }
+
     /// Looks at everything that is due.
     pub(super) async fn poll_limits(&mut self, running: &LiveWalls) -> LimitsReport {
         let look = self.look_at_processes(running).await;
@@ -119,6 +126,9 @@ impl Counters {
                 patience_is_over: lasted >= MAX_DISK_BREACH,
                 ..look
             },
+            Written::BeyondByEnded => {
+                LimitsReport { exceeded: Some(LimitKind::Disk), may_be_of_ended: true, ..look }
+            }
         }
     }
 

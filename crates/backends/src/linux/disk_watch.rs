@@ -29,6 +29,8 @@ pub(super) enum Written {
     AllThereMayBe,
     /// More, at every look for this long.
     Beyond(Duration),
+    /// More, but an execution has ended since it was less: it may be that one's.
+    BeyondByEnded,
 }
 
 /// Adds up what is written to the host's directories, from the first look on.
@@ -39,6 +41,8 @@ pub(super) struct DiskWatch {
     breaches: u64,
     /// The first of the looks in a row that have found too much.
     beyond: Option<Instant>,
+    /// How many executions had ended when the last scan began that found no more than there may be.
+    ended: u64,
     last: Option<(Instant, u64)>,
     next: Option<Instant>,
     scan: Option<Scan>,
@@ -47,17 +51,19 @@ pub(super) struct DiskWatch {
 /// A scan of the directories that is under way.
 struct Scan {
     started: Instant,
+    /// How many executions had ended then.
+    ended: u64,
     counting: JoinHandle<Option<DiskUsage>>,
     /// The scan stops when this is dropped: a large tree must not hold up the end of a sandbox, or of the engine.
     _wanted: Arc<()>,
 }
 
 impl Scan {
-    fn start(roots: Vec<PathBuf>) -> Self {
+    fn start(roots: Vec<PathBuf>, ended: u64) -> Self {
         let wanted = Arc::new(());
         let watched = Arc::downgrade(&wanted);
         let counting = tokio::task::spawn_blocking(move || add_up(&roots, &watched));
-        Self { started: Instant::now(), counting, _wanted: wanted }
+        Self { started: Instant::now(), ended, counting, _wanted: wanted }
     }
 }
 
@@ -75,16 +81,34 @@ impl DiskWatch {
                 return None;
             }
             self.reset_after_breach(running.disk_breaches.load(Ordering::SeqCst));
-            self.scan = Some(Scan::start(roots));
+            self.scan = Some(Scan::start(roots, running.executions.count_ended()));
         }
         let scan = self.scan.as_mut()?;
         let counted = timeout(MAX_SCAN_WAIT, &mut scan.counting).await.ok()?;
-        let started = self.scan.take()?.started;
+        let Scan { started, ended, .. } = self.scan.take()?;
         // What was counted while another execution was ended for it is that one's.
         if self.breaches != running.disk_breaches.load(Ordering::SeqCst) {
             return None;
         }
-        self.compare_usage(started, &counted.ok()??, most.0)
+        let found = self.compare_usage(started, &counted.ok()??, most.0)?;
+        Some(self.consider_ended(found, ended, running.executions.count_ended()))
+    }
+
+    /// Tells whether an execution that has ended may have written it. `ended`: how many had when the scan began.
+    fn consider_ended(&mut self, found: Written, ended: u64, ended_by_now: u64) -> Written {
+        match found {
+            Written::Beyond(_) if ended_by_now != self.ended => Written::BeyondByEnded,
+            Written::Beyond(_) => found,
+            Written::Within | Written::AllThereMayBe | Written::BeyondByEnded => {
+                self.ended = ended;
+                found
+            }
+        }
+    }
+
+    /// What is there now is no longer counted: it may be that of an execution which has ended.
+    pub(super) fn forget_written(&mut self) {
+        (self.before, self.beyond, self.next) = (None, None, None);
     }
 
     /// What a scan has found, compared with what was there before.
@@ -147,7 +171,7 @@ mod tests {
         let group = tempfile::tempdir().unwrap();
         let running = super::super::limit_monitor::tests::running(group.path());
         let counting = tokio::spawn(std::future::pending());
-        let scan = Scan { started: Instant::now(), counting, _wanted: Arc::new(()) };
+        let scan = Scan { started: Instant::now(), ended: 0, counting, _wanted: Arc::new(()) };
         let mut watch = DiskWatch { scan: Some(scan), ..DiskWatch::default() };
         for _ in 0..3 {
             assert_eq!(watch.poll_usage(&running).await, Written::Within);
@@ -161,7 +185,7 @@ mod tests {
         let running = super::super::limit_monitor::tests::running(group.path());
         let (tell, told) = tokio::sync::oneshot::channel();
         let counting = tokio::spawn(async { told.await.ok() });
-        let scan = Scan { started: Instant::now(), counting, _wanted: Arc::new(()) };
+        let scan = Scan { started: Instant::now(), ended: 0, counting, _wanted: Arc::new(()) };
         let mut watch = DiskWatch { scan: Some(scan), ..DiskWatch::default() };
         assert_eq!(watch.poll_usage(&running).await, Written::Within);
         tell.send(DiskUsage::default()).unwrap();
@@ -190,11 +214,22 @@ mod tests {
         std::fs::write(group.path().join("big"), vec![1; 3 << 20]).unwrap();
         assert!(matches!(look(&mut watch).await, Written::Beyond(_)));
         // A scan is under way when the other one is ended.
-        watch.scan = Some(Scan::start(running.written.clone()));
+        watch.scan = Some(Scan::start(running.written.clone(), 0));
         running.disk_breaches.fetch_add(1, Ordering::SeqCst);
         assert_eq!(look(&mut watch).await, Written::Within);
         assert_eq!(look(&mut watch).await, Written::Within);
         std::fs::write(group.path().join("more"), vec![1; 3 << 20]).unwrap();
+        assert!(matches!(look(&mut watch).await, Written::Beyond(_)));
+        // One that ends by itself may have written it.
+        watch.forget_written();
+        assert_eq!(look(&mut watch).await, Written::Within);
+        let other = running.executions.begin(super::super::executions::KnownProgram::Unknown);
+        std::fs::write(group.path().join("yet-more"), vec![1; 3 << 20]).unwrap();
+        running.executions.end(other, stockade_core::Span::millis(0));
+        assert_eq!(look(&mut watch).await, Written::BeyondByEnded);
+        watch.forget_written();
+        assert_eq!(look(&mut watch).await, Written::Within);
+        std::fs::write(group.path().join("even-more"), vec![1; 3 << 20]).unwrap();
         assert!(matches!(look(&mut watch).await, Written::Beyond(_)));
     }
 

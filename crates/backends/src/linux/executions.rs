@@ -18,6 +18,8 @@ pub(crate) struct Executions(Mutex<ExecutionsState>);
 struct ExecutionsState {
     next: u64,
     running: BTreeMap<u64, ExecutionAccount>,
+    /// How many have ended.
+    ended: u64,
     ended_cpu: Duration,
 }
 
@@ -130,6 +132,7 @@ impl Executions {
     pub(crate) fn end(&self, number: u64, cpu: Span) {
         let state = &mut *lock(&self.0);
         if let Some(account) = state.running.remove(&number) {
+            state.ended += 1;
             state.ended_cpu += account.cpu.max(cpu.into());
         }
     }
@@ -156,6 +159,19 @@ impl Executions {
         let state = &mut *lock(&self.0);
         let mut others = state.running.iter_mut().filter(|(other, _)| **other != number);
         others.all(|(_, account)| account.is_accountable(first))
+    }
+
+    /// How many have ended since the sandbox began.
+    pub(crate) fn count_ended(&self) -> u64 {
+        lock(&self.0).ended
+    }
+
+    /// Whether this one is known to have written so many bytes.
+    pub(crate) fn has_written(&self, first: i32, number: u64, bytes: u64) -> bool {
+        let state = &mut *lock(&self.0);
+        let account = state.running.get_mut(&number);
+        let written = account.and_then(|account| account.measure_amount(first, LimitKind::Disk));
+        written.is_some_and(|written| written >= bytes)
     }
 
     /// Whether no other one runs.

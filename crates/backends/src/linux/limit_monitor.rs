@@ -350,6 +350,11 @@ async fn watch_execution(
         // The execution to blame is ended by its own watch, unless none is found. Another one may be gone by
         // now, and what was exceeded with it.
         let most = (limit, running.limits.disk.map_or(0, |disk| disk.0));
+        let half = most.1 / 2;
+        if look.may_be_of_ended && !running.executions.has_written(running.pid, held.number, half) {
+            counters.forget_written();
+            continue;
+        }
         let own = running.executions.is_to_blame(running.pid, held.number, most);
         let alone = running.executions.is_alone(held.number);
         let waits = running.ending_for_limit.load(Ordering::SeqCst) > 0;
