@@ -342,6 +342,9 @@ async fn watch_execution(
         if held.is_out_of_time(&running) {
             return end_execution(&running, &*control, &held, LimitKind::CpuTime).await;
         }
+        // A look takes its time on a busy host: who is alone after it need not have been so before.
+        let (was_alone, ended) =
+            (running.executions.is_alone(held.number), running.executions.count_ended());
         let look = counters.poll_limits(&running).await;
         look.reached.into_iter().for_each(|limit| held.note_reached(limit));
         let Some(limit) = look.exceeded else {
@@ -356,7 +359,8 @@ async fn watch_execution(
             continue;
         }
         let own = running.executions.is_to_blame(running.pid, held.number, most);
-        let alone = running.executions.is_alone(held.number);
+        let is_same = was_alone && ended == running.executions.count_ended();
+        let alone = is_same && running.executions.is_alone(held.number);
         let waits = running.ending_for_limit.load(Ordering::SeqCst) > 0;
         if waits {
             // Another one is being ended for it, which may take its time on a busy host or over a network.
