@@ -8,12 +8,13 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::mount::{MountFlags, mount_remount};
 use serde_json::{Value, json};
 
+use crate::limits::stay_if_told;
 use crate::{Args, VerbOutcome, number_of, report_attempt};
 
 /// Bytes that `read` gives back, at most.
 const MAX_READ_BYTES: u64 = 1 << 20;
 
-/// `fill PATH BYTES`: how much could be written.
+/// `fill PATH BYTES [MILLISECONDS]`: how much could be written; stays for a time if all of it was.
 pub fn fill_file(args: &Args) -> io::Result<VerbOutcome> {
     let wanted = args.number(1)?;
     let piece = vec![0x5a; 64 << 10];
@@ -28,6 +29,9 @@ pub fn fill_file(args: &Args) -> io::Result<VerbOutcome> {
     }
     // Some file systems find out about a full disk only now.
     let late = file.sync_all().err();
+    if late.is_none() {
+        stay_if_told(args, 2)?;
+    }
     Ok(write_facts(done, late.as_ref()))
 }
 

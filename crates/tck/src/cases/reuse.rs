@@ -116,7 +116,8 @@ async fn check_reuse_after_disk_limit(kit: Kit) -> Verdict {
     }
     let limits = Limits { disk: Some(Bytes::mib(8)), ..Limits::default() };
     let bytes = (64 * MIB_BYTES).to_string();
-    is_held_back(used_again(kit, limits, &["fill", "big", &bytes]).await?, LimitKind::Disk)
+    let verb = kit.staying_if_watched(Feature::DiskLimit, &["fill", "big", &bytes]);
+    is_held_back(used_again(kit, limits, &verb).await?, LimitKind::Disk)
 }
 
 async fn wall_time(kit: Kit) -> Verdict {
