@@ -183,7 +183,7 @@ impl Executions {
     /// either: that may be about to go. Where none can be told apart it is the latest.
     ///
     /// Of what was written not all can be told apart: one that is not known for half of the limit is no more to
-    /// blame than the others, and then none is; a writer may have ended just now.
+    /// blame than the others, and then the latest is.
     pub(crate) fn is_to_blame(
         &self,
         first: i32,
@@ -199,7 +199,7 @@ impl Executions {
         let most = known.iter().map(|(at, amount)| (*amount, *at)).max();
         let Some((amount, largest)) = most else { return latest == Some(number) };
         if limit == LimitKind::Disk && amount < allowed / 2 {
-            return state.running.len() == 1;
+            return latest == Some(number);
         }
         // Written bytes stay counted for the parent that reaped the writer, long after the writer's end.
         let left = match limit == LimitKind::Disk {
