@@ -31,8 +31,8 @@ const UNTAKEN_INPUT_BYTES: usize = 4 << 20;
 
 /// Output that an engine process reads and is not asked for, and by how much its memory may grow meanwhile: history, queues
 /// and what an allocator keeps.
-const UNREAD_OUTPUT_BYTES: u64 = 24 << 20;
-const MAX_GROWTH_KIB: u64 = 12 << 10;
+const UNREAD_OUTPUT_BYTES: u64 = 12 << 20;
+const MAX_GROWTH_KIB: u64 = 8 << 10;
 
 async fn check_deaf_program(kit: Kit) -> Verdict {
     let room = kit.room().await?;
