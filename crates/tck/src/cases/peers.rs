@@ -58,9 +58,11 @@ async fn check_output_not_taken(kit: Kit) -> Verdict {
     check_usable(&kit, &room).await
 }
 
-/// In an engine process of its own, where the subject offers one: other cases take memory of this one.
+/// In an engine process of its own: other cases take memory of this one.
 async fn check_memory_of_output(kit: Kit) -> Verdict {
-    let Some(mut process) = kit.engine_command() else { return Ok(()) };
+    let Some(mut process) = kit.engine_command() else {
+        return Err(Stop::Unfit("the subject offers no engine process".into()));
+    };
     process.env(ENGINE_FLOOD, UNREAD_OUTPUT_BYTES.to_string());
     let (mut child, line) = start_engine_process(process).await?;
     child.kill().await?;
