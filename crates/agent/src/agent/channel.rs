@@ -96,10 +96,21 @@ impl Channel {
         }
     }
 
-    /// Writes waiting input and gives credit back.
+    /// Writes waiting input and gives credit back, unless the program's end was told: the peer may have forgotten the
+    /// channel.
     pub fn feed_program(&mut self, number: u32, link: &mut Link) {
-        if let Some(amount) = self.input_pump.pump() {
+        if let Some(amount) = self.input_pump.pump()
+            && !self.is_end_told()
+        {
             link.send(&FromAgent::StdinCredit(number, amount));
+        }
+    }
+
+    fn is_end_told(&self) -> bool {
+        match &self.work {
+            ChannelWork::Run(run) => run.is_end_told(),
+            // Told when the channel goes.
+            ChannelWork::Files(_) | ChannelWork::Watch(_) => false,
         }
     }
 }

@@ -62,6 +62,11 @@ impl AgentExecution {
         matches!(self.phase, ProgramPhase::Ended(..))
     }
 
+    /// Whether its exit, or that it never ran, was told.
+    pub fn is_end_told(&self) -> bool {
+        matches!(self.phase, ProgramPhase::Told | ProgramPhase::Failed)
+    }
+
     /// Tells the end once all output was passed on. Returns whether nothing is left to do.
     pub fn try_finish(
         &mut self,
@@ -76,7 +81,7 @@ impl AgentExecution {
             link.send(&FromAgent::Exited { channel: number, end, cpu_us, peak_kib, unsent });
             self.phase = ProgramPhase::Told;
         }
-        matches!(self.phase, ProgramPhase::Told | ProgramPhase::Failed) && self.keeper.is_none()
+        self.is_end_told() && self.keeper.is_none()
     }
 
     /// Deals with what the keeper said since the last time.
@@ -256,4 +261,56 @@ pub fn output_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
 pub fn set_nonblocking(fd: impl AsFd) -> io::Result<()> {
     let fd = fd.as_fd();
     Ok(fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{MAX_DATA, WINDOW_BYTES, split_frame};
+
+    /// A channel whose program has closed its input, with input that waits; `phase`: how far the program has come.
+    fn channel_with_waiting_input(phase: ProgramPhase) -> Channel {
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let (report, _) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        set_nonblocking(&writer).unwrap();
+        let mut input_pump = InputPump::new(Some(writer), false);
+        for _ in 0..WINDOW_BYTES as usize / MAX_DATA {
+            input_pump.push(&[0; MAX_DATA]).unwrap();
+        }
+        drop(reader);
+        let run = AgentExecution {
+            keeper: None,
+            killing: false,
+            scoped: false,
+            report,
+            phase,
+            terminal: None,
+            program: String::new(),
+            dir: String::new(),
+        };
+        let output_pumps = [Stream::Stdout, Stream::Stderr].map(|of| OutputPump::new(of, None));
+        Channel { output_pumps, input_pump, work: ChannelWork::Run(run) }
+    }
+
+    /// Whether credit is given back for input that is thrown away.
+    fn gives_credit_back(phase: ProgramPhase) -> bool {
+        crate::agent::sys::ignore_broken_pipes();
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let mut link = Link::new(open_null().unwrap(), write, false);
+        channel_with_waiting_input(phase).feed_program(7, &mut link);
+        link.flush().unwrap();
+        drop(link);
+        let mut sent = Vec::new();
+        io::Read::read_to_end(&mut std::fs::File::from(read), &mut sent).unwrap();
+        let message = split_frame(&sent).unwrap().map(|(body, _)| FromAgent::decode(body).unwrap());
+        message == Some(FromAgent::StdinCredit(7, WINDOW_BYTES))
+    }
+
+    #[test]
+    fn no_credit_for_input_is_given_after_the_end_was_told() {
+        assert!(gives_credit_back(ProgramPhase::Live));
+        assert!(gives_credit_back(ProgramPhase::Ended(End::Code(0), 0, 0)));
+        assert!(!gives_credit_back(ProgramPhase::Told));
+        assert!(!gives_credit_back(ProgramPhase::Failed));
+    }
 }
