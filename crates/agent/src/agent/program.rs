@@ -138,7 +138,7 @@ impl ProgramImage {
     ) -> Result<(), (StartStep, io::Error)> {
         let at = |step| move |error: io::Error| (step, error);
         let or = |step| move |error: rustix::io::Errno| (step, error.into());
-        rustix::process::setsid().map_err(or(StartStep::Session))?;
+        sys::begin_session().map_err(at(StartStep::Session))?;
         if self.terminal {
             rustix::process::ioctl_tiocsctty(&stdio.0[0]).map_err(or(StartStep::Session))?;
         }

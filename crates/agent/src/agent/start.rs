@@ -47,7 +47,7 @@ pub fn prepare_agent(mut args: impl Iterator<Item = String>) -> io::Result<Agent
     }
     sys::ignore_broken_pipes();
     // Alone in its session, so that no terminal's signals reach it; refused where it already is.
-    let _ = rustix::process::setsid();
+    let _ = sys::begin_session();
     rustix::process::umask(Mode::from_raw_mode(0o022));
     // What runs beside it as the same user may neither trace it nor look into its descriptors.
     // Where a Landlock domain keeps them apart, it is the warden outside that has to look.

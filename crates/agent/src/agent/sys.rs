@@ -356,3 +356,13 @@ pub fn receive_more(
 pub fn raw_fds(fds: &[&OwnedFd]) -> Vec<RawFd> {
     fds.iter().map(|fd| fd.as_raw_fd()).collect()
 }
+
+/// Makes this process the leader of a session of its own. Not by rustix, which takes the answer for a process id, never 0:
+/// gVisor answers 0.
+pub(super) fn begin_session() -> io::Result<()> {
+    // SAFETY: takes no argument, and touches no memory.
+    match unsafe { libc::setsid() } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
