@@ -1,6 +1,6 @@
 //! A seccomp filter that every program gets before its first instruction, beneath the walls of any backend:
-//! no setuid or setgid files, no new namespaces, and none of the host's few contexts for asynchronous I/O
-//! (C-18). It holds also where another program makes the walls, such as a container engine, whose own filter
+//! no setuid or setgid files, no new namespaces, and none of the host's few contexts for asynchronous I/O or of
+//! its huge pages (C-18). It holds also where another program makes the walls, such as a container engine, whose own filter
 //! lets these through; and it takes `openat2` away, whose arguments no filter can look at.
 //!
 //! Installed by the agent, and so no wall against an attacker that takes the agent over.
@@ -39,8 +39,8 @@ const NAMESPACE_FLAGS: u32 = (libc::CLONE_NEWNS
 #[derive(Clone, Copy)]
 enum SyscallRule {
     Refuse(i32),
-    /// Refused if any of these bits is set in that argument.
-    Without(u32, u32),
+    /// Answered by this errno if any of these bits is set in that argument.
+    Without(u32, u32, i32),
     /// Refused if it creates, by that argument, with a mode, in the next one, that sets ids.
     Opens(u32),
 }
@@ -53,20 +53,24 @@ const SYSCALL_RULES: &[(c_long, SyscallRule)] = &[
     (libc::SYS_clone3, Refuse(libc::ENOSYS)),
     (libc::SYS_unshare, Refuse(libc::EPERM)),
     (libc::SYS_setns, Refuse(libc::EPERM)),
-    (libc::SYS_clone, Without(0, NAMESPACE_FLAGS)),
-    (libc::SYS_fchmod, Without(1, SET_ID)),
-    (libc::SYS_fchmodat, Without(2, SET_ID)),
-    (libc::SYS_fchmodat2, Without(2, SET_ID)),
-    (libc::SYS_mknodat, Without(2, SET_ID)),
+    (libc::SYS_clone, Without(0, NAMESPACE_FLAGS, libc::EPERM)),
+    (libc::SYS_fchmod, Without(1, SET_ID, libc::EPERM)),
+    (libc::SYS_fchmodat, Without(2, SET_ID, libc::EPERM)),
+    (libc::SYS_fchmodat2, Without(2, SET_ID, libc::EPERM)),
+    (libc::SYS_mknodat, Without(2, SET_ID, libc::EPERM)),
     (libc::SYS_openat, Opens(2)),
+    // As where there are no huge pages: no memory limit counts those of the host's pool.
+    (libc::SYS_mmap, Without(3, libc::MAP_HUGETLB as u32, libc::ENOMEM)),
+    (libc::SYS_memfd_create, Without(1, libc::MFD_HUGETLB, libc::EINVAL)),
+    (libc::SYS_shmget, Without(2, libc::SHM_HUGETLB as u32, libc::ENOMEM)),
 ];
 
 /// The older names that only this architecture has.
 #[cfg(target_arch = "x86_64")]
 const ARCH_SYSCALL_RULES: &[(c_long, SyscallRule)] = &[
-    (libc::SYS_chmod, Without(1, SET_ID)),
-    (libc::SYS_mknod, Without(1, SET_ID)),
-    (libc::SYS_creat, Without(1, SET_ID)),
+    (libc::SYS_chmod, Without(1, SET_ID, libc::EPERM)),
+    (libc::SYS_mknod, Without(1, SET_ID, libc::EPERM)),
+    (libc::SYS_creat, Without(1, SET_ID, libc::EPERM)),
     (libc::SYS_open, Opens(1)),
 ];
 
@@ -112,14 +116,12 @@ fn build_filter() -> Vec<sock_filter> {
 fn compile_rule(rule: SyscallRule) -> Vec<sock_filter> {
     match rule {
         Refuse(errno) => vec![return_errno(errno)],
-        Without(index, bits) => {
-            vec![
-                load_word(argument_offset(index)),
-                jump_if(OP_JSET, bits, 1, 0),
-                return_allow(),
-                return_errno(libc::EPERM),
-            ]
-        }
+        Without(index, bits, errno) => vec![
+            load_word(argument_offset(index)),
+            jump_if(OP_JSET, bits, 1, 0),
+            return_allow(),
+            return_errno(errno),
+        ],
         Opens(flags) => vec![
             load_word(argument_offset(flags)),
             jump_if(OP_JSET, CREATE_FLAGS, 0, 2),

@@ -57,7 +57,6 @@ pub(super) const ALLOWED_SYSCALLS: &[SyscallGroup] = &[
             SYS_pipe2,
             SYS_flock,
             SYS_eventfd2,
-            SYS_memfd_create,
         ],
     ),
     allowed_group(
@@ -124,7 +123,6 @@ pub(super) const ALLOWED_SYSCALLS: &[SyscallGroup] = &[
     allowed_group(
         "the caller's own memory",
         &[
-            SYS_mmap,
             SYS_munmap,
             SYS_mremap,
             SYS_mprotect,
@@ -301,7 +299,6 @@ pub(super) const ALLOWED_SYSCALLS: &[SyscallGroup] = &[
     allowed_group(
         "System V and POSIX objects, which the ipc namespace keeps inside",
         &[
-            SYS_shmget,
             SYS_shmat,
             SYS_shmdt,
             SYS_shmctl,
@@ -390,6 +387,9 @@ pub(super) const CHECKED_SYSCALLS: &[(c_long, SyscallAction)] = &[
     (SYS_fchmodat, SyscallAction::Look(ArgumentCheck::Mode(2))),
     (SYS_fchmodat2, SyscallAction::Look(ArgumentCheck::Mode(2))),
     (SYS_mknodat, SyscallAction::Look(ArgumentCheck::Mode(2))),
+    (SYS_mmap, SyscallAction::Look(ArgumentCheck::HugePages(3, MAP_HUGETLB as u32, ENOMEM))),
+    (SYS_memfd_create, SyscallAction::Look(ArgumentCheck::HugePages(1, MFD_HUGETLB, EINVAL))),
+    (SYS_shmget, SyscallAction::Look(ArgumentCheck::HugePages(2, SHM_HUGETLB as u32, ENOMEM))),
 ];
 
 /// The same under the older names that only this architecture has.

@@ -150,6 +150,9 @@ fn compile_leaf(action: SyscallAction) -> Vec<sock_filter> {
         SyscallAction::Look(ArgumentCheck::Connect) => check_connect(),
         SyscallAction::Look(ArgumentCheck::Mode(index)) => plain_mode(index),
         SyscallAction::Look(ArgumentCheck::Opens(flags)) => opens_with_plain_mode(flags),
+        SyscallAction::Look(ArgumentCheck::HugePages(flags, huge, errno)) => {
+            without_huge_pages(flags, huge, errno)
+        }
     }
 }
 
@@ -318,6 +321,12 @@ fn opens_with_plain_mode(flags: u32) -> Vec<sock_filter> {
     code
 }
 
+/// Fails as where there are no huge pages, which programs that ask for them expect. Chromium tries `memfd_create` with
+/// every flag there is, and breaks down where that is not answered by EINVAL.
+fn without_huge_pages(flags: u32, huge: u32, errno: i32) -> Vec<sock_filter> {
+    vec![load_argument(flags), build_jump(OP_JSET, huge, 1, 0), return_allow(), return_errno(errno)]
+}
+
 fn check_ioctl() -> Vec<sock_filter> {
     vec![
         load_argument(1),
@@ -340,4 +349,62 @@ fn check_personality() -> Vec<sock_filter> {
         return_errno(libc::EPERM),
         return_allow(),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the filter answers to one system call, as the kernel would evaluate it.
+    fn evaluate(program: &[sock_filter], number: i64, arguments: [u64; 6]) -> u32 {
+        let (mut at, mut loaded) = (0, 0);
+        loop {
+            let step = program[at];
+            at += 1;
+            let skip = |found: bool| usize::from(if found { step.jt } else { step.jf });
+            match step.code {
+                OP_LD => {
+                    loaded = match step.k {
+                        NR_OFFSET => number as u32,
+                        ARCH_OFFSET => AUDIT_ARCH,
+                        offset => arguments[((offset - ARGS_OFFSET) / 8) as usize] as u32,
+                    }
+                }
+                OP_AND => loaded &= step.k,
+                OP_JEQ => at += skip(loaded == step.k),
+                OP_JGE => at += skip(loaded >= step.k),
+                OP_JSET => at += skip(loaded & step.k != 0),
+                OP_JA => at += step.k as usize,
+                OP_RET => return step.k,
+                code => panic!("instruction {code:#x}"),
+            }
+        }
+    }
+
+    #[test]
+    fn huge_pages_are_not_to_be_had_and_other_memory_is() {
+        let huge = |index: usize, flag: i64| {
+            let mut arguments = [0; 6];
+            arguments[index] = flag as u64;
+            arguments
+        };
+        let refused = |errno: i32| libc::SECCOMP_RET_ERRNO | errno as u32;
+        for kind in [FilterKind::Namespaces, FilterKind::Asking, FilterKind::Bare] {
+            let filter = compile_filter(kind);
+            let plain = i64::from(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            let pages = plain | i64::from(libc::MAP_HUGETLB | libc::MAP_HUGE_1GB);
+            let answer = |number, arguments| evaluate(&filter, number, arguments);
+            assert_eq!(answer(libc::SYS_mmap, huge(3, plain)), libc::SECCOMP_RET_ALLOW);
+            assert_eq!(answer(libc::SYS_mmap, huge(3, pages)), refused(libc::ENOMEM), "{kind:?}");
+            let sealable = i64::from(libc::MFD_ALLOW_SEALING);
+            let of_huge = sealable | i64::from(libc::MFD_HUGETLB);
+            let memfd = libc::SYS_memfd_create;
+            assert_eq!(answer(memfd, huge(1, sealable)), libc::SECCOMP_RET_ALLOW);
+            for flags in [of_huge, i64::from(u32::MAX)] {
+                assert_eq!(answer(memfd, huge(1, flags)), refused(libc::EINVAL), "{kind:?}");
+            }
+            let shared = answer(libc::SYS_shmget, huge(2, i64::from(libc::SHM_HUGETLB)));
+            assert_ne!(shared, libc::SECCOMP_RET_ALLOW, "{kind:?}");
+        }
+    }
 }

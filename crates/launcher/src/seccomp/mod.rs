@@ -63,4 +63,7 @@ pub(crate) enum ArgumentCheck {
     Mode(u32),
     /// The same of a call that creates by the flags in this argument, with a mode in the next one.
     Opens(u32),
+    /// Memory that is mapped or made by the flags in this argument, without the one for huge pages: these come from
+    /// a pool of the host's that no memory limit counts. Else it fails with this errno, as where there are none.
+    HugePages(u32, u32, i32),
 }

@@ -19,6 +19,13 @@ pub fn take_aio_context() -> io::Result<VerbOutcome> {
     Ok(report_attempt(crate::raw::io_context().map(|()| json!({}))))
 }
 
+/// `huge-pages`: tries to open a file in the host's huge pages, whether any are free or not.
+pub fn open_huge_pages() -> io::Result<VerbOutcome> {
+    let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::HUGETLB;
+    let opened = rustix::fs::memfd_create("huge", flags);
+    Ok(report_attempt(opened.map(|_| json!({})).map_err(io::Error::from)))
+}
+
 /// `burn MS`: uses that much processor time.
 pub fn burn_cpu_time(args: &Args) -> io::Result<VerbOutcome> {
     let wanted = args.span(0)?;

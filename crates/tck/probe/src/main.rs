@@ -119,6 +119,7 @@ fn run_verb(verb: &str, args: &Args) -> io::Result<VerbOutcome> {
         "connect-path" => network::connect_path(args),
         "set-id" => files::set_id(args),
         "contexts" => limits::take_aio_context(),
+        "huge-pages" => limits::open_huge_pages(),
         "terminal" => terminal::report_terminal(),
         "wait-resize" => terminal::wait_resize(args),
         "report" => Ok(report::report_surroundings()),

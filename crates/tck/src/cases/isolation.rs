@@ -21,6 +21,9 @@ pub(super) const ISOLATION_CASES: &[Case] = &[
     )
     .needs(&[Feature::HostImage])
     .isolation(),
+    case!("huge pages of the host are not to be had", "C-18", check_huge_pages_refused)
+        .needs(&[Feature::HostImage])
+        .isolation(),
     case!("private files of the host cannot be read", "C-03", private_files)
         .needs(&[Feature::FilesystemIsolation])
         .isolation(),
@@ -209,6 +212,12 @@ async fn set_id(kit: Kit) -> Verdict {
 
 async fn check_aio_contexts_refused(kit: Kit) -> Verdict {
     let facts = kit.facts(["contexts"]).await?;
+    check!(facts["ok"] == json!(false), "expected a refusal, saw {facts}");
+    Ok(())
+}
+
+async fn check_huge_pages_refused(kit: Kit) -> Verdict {
+    let facts = kit.facts(["huge-pages"]).await?;
     check!(facts["ok"] == json!(false), "expected a refusal, saw {facts}");
     Ok(())
 }

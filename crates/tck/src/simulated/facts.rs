@@ -21,6 +21,7 @@ pub(super) fn run_facts_verb(verb: &str, guest: &Guest) -> Option<Played> {
         "kill" => Ok(json!({ "ok": false, "errno": NO_SUCH_PROCESS })),
         // Answered by a filter, as everywhere.
         "contexts" => Ok(json!({ "ok": false, "errno": 38 })),
+        "huge-pages" => Ok(json!({ "ok": false, "errno": 22 })),
         "find-process" => Ok(json!({ "ok": true, "found": 0 })),
         "connect" => Ok(json!({ "ok": false, "errno": NETWORK_UNREACHABLE })),
         "connect-unix" => Ok(json!({ "ok": false, "errno": CONNECTION_REFUSED })),
