@@ -1,9 +1,10 @@
 //! What the files below a directory take, counted from outside while a guest may be changing all of
 //! it. Never leaves the directory and follows no link: each step is resolved by the kernel.
 //!
-//! A guest must not hide anything. An entry that is always gone under the name it was listed by is counted as
-//! endless. A directory that cannot be read, as test suites leave them, holds at most what the file system
-//! has lost since the first scan: then that counts, no matter which process took it.
+//! A guest must not hide anything. An entry that is always gone under the name it was listed by, or always
+//! swapped with another, is counted as endless. An inode counts even if it is empty. A directory that cannot
+//! be read, as test suites leave them, holds at most what the file system has lost since the first scan: then
+//! that counts, no matter which process took it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -20,6 +21,9 @@ const MAX_DEPTH: usize = 8192;
 const MAX_OPEN_DIRECTORIES: usize = 64;
 /// How often a directory is listed until every entry of it was looked at.
 const MAX_LISTINGS: usize = 64;
+/// What an inode counts as at least. An empty file takes no block, but a file system has only so many inodes; most
+/// make one for each 16 KiB. It is no more than a block, so that an ordinary small file counts as what it takes.
+const MIN_INODE_BYTES: u64 = 4096;
 
 const DIRECTORY_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -27,7 +31,10 @@ const DIRECTORY_FLAGS: OFlags =
 /// What is used below a directory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct DiskUsage {
+    /// What all inodes count as, each at least `MIN_INODE_BYTES`.
     bytes: u64,
+    /// The bytes of the blocks that they take.
+    allocated: u64,
     /// Directories that cannot be looked into, and when each was changed last.
     hidden: BTreeMap<FileId, ChangeTime>,
     /// Bytes that are free in the file systems that were looked at. Absent: it did not tell.
@@ -43,7 +50,12 @@ impl DiskUsage {
     /// What was added since another count, with what may lie in directories that have been hidden or changed
     /// since then.
     pub(crate) fn since(&self, before: &DiskUsage) -> u64 {
+        if self.is_endless() {
+            return u64::MAX;
+        }
+        // By blocks too: removing empty files makes no room for as many full ones.
         let added = self.bytes.saturating_sub(before.bytes);
+        let added = added.max(self.allocated.saturating_sub(before.allocated));
         let changed = |id: &FileId| before.hidden.get(id) != self.hidden.get(id);
         let devices: BTreeSet<DeviceId> =
             self.hidden.keys().filter(|id| changed(id)).map(|(device, _)| *device).collect();
@@ -53,7 +65,7 @@ impl DiskUsage {
         let lost = devices.iter().map(|device| self.lost_space(before, *device));
         let lost = lost.fold(0, u64::saturating_add);
         // What was removed in plain sight has made room for as much out of sight.
-        let removed = before.bytes.saturating_sub(self.bytes);
+        let removed = before.allocated.saturating_sub(self.allocated);
         added.max(lost.saturating_add(removed))
     }
 
@@ -68,6 +80,7 @@ impl DiskUsage {
     /// Both together.
     pub(crate) fn merge_with(mut self, other: DiskUsage) -> DiskUsage {
         self.bytes = self.bytes.saturating_add(other.bytes);
+        self.allocated = self.allocated.saturating_add(other.allocated);
         self.hidden.extend(other.hidden);
         self.free.extend(other.free);
         self
@@ -85,9 +98,11 @@ impl DiskUsage {
         self.bytes
     }
 
-    fn add_blocks(&mut self, found: &Stat) {
-        let bytes = u64::try_from(found.st_blocks).unwrap_or(0).saturating_mul(512);
-        self.bytes = self.bytes.saturating_add(bytes);
+    /// Counts an inode of any type by its blocks, or by the least that an inode counts as.
+    fn add_inode(&mut self, found: &Stat) {
+        let allocated = u64::try_from(found.st_blocks).unwrap_or(0).saturating_mul(512);
+        self.allocated = self.allocated.saturating_add(allocated);
+        self.bytes = self.bytes.saturating_add(allocated.max(MIN_INODE_BYTES));
     }
 
     fn insert_hidden(&mut self, found: &Stat) {
@@ -95,8 +110,14 @@ impl DiskUsage {
         self.hidden.insert(file_id(found), time);
     }
 
-    fn make_endless(&mut self) {
-        self.bytes = u64::MAX;
+    /// Whether it could not be counted.
+    pub(crate) fn is_endless(&self) -> bool {
+        self.bytes == u64::MAX
+    }
+
+    /// Makes it more than any other.
+    pub(crate) fn make_endless(&mut self) {
+        (self.bytes, self.allocated) = (u64::MAX, u64::MAX);
     }
 }
 
@@ -110,7 +131,7 @@ fn measure_file(path: &Path) -> DiskUsage {
     if let Ok(found) = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)
         && FileType::from_raw_mode(found.st_mode) == FileType::RegularFile
     {
-        usage.add_blocks(&found);
+        usage.add_inode(&found);
     }
     usage
 }
@@ -171,9 +192,12 @@ struct DirectoryListing {
     /// Entries of the last reading that were not looked at yet.
     todo: Vec<(std::ffi::CString, u64)>,
     readings: usize,
-    /// The inodes that were looked at, by either number they have.
+    /// The device whose inodes the listing names by the numbers that `stat` has for them. Absent: it has others, as
+    /// overlays of several file systems and some FUSE file systems do, and a difference tells nothing.
+    numbered_device: Option<DeviceId>,
+    /// The inodes that were looked at, by the number that `stat` has for them.
     seen: BTreeSet<u64>,
-    /// Those of the last reading that were gone when they were looked at.
+    /// Those of the last reading that were gone, or something else, when they were looked at.
     missed: BTreeSet<u64>,
 }
 
@@ -185,6 +209,7 @@ impl DirectoryListing {
             closed: None,
             todo: Vec::new(),
             readings: 0,
+            numbered_device: None,
             seen,
             missed,
         }
@@ -224,18 +249,8 @@ impl DirectoryListing {
     /// counted.
     fn next_directory(&mut self, usage: &mut DiskUsage) -> Result<Option<OwnedFd>> {
         loop {
-            while let Some((name, inode)) = self.todo.pop() {
-                if self.seen.contains(&inode) {
-                    continue;
-                }
-                match self.count_entry(&name, inode, usage) {
-                    Ok(Some(directory)) => return Ok(Some(directory)),
-                    Ok(None) => {}
-                    Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
-                        self.missed.insert(inode);
-                    }
-                    Err(errno) => return Err(errno),
-                }
+            if let Some(directory) = self.count_listed(usage)? {
+                return Ok(Some(directory));
             }
             if !self.read_again(usage)? {
                 return Ok(None);
@@ -243,37 +258,88 @@ impl DirectoryListing {
         }
     }
 
-    /// Counts one entry, and opens it if it is a directory.
+    /// Counts entries of the last reading until there is a directory among them, which is returned open.
+    fn count_listed(&mut self, usage: &mut DiskUsage) -> Result<Option<OwnedFd>> {
+        while let Some((name, inode)) = self.todo.pop() {
+            if self.seen.contains(&inode) {
+                continue;
+            }
+            match self.count_entry(&name, inode, usage) {
+                Ok(Some(directory)) => return Ok(Some(directory)),
+                Ok(None) => {}
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
+                    self.missed.insert(inode);
+                }
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Counts what is found under a name, and opens it if it is a directory. What was listed by that name and is
+    /// no longer there is missed: the guest may have moved it to a name that was looked at before.
     fn count_entry(
         &mut self,
         name: &std::ffi::CStr,
         inode: u64,
         usage: &mut DiskUsage,
     ) -> Result<Option<OwnedFd>> {
+        let (found, directory) = self.open_entry(name, usage)?;
+        let is_new = self.seen.insert(found.st_ino);
+        if is_new {
+            usage.add_inode(&found);
+        }
+        if self.is_swapped(name, inode, &found) {
+            self.missed.insert(inode);
+            return Ok(directory.filter(|_| is_new));
+        }
+        Ok(directory)
+    }
+
+    /// Finds what is under a name, and opens it if it is a directory. Tells about what was opened: it may be
+    /// another one than was found first.
+    fn open_entry(
+        &self,
+        name: &std::ffi::CStr,
+        usage: &mut DiskUsage,
+    ) -> Result<(Stat, Option<OwnedFd>)> {
         let found = statat(self.directory()?, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        let directory = match FileType::from_raw_mode(found.st_mode) {
-            FileType::Directory => match self.open(name) {
-                Ok(directory) => Some(directory),
-                Err(Errno::ACCESS | Errno::PERM) => {
-                    usage.insert_hidden(&found);
-                    None
-                }
-                Err(errno) => return Err(errno),
-            },
+        match FileType::from_raw_mode(found.st_mode) {
+            FileType::Directory => {}
             FileType::RegularFile
             | FileType::Symlink
             | FileType::Fifo
             | FileType::Socket
             | FileType::CharacterDevice
             | FileType::BlockDevice
-            | FileType::Unknown => None,
-        };
-        // Where something is mounted, the two are different.
-        self.seen.insert(inode);
-        if self.seen.insert(found.st_ino) || found.st_ino == inode {
-            usage.add_blocks(&found);
+            | FileType::Unknown => return Ok((found, None)),
         }
-        Ok(directory)
+        match self.open(name) {
+            Ok(directory) => Ok((fstat(&directory)?, Some(directory))),
+            Err(Errno::ACCESS | Errno::PERM) => {
+                usage.insert_hidden(&found);
+                Ok((found, None))
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Whether another inode was found than was listed, although nothing is mounted there.
+    fn is_swapped(&self, name: &std::ffi::CStr, inode: u64, found: &Stat) -> bool {
+        found.st_ino != inode
+            && self.numbered_device == Some(found.st_dev)
+            && !self.is_mounted(name, found)
+    }
+
+    /// Whether what was found under a name is mounted there. Asked of the inode itself, since the guest may put
+    /// something else there meanwhile.
+    fn is_mounted(&self, name: &std::ffi::CStr, found: &Stat) -> bool {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = self.directory().and_then(|at| openat(at, name, flags, Mode::empty()));
+        opened.is_ok_and(|object| {
+            fstat(&object).is_ok_and(|now| file_id(&now) == file_id(found))
+                && stockade_fs::is_mount_point(&object, c"")
+        })
     }
 
     fn open(&self, name: &std::ffi::CStr) -> Result<OwnedFd> {
@@ -294,9 +360,13 @@ impl DirectoryListing {
             return Ok(false);
         }
         self.readings += 1;
+        let own = fstat(self.directory()?)?;
         for entry in Dir::read_from(self.directory()?)? {
             let entry = entry?;
             let (name, inode) = (entry.file_name(), entry.ino());
+            if name == c"." {
+                self.numbered_device = (inode == own.st_ino).then_some(own.st_dev);
+            }
             let wanted = first || missed.contains(&inode);
             if wanted && name != c"." && name != c".." {
                 self.todo.push((name.to_owned(), inode));
@@ -362,6 +432,7 @@ mod tests {
     fn a_directory_that_was_hidden_since_the_first_look_may_hold_what_the_file_system_lost() {
         let hidden = |ino: u64, time: i64, bytes: u64, free: u64| DiskUsage {
             bytes,
+            allocated: bytes,
             hidden: BTreeMap::from([((1, ino), (time, 0))]),
             free: BTreeMap::from([(1, free)]),
         };
@@ -375,6 +446,94 @@ mod tests {
         assert_eq!(since(DiskUsage { bytes: 15, ..DiskUsage::default() }), 5);
         let untold = DiskUsage { free: BTreeMap::new(), ..hidden(8, 100, 10, 0) };
         assert_eq!(since(untold), u64::MAX, "where nothing tells it is endless");
+    }
+
+    #[test]
+    fn an_empty_file_counts_as_an_inode_and_others_by_their_blocks() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        (0..100).for_each(|n| fs::write(dir.path().join(n.to_string()), "").unwrap());
+        std::os::unix::fs::symlink("/", dir.path().join("link")).unwrap();
+        assert_eq!(used(dir.path()), 101 * MIN_INODE_BYTES);
+        let full = dir.path().join("full");
+        fs::write(&full, vec![1; 1 << 20]).unwrap();
+        fs::File::open(&full).unwrap().sync_all().unwrap();
+        let blocks = fs::metadata(&full).unwrap().blocks() * 512;
+        assert_eq!(used(dir.path()), 101 * MIN_INODE_BYTES + blocks);
+    }
+
+    #[test]
+    fn removed_empty_files_make_no_room_for_full_ones() {
+        let of = |bytes, allocated| DiskUsage { bytes, allocated, ..DiskUsage::default() };
+        assert_eq!(of(40_960, 40_960).since(&of(40_960, 0)), 40_960);
+        assert_eq!(of(40_960, 0).since(&of(0, 0)), 40_960);
+        assert_eq!(of(0, 0).since(&of(40_960, 0)), 0);
+    }
+
+    #[test]
+    fn what_cannot_be_counted_is_beyond_every_limit_whatever_was_there_before() {
+        let mut endless = DiskUsage::default();
+        endless.make_endless();
+        assert_eq!(endless.since(&endless.clone()), u64::MAX);
+    }
+
+    /// A directory with two entries, made by `make` at a path with a number of bytes.
+    fn listing_of_two(dir: &Path, make: impl Fn(&Path, usize)) -> DirectoryListing {
+        make(&dir.join("big"), 1 << 20);
+        make(&dir.join("decoy"), 1);
+        DirectoryListing::of(openat(CWD, dir, DIRECTORY_FLAGS, Mode::empty()).unwrap())
+    }
+
+    fn swap(dir: &Path) {
+        let (one, two, flags) =
+            (dir.join("big"), dir.join("decoy"), rustix::fs::RenameFlags::EXCHANGE);
+        rustix::fs::renameat_with(CWD, &one, CWD, &two, flags).unwrap();
+    }
+
+    #[test]
+    fn files_that_are_swapped_after_they_were_listed_both_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |path: &Path, bytes| {
+            fs::write(path, vec![1; bytes]).unwrap();
+            fs::File::open(path).unwrap().sync_all().unwrap();
+        };
+        let (mut listing, mut usage) = (listing_of_two(dir.path(), write), DiskUsage::default());
+        assert!(listing.read_again(&mut usage).unwrap());
+        if listing.numbered_device.is_none() {
+            return;
+        }
+        swap(dir.path());
+        assert!(listing.next_directory(&mut usage).unwrap().is_none());
+        assert_eq!(usage.bytes(), used(dir.path()));
+    }
+
+    #[test]
+    fn directories_that_are_swapped_after_they_were_listed_are_both_walked_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let create = |path: &Path, _| fs::create_dir(path).unwrap();
+        let (mut listing, mut usage) = (listing_of_two(dir.path(), create), DiskUsage::default());
+        assert!(listing.read_again(&mut usage).unwrap());
+        swap(dir.path());
+        let mut walked = Vec::new();
+        while let Some(directory) = listing.next_directory(&mut usage).unwrap() {
+            walked.push(file_id(&fstat(&directory).unwrap()));
+        }
+        assert_eq!((walked.len(), BTreeSet::from_iter(walked).len()), (2, 2));
+    }
+
+    #[test]
+    fn files_that_are_swapped_at_every_listing_are_taken_for_endless() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |path: &Path, bytes| fs::write(path, vec![1; bytes]).unwrap();
+        let (mut listing, mut usage) = (listing_of_two(dir.path(), write), DiskUsage::default());
+        while listing.read_again(&mut usage).unwrap() {
+            if listing.numbered_device.is_none() {
+                return;
+            }
+            swap(dir.path());
+            assert!(listing.count_listed(&mut usage).unwrap().is_none());
+        }
+        assert_eq!(usage.bytes(), u64::MAX);
     }
 
     /// As an ordinary user, whom modes keep out: root looks into everything.

@@ -114,10 +114,15 @@ impl DiskWatch {
     /// What a scan has found, compared with what was there before.
     fn compare_usage(&mut self, started: Instant, used: &DiskUsage, most: u64) -> Option<Written> {
         let bytes = used.bytes();
-        let written = used.since(self.before.get_or_insert(used.clone()));
+        // Nothing that a later count could be compared with.
+        let counted = (!used.is_endless()).then_some(used);
+        if self.before.is_none() {
+            self.before = counted.cloned();
+        }
+        let written = self.before.as_ref().map_or(u64::MAX, |before| used.since(before));
         let room = most.saturating_sub(written);
         let grown = self.last.map(|(then, had)| (started - then, bytes.saturating_sub(had)));
-        self.last = Some((started, bytes));
+        self.last = counted.map(|used| (started, used.bytes()));
         self.next = Some(Instant::now() + until_next(started.elapsed(), room, grown));
         let now = Instant::now();
         self.beyond = (written > most).then(|| self.beyond.unwrap_or(now));
@@ -193,6 +198,21 @@ mod tests {
             watch.poll_usage(&running).await;
         }
         assert!(watch.before.is_some() && watch.next.is_some());
+    }
+
+    #[test]
+    fn what_could_not_be_counted_is_nothing_that_a_later_count_is_compared_with() {
+        let mut watch = DiskWatch::default();
+        let mut compare = |used: &DiskUsage| watch.compare_usage(Instant::now(), used, ONE_MIB);
+        let dir = tempfile::tempdir().unwrap();
+        let count = || disk::measure_usage(dir.path(), || true).unwrap();
+        let (empty, mut endless) = (count(), DiskUsage::default());
+        endless.make_endless();
+        assert!(matches!(compare(&endless), Some(Written::Beyond(_))));
+        assert_eq!(compare(&empty), Some(Written::Within));
+        std::fs::write(dir.path().join("full"), vec![1; 2 << 20]).unwrap();
+        std::fs::File::open(dir.path().join("full")).unwrap().sync_all().unwrap();
+        assert!(matches!(compare(&count()), Some(Written::Beyond(_))));
     }
 
     #[tokio::test]
