@@ -138,7 +138,7 @@ impl Workspaces {
     pub fn diff(&self, id: &WorkspaceId) -> Result<Diff> {
         let found = self
             .open_workspace(id, Sharing::Shared)
-            .and_then(|at| scan_layer(&at.lower, &at.layer, Contents::Digested));
+            .and_then(|at| scan_changes(&at.entry, &at.lower, &at.layer, Contents::Digested));
         found.map_err(|fault| fault.during("diff"))
     }
 
@@ -146,7 +146,7 @@ impl Workspaces {
     /// only by way of [`printable`](crate::printable).
     pub fn patch(&self, id: &WorkspaceId) -> Result<String> {
         let text = self.open_workspace(id, Sharing::Shared).and_then(|at| {
-            let diff = scan_layer(&at.lower, &at.layer, Contents::Compared)?;
+            let diff = scan_changes(&at.entry, &at.lower, &at.layer, Contents::Compared)?;
             format_patch(&diff, &at.lower, &at.layer)
         });
         text.map_err(|fault| fault.during("diff"))
@@ -180,7 +180,11 @@ impl Workspaces {
             Some(_) => Contents::Digested,
             None => Contents::Compared,
         };
-        let diff = scan_layer(&at.lower, &at.layer, contents)?;
+        let all = scan_layer(&at.lower, &at.layer, contents)?;
+        let found = all.changes.len();
+        let diff = leave_out_applied(&at.entry, &at.layer, all)?;
+        // The user may have undone what was applied: then only the layer has it.
+        let is_whole = diff.changes.len() == found;
         if options.seen.as_ref().is_some_and(|seen| *seen != diff) {
             return Err(WorkspaceFault::changed_meanwhile(id));
         }
@@ -197,6 +201,7 @@ impl Workspaces {
         let done = apply::apply_diff(&trees, &diff, &options.include, &at.entry.ledger())?;
         if let Application::Applied(applied) = &done
             && applied.held.is_empty()
+            && is_whole
             && at.manifest.released
         {
             self.0.store.remove(id, &at.entry)?;
@@ -393,11 +398,27 @@ impl Workspaces {
     }
 }
 
+/// What a guest changed, but for what was applied and it has not touched since.
+fn scan_changes(
+    entry: &StoreEntry,
+    lower: &OpenTree,
+    layer: &Layer,
+    contents: Contents,
+) -> FaultResult<Diff> {
+    leave_out_applied(entry, layer, scan_layer(lower, layer, contents)?)
+}
+
+fn leave_out_applied(entry: &StoreEntry, layer: &Layer, mut diff: Diff) -> FaultResult<Diff> {
+    entry.ledger().settled()?.remove_applied_changes(layer, &mut diff)?;
+    Ok(diff)
+}
+
 /// Whether there is certainly nothing to keep. Else notes what is beneath the changes, for an `apply` later.
 fn is_unchanged(entry: &StoreEntry, manifest: &WorkspaceManifest) -> bool {
     let look = || -> FaultResult<Diff> {
         apply::recover_apply(&entry.ledger())?;
         let lower = open_tree(manifest.source.as_path())?;
+        // With what was applied: the user may have undone it, and then only the layer has it.
         let diff = scan_layer(&lower, &entry.layer(manifest)?, Contents::Compared)?;
         // Without a note an `apply` goes by change times, which is never wrong.
         let _ = entry.ledger().note_bases(&lower, &diff, manifest.start);

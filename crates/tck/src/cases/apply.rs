@@ -2,11 +2,14 @@
 //! without what would make the host run code later (C-24).
 
 use std::fs;
+use std::sync::Arc;
 
 use serde_json::json;
-use stockade_core::Feature;
-use stockade_engine::{Journal, JournalOptions};
-use stockade_workspaces::{Application, ApplyOptions, Hint, ManagedWorkspace, Request, Workspaces};
+use stockade_core::{Feature, WorkspaceId, WorkspaceSource};
+use stockade_engine::{Journal, JournalOptions, SandboxRequest};
+use stockade_workspaces::{
+    Application, ApplyOptions, Hint, Request, SandboxWorkspaces, WorkspaceOrigin, Workspaces,
+};
 
 use crate::case::{case, check, same};
 use crate::kit::Room;
@@ -36,7 +39,7 @@ const HELD_BACK_PATHS: &[&str] = &[".envrc", ".gitmodules", ".Rprofile", ".unhea
 /// A sandbox in a workspace whose changes are kept apart.
 struct Review {
     workspaces: Workspaces,
-    workspace: ManagedWorkspace,
+    workspace: WorkspaceId,
     room: Room,
 }
 
@@ -45,11 +48,14 @@ impl Review {
         fs::write(kit.workspace().join("given"), ORIGINAL_CONTENT)?;
         let journal = Journal::open_in(kit.state(), JournalOptions::default())?;
         let workspaces = Workspaces::open(kit.state(), journal)?;
-        let workspace = workspaces.acquire(Request::new(Hint::Overlay(kit.workspace()))).await?;
-        let mut spec = kit.spec();
-        spec.workspace = workspace.spec();
-        let room = kit.room_with(spec).await?;
-        Ok(Self { workspaces, workspace, room })
+        let origin = WorkspaceOrigin::Fresh(Request::new(Hint::Overlay(kit.workspace())));
+        let source = SandboxWorkspaces::new(workspaces.clone(), origin);
+        let workspace: Option<Arc<dyn WorkspaceSource>> = Some(Arc::new(source));
+        let room = kit.room_with(SandboxRequest { workspace, ..kit.spec().into() }).await?;
+        let Some(held) = kit.engine().workspace(room.id())? else {
+            return Err(Stop::failed("expected a workspace of the sandbox, saw none"));
+        };
+        Ok(Self { workspaces, workspace: held.id().clone(), room })
     }
 
     async fn write_inside(&self, path: &str, text: &str) -> Verdict {
@@ -62,10 +68,10 @@ impl Review {
 async fn check_swapped_content(kit: Kit) -> Verdict {
     let review = Review::begin(&kit).await?;
     review.write_inside("given", "approved").await?;
-    let seen = review.workspaces.diff(&review.workspace.id)?;
+    let seen = review.workspaces.diff(&review.workspace)?;
     review.write_inside("given", "replaced").await?;
     let options = ApplyOptions { seen: Some(seen), ..ApplyOptions::default() };
-    let answer = review.workspaces.apply(&review.workspace.id, &options);
+    let answer = review.workspaces.apply(&review.workspace, &options);
     check!(answer.is_err(), "expected the apply to be refused, saw {answer:?}");
     same!("the host's file", fs::read_to_string(kit.workspace().join("given"))?, ORIGINAL_CONTENT);
     Ok(())
@@ -78,7 +84,7 @@ async fn held_back(kit: Kit) -> Verdict {
         review.write_inside(path, "x").await?;
         check!(!kit.workspace().join(path).exists(), "`{path}` reached the host before any apply");
     }
-    let applied = review.workspaces.apply(&review.workspace.id, &ApplyOptions::default())?;
+    let applied = review.workspaces.apply(&review.workspace, &ApplyOptions::default())?;
     let Application::Applied(_) = applied else {
         return Err(Stop::Failed(format!("expected an apply, saw {applied:?}")));
     };

@@ -18,7 +18,7 @@ use stockade_core::{
     Backend, Boundary, Capabilities, Command, Feature, HostPath, OverlayDirs, SandboxId,
     SandboxSpec, SnapshotId, Support, Workspace,
 };
-use stockade_engine::{Engine, EngineConfig, Execution, Watcher};
+use stockade_engine::{Engine, EngineConfig, Execution, SandboxRequest, Watcher};
 use tempfile::{TempDir, TempPath};
 
 pub(crate) use engine_child::start_engine_process;
@@ -295,8 +295,8 @@ impl Kit {
     }
 
     /// A sandbox that stays, built as told.
-    pub async fn room_with(&self, spec: SandboxSpec) -> Verdict<Room> {
-        let id = self.engine().create(spec).await?;
+    pub async fn room_with(&self, request: impl Into<SandboxRequest>) -> Verdict<Room> {
+        let id = self.engine().create(request).await?;
         let room = Room::new(self.clone(), id);
         if self.carries_the_probe_in() {
             room.carry_in(self.0.subject.probe()).await?;

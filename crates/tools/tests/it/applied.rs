@@ -10,30 +10,35 @@ use serde_json::json;
 use stockade_backends::native;
 use stockade_core::{ErrorCode, Feature, HostPath, SandboxId, SnapshotKind, Workspace};
 use stockade_engine::{Engine, Journal, JournalOptions};
-use stockade_tools::{Ask, Call, Decision, Question};
+use stockade_tools::{Ask, Call, Decision, Question, ToolboxOptions};
 use stockade_workspaces::{Hint, Request, SandboxWorkspaces, WorkspaceOrigin, Workspaces};
 
 /// A bench whose sandboxes have views of its workspace.
 async fn overlaid(rules: bool) -> ToolBench {
     ToolBench::with(Where::Native, |options| {
-        let workspace = match options.bound.clone().map(|spec| spec.workspace) {
-            Some(Workspace::Local(path)) => path,
-            _ => panic!("no workspace"),
-        };
-        let state = &options.state_dir;
-        let journal = Journal::open_in(state, JournalOptions::default()).unwrap();
-        let workspaces = Workspaces::open(state, journal).unwrap();
-        let hint = Hint::Overlay(workspace.as_path().to_owned());
-        let origin = WorkspaceOrigin::Fresh(Request::new(hint));
-        options.workspaces = Some(SandboxWorkspaces::new(workspaces, origin));
-        for spec in options.bound.iter_mut().chain([&mut options.template]) {
-            spec.workspace = planned(&workspace);
-        }
+        lay_over(options);
         if rules {
             options.approval = allow_everything();
         }
     })
     .await
+}
+
+/// Gives sandboxes views of the workspace.
+pub fn lay_over(options: &mut ToolboxOptions) {
+    let workspace = match options.bound.clone().map(|spec| spec.workspace) {
+        Some(Workspace::Local(path)) => path,
+        _ => panic!("no workspace"),
+    };
+    let state = &options.state_dir;
+    let journal = Journal::open_in(state, JournalOptions::default()).unwrap();
+    let workspaces = Workspaces::open(state, journal).unwrap();
+    let hint = Hint::Overlay(workspace.as_path().to_owned());
+    let origin = WorkspaceOrigin::Fresh(Request::new(hint));
+    options.workspaces = Some(SandboxWorkspaces::new(workspaces, origin));
+    for spec in options.bound.iter_mut().chain([&mut options.template]) {
+        spec.workspace = planned(&workspace);
+    }
 }
 
 /// As a view is planned; the layers are those of the view itself.

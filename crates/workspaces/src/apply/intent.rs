@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use stockade_fs::Survives;
 
 use super::Bases;
-use super::apply_log::{ApplyEnd, SettledPaths};
+use super::apply_log::{AppliedContent, ApplyEnd, SettledPaths};
 use crate::clock::ClockStamp;
 use crate::diff::Diff;
 use crate::error::{FaultResult, FaultStep, WorkspaceFault};
@@ -54,6 +54,9 @@ pub(super) struct ApplyAction {
     pub(super) slot: String,
     pub(super) path: TreePath,
     pub(super) act: ApplyAct,
+    /// What of the layer the step brings into the tree, if that is a file or a link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) applied: Option<AppliedContent>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 
+use super::apply_log::AppliedContent;
 use super::check::Todo;
 use super::intent::{
     ApplyAct, ApplyAction, ApplyLedger, ApplyPhase, FileIdentity, Intent, root_of,
@@ -96,7 +97,7 @@ impl Stage<'_> {
             (None, None) => Ok(()),
             (None, Some(old)) => {
                 let slot = self.next_slot();
-                self.push(change, slot, ApplyAct::Take { old });
+                self.push(change, slot, ApplyAct::Take { old }, None);
                 Ok(())
             }
             (Some(new), Some(old)) if is_directory_mode(change) => {
@@ -111,14 +112,16 @@ impl Stage<'_> {
     /// Stages a new thing and the steps that bring it into the tree.
     fn stage_new_entry(&mut self, change: &Change, now: Option<FileIdentity>) -> FaultResult<()> {
         let slot = self.next_slot();
-        let new = self.stage_content(change, now.as_ref(), &slot)?;
+        let (new, applied) = self.stage_content(change, now.as_ref(), &slot)?;
         match now {
-            None => self.push(change, slot, ApplyAct::Place { new }),
-            Some(old) if self.exchange => self.push(change, slot, ApplyAct::Swap { new, old }),
+            None => self.push(change, slot, ApplyAct::Place { new }, applied),
+            Some(old) if self.exchange => {
+                self.push(change, slot, ApplyAct::Swap { new, old }, applied);
+            }
             Some(old) => {
                 let aside = self.next_slot();
-                self.push(change, aside, ApplyAct::Take { old });
-                self.push(change, slot, ApplyAct::Place { new });
+                self.push(change, aside, ApplyAct::Take { old }, None);
+                self.push(change, slot, ApplyAct::Place { new }, applied);
             }
         }
         let Some(node) = change.new.filter(|node| node.kind == NodeKind::Directory) else {
@@ -135,31 +138,46 @@ impl Stage<'_> {
         self.next.to_string()
     }
 
-    fn push(&mut self, change: &Change, slot: String, act: ApplyAct) {
-        self.steps.push(ApplyAction { slot, path: change.path.clone(), act });
+    fn push(
+        &mut self,
+        change: &Change,
+        slot: String,
+        act: ApplyAct,
+        applied: Option<AppliedContent>,
+    ) {
+        self.steps.push(ApplyAction { slot, path: change.path.clone(), act, applied });
     }
 
     fn mode(&mut self, change: &Change, of: u64, before: u32, after: u32) {
         let (slot, path) = (self.next_slot(), change.path.clone());
-        let action = ApplyAction { slot, path, act: ApplyAct::Mode { of, before, after } };
+        let act = ApplyAct::Mode { of, before, after };
+        let action = ApplyAction { slot, path, act, applied: None };
         let opens = after & 0o700 == 0o700;
         if opens { self.steps.push(action) } else { self.last.push(action) }
     }
 
+    /// Makes the new thing in the stage: its number, and what of the layer it holds.
     fn stage_content(
         &self,
         change: &Change,
         now: Option<&FileIdentity>,
         slot: &str,
-    ) -> FaultResult<u64> {
+    ) -> FaultResult<(u64, Option<AppliedContent>)> {
         let kind = change.new.map(|node| node.kind);
-        match kind {
-            Some(NodeKind::Directory) => self.make_directory(change, slot)?,
-            Some(NodeKind::Symlink) => self.make_link(change, slot)?,
-            Some(NodeKind::File | NodeKind::Special) | None => self.make_file(change, now, slot)?,
-        }
+        let digest = match kind {
+            Some(NodeKind::Directory) => {
+                self.make_directory(change, slot)?;
+                None
+            }
+            Some(NodeKind::Symlink) => Some(self.make_link(change, slot)?),
+            Some(NodeKind::File | NodeKind::Special) | None => {
+                Some(self.make_file(change, now, slot)?)
+            }
+        };
+        let applied =
+            change.new.zip(digest).map(|(node, digest)| AppliedContent::new(node, digest));
         let made = rustix::fs::statat(&self.dir, slot, AtFlags::SYMLINK_NOFOLLOW);
-        Ok(made.step("look at", &change.path)?.st_ino)
+        Ok((made.step("look at", &change.path)?.st_ino, applied))
     }
 
     fn make_directory(&self, change: &Change, slot: &str) -> FaultResult<()> {
@@ -173,9 +191,10 @@ impl Stage<'_> {
         rustix::fs::fchmod(&made, Mode::from_raw_mode(mode)).step("set the mode of", &change.path)
     }
 
-    fn make_link(&self, change: &Change, slot: &str) -> FaultResult<()> {
+    fn make_link(&self, change: &Change, slot: &str) -> FaultResult<ContentDigest> {
         let target = self.trees.layer.tree().link(&change.path).step("read", &change.path)?;
-        expect_digest(change, ContentDigest::of_bytes(&target))?;
+        let digest = ContentDigest::of_bytes(&target);
+        expect_digest(change, digest)?;
         // Read anew: a guest that still runs may have changed it since it was judged.
         if change.held.is_none() && is_link_leaving(self.trees.lower, &change.path, &target) {
             return Err(WorkspaceFault::Refused {
@@ -186,7 +205,7 @@ impl Stage<'_> {
         }
         rustix::fs::symlinkat(&target[..], &self.dir, slot).step("create", &change.path)?;
         self.set_owner(change, slot);
-        Ok(())
+        Ok(digest)
     }
 
     fn make_file(
@@ -194,16 +213,15 @@ impl Stage<'_> {
         change: &Change,
         now: Option<&FileIdentity>,
         slot: &str,
-    ) -> FaultResult<()> {
+    ) -> FaultResult<ContentDigest> {
         let source = self.trees.layer.file(&change.path)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let made = rustix::fs::openat(&self.dir, slot, flags, Mode::from_raw_mode(0o600));
         let made: File = made.step("create", &change.path)?.into();
         content::copy_content(&source, &made).step("copy", &change.path)?;
-        if change.digest.is_some() {
-            // Of the copy, which the guest cannot reach: the source may change while it is read.
-            expect_digest(change, ContentDigest::of_file(&made).step("read", &change.path)?)?;
-        }
+        // Of the copy, which the guest cannot reach: the source may change while it is read.
+        let digest = ContentDigest::of_file(&made).step("read", &change.path)?;
+        expect_digest(change, digest)?;
         self.set_owner(change, slot);
         if now.is_some_and(|now| now.kind == NodeKind::File) {
             self.keep_attributes(change, &made)?;
@@ -214,7 +232,7 @@ impl Stage<'_> {
         if self.flush_each {
             made.sync_all().step("write", &change.path)?;
         }
-        Ok(())
+        Ok(digest)
     }
 
     /// Attributes `user.*` of a file and its access list outlast its content. Nothing else does:

@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::common::furniture::{change_copy, change_upper, expected, furnish};
 use crate::common::{
-    Place, conflicts, copied_up, done, fifo, mode, ordinary, picture, whiteout, write,
+    Place, conflicts, copied_up, done, fifo, mode, ordinary, picture, whiteout, write, write_later,
 };
 use rustix::fs::{XattrFlags, getxattr, setxattr};
 use stockade_core::{ErrorCode, WorkspaceId};
@@ -239,8 +239,103 @@ fn what_was_brought_back_over_an_apply_is_a_conflict() {
     place.release(&workspace.id);
     place.applied(&workspace.id);
     write(place.upper(&workspace.id).join("a"), "two\n");
-    fs::write(&a, before).unwrap();
+    write_later(&a, before);
     assert_eq!(conflicts(place.apply(&workspace.id)).len(), 1);
+}
+
+/// A tree in which `a` and a new link were applied and `.envrc` was held back, and where the guest writes.
+fn partly_applied(mechanism: Mechanism) -> (Place, WorkspaceId, PathBuf) {
+    let place = Place::new();
+    furnish(&place.source());
+    let workspace = place.acquire(Hint::Overlay(place.source()), mechanism);
+    let layer = match mechanism {
+        Mechanism::Kernel => place.upper(&workspace.id),
+        Mechanism::Copy => workspace.root.clone(),
+    };
+    write(layer.join("a"), "two\n");
+    write(layer.join(".envrc"), "x\n");
+    symlink("a", layer.join("new-link")).unwrap();
+    let applied = place.applied(&workspace.id);
+    assert_eq!((applied.applied.len(), applied.held.len()), (2, 1), "{mechanism:?}");
+    (place, workspace.id, layer)
+}
+
+fn include_envrc() -> ApplyOptions {
+    ApplyOptions { include: vec![".envrc".parse().unwrap()], ..ApplyOptions::default() }
+}
+
+#[test]
+fn what_was_applied_and_then_changed_by_the_user_is_no_change_any_more() {
+    for mechanism in [Mechanism::Kernel, Mechanism::Copy] {
+        let (place, id, _) = partly_applied(mechanism);
+        let source = place.source();
+        write(source.join("a"), "three\n");
+        fs::remove_file(source.join("new-link")).unwrap();
+        symlink("b", source.join("new-link")).unwrap();
+        assert_eq!(place.lines(&id), ["A .envrc held"], "{mechanism:?}");
+        assert!(!place.workspaces.patch(&id).unwrap().contains("two"));
+        let options = ApplyOptions { seen: Some(place.diff(&id)), ..include_envrc() };
+        let applied = done(place.workspaces.apply(&id, &options).unwrap());
+        assert_eq!((applied.applied.len(), applied.held.len()), (1, 0), "{mechanism:?}");
+        assert_eq!(fs::read_to_string(source.join("a")).unwrap(), "three\n");
+        assert_eq!(fs::read_link(source.join("new-link")).unwrap(), Path::new("b"));
+        assert_eq!(fs::read_to_string(source.join(".envrc")).unwrap(), "x\n");
+        assert!(place.diff(&id).is_empty());
+    }
+}
+
+#[test]
+fn what_the_guest_changes_after_an_apply_is_a_change_again() {
+    for mechanism in [Mechanism::Kernel, Mechanism::Copy] {
+        for by_mode in [false, true] {
+            let (place, id, layer) = partly_applied(mechanism);
+            match by_mode {
+                true => mode(layer.join("a"), 0o700),
+                // Of the same length as what was applied.
+                false => write(layer.join("a"), "six\n"),
+            }
+            let letter = if by_mode { "P a" } else { "M a" };
+            assert_eq!(place.lines(&id), ["A .envrc held", letter], "{mechanism:?}");
+            write_later(place.source().join("a"), "three\n");
+            assert_eq!(place.lines(&id), ["A .envrc held", "M a"], "{mechanism:?}");
+            let found = conflicts(place.workspaces.apply(&id, &include_envrc()).unwrap());
+            assert_eq!(found.len(), 1, "{found:?}");
+            assert_eq!(found[0].to_string(), "a changed since the workspace began");
+            assert!(!place.source().join(".envrc").exists());
+        }
+    }
+}
+
+#[test]
+fn what_was_applied_then_removed_and_made_again_is_applied_again() {
+    for mechanism in [Mechanism::Kernel, Mechanism::Copy] {
+        let (place, id, layer) = partly_applied(mechanism);
+        fs::remove_file(layer.join("a")).unwrap();
+        if mechanism == Mechanism::Kernel {
+            whiteout(layer.join("a"));
+        }
+        place.applied(&id);
+        assert!(!place.source().join("a").exists());
+        if mechanism == Mechanism::Kernel {
+            fs::remove_file(layer.join("a")).unwrap();
+        }
+        write(layer.join("a"), "two\n");
+        assert_eq!(place.lines(&id), ["A .envrc held", "A a"], "{mechanism:?}");
+        place.applied(&id);
+        assert_eq!(fs::read_to_string(place.source().join("a")).unwrap(), "two\n");
+    }
+}
+
+#[test]
+fn a_note_of_an_older_version_without_contents_can_be_read() {
+    let (place, id, _) = partly_applied(Mechanism::Kernel);
+    let path = place.home(&id).join("settled.json");
+    let mut note: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    assert!(note.as_object_mut().unwrap().remove("applied").is_some());
+    fs::write(&path, note.to_string()).unwrap();
+    write_later(place.source().join("a"), "three\n");
+    assert_eq!(place.lines(&id), ["A .envrc held", "M a"]);
+    assert_eq!(conflicts(place.workspaces.apply(&id, &include_envrc()).unwrap()).len(), 1);
 }
 
 #[test]
@@ -263,7 +358,7 @@ fn work_that_goes_on_after_an_apply_can_be_applied_again() {
             write(written.join(path), "again\n");
         }
         assert_eq!(place.applied(&workspace.id).applied.len(), 5, "{mechanism:?}");
-        write(place.source().join("a"), "mine\n");
+        write_later(place.source().join("a"), "mine\n");
         write(written.join("a"), "once more\n");
         assert_eq!(conflicts(place.apply(&workspace.id)).len(), 1);
     }

@@ -122,6 +122,18 @@ pub fn write(path: impl AsRef<Path>, text: impl AsRef<[u8]>) {
     fs::write(path, text).unwrap();
 }
 
+/// Writes to a file that is there, so that its change time is another one: the clock of files ticks slowly.
+pub fn write_later(path: impl AsRef<Path>, text: impl AsRef<[u8]>) {
+    let changed = || {
+        let now = fs::metadata(&path).unwrap();
+        (now.ctime(), now.ctime_nsec())
+    };
+    let before = changed();
+    while changed() == before {
+        write(&path, &text);
+    }
+}
+
 pub fn mode(path: impl AsRef<Path>, mode: u32) {
     fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
 }
