@@ -19,7 +19,14 @@ const MAX_KEYS_PER_OWNER: usize = 256;
 
 /// Keys that were used, and what each made.
 #[derive(Debug)]
-pub(crate) struct IdempotencyKeys<T>(Mutex<VecDeque<Arc<UsedKey<T>>>>);
+pub(crate) struct IdempotencyKeys<T>(Mutex<VecDeque<KeyEntry<T>>>);
+
+#[derive(Debug)]
+struct KeyEntry<T> {
+    key: Arc<UsedKey<T>>,
+    /// Requests that do its work or wait for it.
+    requests: usize,
+}
 
 #[derive(Debug)]
 struct UsedKey<T> {
@@ -57,6 +64,35 @@ impl RequestKey {
     }
 }
 
+/// One request that uses a key, until this is dropped.
+struct KeyUse<'keys, T> {
+    keys: &'keys IdempotencyKeys<T>,
+    key: Arc<UsedKey<T>>,
+}
+
+impl<T> Drop for KeyUse<'_, T> {
+    fn drop(&mut self) {
+        self.keys.end_use(&self.key);
+    }
+}
+
+impl<T> IdempotencyKeys<T> {
+    fn lock_keys(&self) -> MutexGuard<'_, VecDeque<KeyEntry<T>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets a key whose work was not done when its last request ends: one that waited may do it still.
+    fn end_use(&self, key: &Arc<UsedKey<T>>) {
+        let mut keys = self.lock_keys();
+        // One of too many is not there any more.
+        let Some(at) = keys.iter().position(|known| Arc::ptr_eq(&known.key, key)) else { return };
+        keys[at].requests -= 1;
+        if keys[at].requests == 0 && key.made.get().is_none() {
+            keys.remove(at);
+        }
+    }
+}
+
 impl<T> Default for IdempotencyKeys<T> {
     fn default() -> Self {
         Self(Mutex::default())
@@ -73,36 +109,32 @@ impl<T: Clone> IdempotencyKeys<T> {
         let Some(key) = key else { return work.await };
         let used = self.find_or_insert(key)?;
         // A second request waits for the first; if the client of the first goes away, the second does the work.
-        let made = used.made.get_or_try_init(|| work).await.cloned();
-        if made.is_err() {
-            self.lock_keys().retain(|known| !Arc::ptr_eq(known, &used));
-        }
-        made
+        used.key.made.get_or_try_init(|| work).await.cloned()
     }
 
-    fn lock_keys(&self) -> MutexGuard<'_, VecDeque<Arc<UsedKey<T>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn find_or_insert(&self, key: RequestKey) -> Result<Arc<UsedKey<T>>, ApiFailure> {
+    fn find_or_insert(&self, key: RequestKey) -> Result<KeyUse<'_, T>, ApiFailure> {
         let mut keys = self.lock_keys();
-        let same = |known: &&Arc<UsedKey<T>>| known.owner == key.owner && known.key == key.key;
-        if let Some(known) = keys.iter().find(same) {
-            return match known.request == key.request {
-                true => Ok(Arc::clone(known)),
+        let same =
+            |known: &&mut KeyEntry<T>| known.key.owner == key.owner && known.key.key == key.key;
+        if let Some(known) = keys.iter_mut().find(same) {
+            return match known.key.request == key.request {
+                true => {
+                    known.requests += 1;
+                    Ok(KeyUse { keys: self, key: Arc::clone(&known.key) })
+                }
                 false => Err(ApiFailure::conflict("the key was used for another request")
                     .remedy("use a new `Idempotency-Key` for each thing to make")),
             };
         }
-        let theirs = keys.iter().filter(|known| known.owner == key.owner).count();
-        let oldest = keys.iter().position(|known| known.owner == key.owner);
+        let theirs = keys.iter().filter(|known| known.key.owner == key.owner).count();
+        let oldest = keys.iter().position(|known| known.key.owner == key.owner);
         if let Some(oldest) = oldest.filter(|_| theirs >= MAX_KEYS_PER_OWNER) {
             keys.remove(oldest);
         }
         let RequestKey { owner, key, request } = key;
-        let used = Arc::new(UsedKey { owner, key, request, made: OnceCell::new() });
-        keys.push_back(Arc::clone(&used));
-        Ok(used)
+        let key = Arc::new(UsedKey { owner, key, request, made: OnceCell::new() });
+        keys.push_back(KeyEntry { key: Arc::clone(&key), requests: 1 });
+        Ok(KeyUse { keys: self, key })
     }
 }
 
@@ -134,6 +166,30 @@ mod tests {
         let failing = async { Err(ApiFailure::conflict("no")) };
         assert!(keys.run_once(key("a", "1"), failing).await.is_err());
         assert_eq!(keys.run_once(key("a", "2"), async { Ok(2) }).await.unwrap(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_failure_does_not_forget_what_a_waiting_request_makes() {
+        let keys = IdempotencyKeys::default();
+        let (fail, failing) = tokio::sync::oneshot::channel::<()>();
+        let (finish, finishing) = tokio::sync::oneshot::channel::<()>();
+        let first = keys.run_once(key("a", "{}"), async {
+            failing.await.unwrap();
+            Err(ApiFailure::conflict("no"))
+        });
+        let second = keys.run_once(key("a", "{}"), async {
+            finishing.await.unwrap();
+            Ok(1)
+        });
+        let (first, second, third) = tokio::join!(first, second, async {
+            fail.send(()).unwrap();
+            tokio::task::yield_now().await;
+            finish.send(()).unwrap();
+            keys.run_once(key("a", "{}"), async { Ok(3) }).await
+        },);
+        assert!(first.is_err());
+        assert_eq!((second.unwrap(), third.unwrap()), (1, 1));
+        assert_eq!(keys.run_once(key("a", "{}"), async { Ok(4) }).await.unwrap(), 1);
     }
 
     #[tokio::test]
