@@ -9,7 +9,7 @@ use stockade_core::{
 };
 
 use crate::engine::EngineInner;
-use crate::host_views::{behind_links, refuse_moved_git_trees};
+use crate::host_views::{WorkspaceBy, behind_links, refuse_moved_git_trees};
 use crate::lease_quota::{enforced_limits, refuse_uncounted};
 use crate::lifecycle::{RunningSandbox, SandboxOrder};
 use crate::request::SandboxRequest;
@@ -22,11 +22,12 @@ impl EngineInner {
         request: &SandboxRequest,
         command: Option<&Command>,
     ) -> Result<SandboxOrder> {
+        let by = request.workspace_by();
         let Some(snapshot) = &request.from else {
-            return self.admit_spec(&request.spec, command).await;
+            return self.admit_spec(&request.spec, by, command).await;
         };
         let stored = self.snapshots.get(snapshot)?;
-        let order = self.admit_restored(&stored, request.spec.clone(), command).await?;
+        let order = self.admit_restored(&stored, request.spec.clone(), by, command).await?;
         let origin = self.read_origin(&stored).await?;
         Ok(order.beginning_with(origin))
     }
@@ -48,6 +49,7 @@ impl EngineInner {
     pub(crate) async fn admit_spec(
         &self,
         spec: &SandboxSpec,
+        workspace_by: WorkspaceBy,
         command: Option<&Command>,
     ) -> Result<SandboxOrder> {
         self.check_known_backend(spec)?;
@@ -56,7 +58,7 @@ impl EngineInner {
         let measured = self.registry.measured(spec).await;
         let mut selection = select(spec, &measured);
         let admitted = selection.admitted.take();
-        let Refusals(mut refusals) = self.config.refused_views(spec);
+        let Refusals(mut refusals) = self.config.refused_views_with(spec, workspace_by);
         refusals.extend(refuse_moved_git_trees(named, spec));
         refusals.extend(self.secrets.refuse_missing(spec));
         refusals.extend(self.refuse_asking(spec.network.asks()));
@@ -75,7 +77,7 @@ impl EngineInner {
         if let (Some(command), Some(capabilities)) = (command, taken) {
             self.admit_command(command, spec, capabilities).await?;
         }
-        self.resolve_order_image(self.build_order(admitted)?).await
+        self.resolve_order_image(self.build_order(admitted, workspace_by)?).await
     }
 
     async fn admit_command(
@@ -99,12 +101,13 @@ impl EngineInner {
         }
     }
 
-    fn build_order(&self, admitted: Admitted) -> Result<SandboxOrder> {
+    fn build_order(&self, admitted: Admitted, workspace_by: WorkspaceBy) -> Result<SandboxOrder> {
         match self.registry.get(admitted.backend()) {
             Some(backend) => {
                 let secrets = self.bind_secrets(admitted.spec())?;
                 let backend = Arc::clone(backend);
-                Ok(SandboxOrder { backend, admitted, from: None, secrets, image: None })
+                let (from, image) = (None, None);
+                Ok(SandboxOrder { backend, admitted, workspace_by, from, secrets, image })
             }
             None => Err(no_such_backend(admitted.backend(), &self.registry.names())),
         }

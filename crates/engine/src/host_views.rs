@@ -68,6 +68,15 @@ impl OwnPath {
     }
 }
 
+/// Who has put the workspace into a spec.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WorkspaceBy {
+    /// A caller, who names a directory of the host.
+    Caller,
+    /// The engine, which has acquired one from the source of the request: its trees may lie in the state directory.
+    Source,
+}
+
 /// One path of the host that a spec shows to its guest.
 struct HostView<'s> {
     field: String,
@@ -80,6 +89,11 @@ impl EngineConfig {
     /// What of the host this spec must not show, each with the field that asks for it (C-06). Nothing
     /// where everything is fine. Paths that do not exist are for the backend to refuse.
     pub fn refused_views(&self, spec: &SandboxSpec) -> Refusals {
+        self.refused_views_with(spec, WorkspaceBy::Caller)
+    }
+
+    /// The same, where the workspace may be one that the engine has acquired.
+    pub(crate) fn refused_views_with(&self, spec: &SandboxSpec, by: WorkspaceBy) -> Refusals {
         let paths = RealPaths::default();
         let mut own = self.every_own_path(&paths);
         let mut refusals = Vec::new();
@@ -90,7 +104,7 @@ impl EngineConfig {
             Image::Directory(_) | Image::Oci(_) | Image::Named(_) | Image::Wasm(_) => Vec::new(),
         };
         refusals.extend(own.iter().filter_map(|own| refuse_in_host_image(own, &image)));
-        let views = list_host_views(spec);
+        let views = list_host_views(spec, by);
         if views.is_empty() && image.is_empty() {
             return Refusals(refusals);
         }
@@ -116,19 +130,20 @@ impl EngineConfig {
 }
 
 /// Everything of the host that a spec shows, in every mode.
-fn list_host_views(spec: &SandboxSpec) -> Vec<HostView<'_>> {
+fn list_host_views(spec: &SandboxSpec, by: WorkspaceBy) -> Vec<HostView<'_>> {
     let view = |field: &str, path, made_for_guests| HostView {
         field: field.to_owned(),
         path,
         made_for_guests,
     };
+    let is_made = by == WorkspaceBy::Source;
     let mut views = match &spec.workspace {
         Workspace::Ephemeral => Vec::new(),
-        Workspace::Local(path) => vec![view("workspace", path, true)],
+        Workspace::Local(path) => vec![view("workspace", path, is_made)],
         Workspace::Overlay(OverlayDirs { lower, upper, work }) => vec![
-            view("workspace", lower, true),
-            view("workspace.overlay.upper", upper, true),
-            view("workspace.overlay.work", work, true),
+            view("workspace", lower, is_made),
+            view("workspace.overlay.upper", upper, is_made),
+            view("workspace.overlay.work", work, is_made),
         ],
     };
     let mounts = spec.mounts.iter().enumerate();
@@ -446,6 +461,10 @@ mod tests {
         config.refused_views(spec).to_string()
     }
 
+    fn is_shown_when_acquired(config: &EngineConfig, spec: &SandboxSpec) -> bool {
+        config.refused_views_with(spec, WorkspaceBy::Source).0.is_empty()
+    }
+
     #[test]
     fn no_view_holds_what_is_ours_or_lies_in_it_however_it_is_asked_for() {
         let base = tempfile::tempdir().unwrap();
@@ -497,19 +516,36 @@ mod tests {
         for tree in ["workspaces/one/copy", "git/one/tree"] {
             std::fs::create_dir_all(state.join(tree)).unwrap();
             let mut ways = every_way(&state.join(tree)).into_iter();
-            assert!(
-                ways.by_ref()
-                    .take(3)
-                    .all(|spec| collect_refusal_reasons(&config, &spec).is_empty()),
-                "{tree}"
-            );
-            assert!(ways.all(|spec| !collect_refusal_reasons(&config, &spec).is_empty()), "{tree}");
+            let mut workspaces = ways.by_ref().take(3);
+            assert!(workspaces.all(|spec| is_shown_when_acquired(&config, &spec)), "{tree}");
+            assert!(ways.all(|spec| !is_shown_when_acquired(&config, &spec)), "{tree}");
         }
         for above in ["workspaces", "workspaces/one", "git", "git/one", "snapshots", "run"] {
-            assert!(
-                !collect_refusal_reasons(&config, &build_local_spec(state.join(above))).is_empty(),
-                "{above}"
-            );
+            let spec = build_local_spec(state.join(above));
+            assert!(!is_shown_when_acquired(&config, &spec), "{above}");
+        }
+    }
+
+    /// The host runs git in the store with the user's settings, and what is in a layer is applied later.
+    #[test]
+    fn no_caller_names_a_tree_that_is_made_for_guests() {
+        let base = tempfile::tempdir().unwrap();
+        let state = base.path().canonicalize().unwrap();
+        let config = EngineConfig::at(&state);
+        for tree in [
+            "git/one/store",
+            "git/one/store/objects",
+            "git/one/tree",
+            "git/one/tree/sub",
+            "workspaces/one/copy",
+            "workspaces/one/upper",
+            "workspaces/one/work/work",
+        ] {
+            std::fs::create_dir_all(state.join(tree)).unwrap();
+            for spec in every_way(&state.join(tree)) {
+                let told = collect_refusal_reasons(&config, &spec);
+                assert!(told.contains("lies in the state directory"), "{tree}: {told:?}");
+            }
         }
     }
 

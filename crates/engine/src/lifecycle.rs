@@ -16,6 +16,7 @@ use crate::denials::DenialWatchers;
 use crate::egress::SandboxNetwork;
 use crate::engine::{EngineInner, lock_mutex};
 use crate::execution::SharedExecution;
+use crate::host_views::WorkspaceBy;
 use crate::lease::{Lease, LeaseBody};
 use crate::lease_quota::{enforced_limits, fits_empty_quota};
 use crate::pool::{Claim, ClaimAnswer, Seated};
@@ -30,6 +31,8 @@ pub(crate) const CAPTURE_TIMEOUT: Duration = Duration::from_secs(300);
 pub(crate) struct SandboxOrder {
     pub backend: Arc<dyn Backend>,
     pub admitted: Admitted,
+    /// Who has put the workspace into the spec.
+    pub workspace_by: WorkspaceBy,
     /// The captured state that it starts with.
     pub from: Option<Origin>,
     /// What stands for its secrets, in the environment of every command, and puts them in.

@@ -12,6 +12,7 @@ use stockade_core::{
 use crate::engine::{Engine, EngineInner};
 use crate::execution::Execution;
 use crate::history::Subscription;
+use crate::host_views::WorkspaceBy;
 use crate::journal::Event;
 use crate::lifecycle::{
     CAPTURE_TIMEOUT, Origin, RunningSandbox, SandboxOrder, in_a_task, too_slow,
@@ -81,7 +82,8 @@ impl Engine {
     /// Builds a sandbox that starts with a captured state. What the spec leaves to automatic choice is
     /// taken from where the state was captured.
     pub async fn create_from(&self, snapshot: &SnapshotId, spec: SandboxSpec) -> Result<SandboxId> {
-        let request = SandboxRequest { spec, workspace: None, from: Some(snapshot.clone()) };
+        let from = Some(snapshot.clone());
+        let request = SandboxRequest { from, ..SandboxRequest::from(spec) };
         Arc::clone(&self.inner).create(request).await
     }
 
@@ -93,7 +95,8 @@ impl Engine {
         spec: SandboxSpec,
         command: Command,
     ) -> Result<(Execution, Subscription)> {
-        let request = SandboxRequest { spec, workspace: None, from: Some(snapshot.clone()) };
+        let from = Some(snapshot.clone());
+        let request = SandboxRequest { from, ..SandboxRequest::from(spec) };
         Arc::clone(&self.inner).run_once(request, command, follow_from_start).await
     }
 
@@ -108,13 +111,14 @@ impl Engine {
         let live = self.inner.live(id)?;
         live.check_copyable()?;
         let spec = spec_of_a_copy(&live.current_spec());
+        let by = live.order.workspace_by;
         let (engine, of) = (self.clone(), live.order.admitted.backend().clone());
         in_a_task(async move {
             let kind = engine.inner.find_fullest_kind(&of).await;
             engine.inner.check_copied_programs(&live, kind, count)?;
             let snapshot = engine.inner.capture_sandbox(&live, kind).await?;
             let transient = engine.inner.snapshots.hold_transient(snapshot)?;
-            let copies = engine.make_copies(transient.snapshot(), &spec, count).await?;
+            let copies = engine.make_copies(transient.snapshot(), (&spec, by), count).await?;
             transient.end().map(|()| copies)
         })
         .await
@@ -123,7 +127,7 @@ impl Engine {
     async fn make_copies(
         &self,
         snapshot: &Snapshot,
-        spec: &SandboxSpec,
+        (spec, workspace_by): (&SandboxSpec, WorkspaceBy),
         count: usize,
     ) -> Result<Vec<SandboxId>> {
         let origin = self.inner.read_origin(snapshot).await?;
@@ -135,7 +139,8 @@ impl Engine {
                 let (engine, origin) = (self.clone(), origin.clone());
                 let (snapshot, spec) = (snapshot.clone(), spec.clone());
                 making.spawn(async move {
-                    let order = engine.inner.admit_restored(&snapshot, spec, None).await?;
+                    let order =
+                        engine.inner.admit_restored(&snapshot, spec, workspace_by, None).await?;
                     let order = order.beginning_with(origin);
                     let workspace = WorkspaceGuard::none(&engine.inner);
                     Arc::clone(&engine.inner).create_admitted(order, workspace).await
@@ -177,6 +182,7 @@ impl EngineInner {
         &self,
         stored: &Snapshot,
         mut spec: SandboxSpec,
+        workspace_by: WorkspaceBy,
         command: Option<&Command>,
     ) -> Result<SandboxOrder> {
         if spec.backend == BackendChoice::Auto {
@@ -186,7 +192,7 @@ impl EngineInner {
             same_backend(stored, name.as_str())?;
         }
         stored.fits_this_host()?;
-        self.admit_spec(&spec, command).await
+        self.admit_spec(&spec, workspace_by, command).await
     }
 
     /// Refuses copies that can never have all programs of their original. What the tenant runs elsewhere is counted when

@@ -306,7 +306,8 @@ impl SpecArgs {
             | WantedWorkspace::Checkout(_)
             | WantedWorkspace::Kept(_) => {}
         }
-        workspace::check_views(&spec, settings)?;
+        let named = SandboxSpec { workspace: wanted.named(), ..spec.clone() };
+        workspace::check_views(&named, settings)?;
         Ok(spec)
     }
 }

@@ -152,7 +152,7 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
             .await;
     }
     let person = ask_at_terminal(&spec, &args.command, &mut command)?;
-    terminal::require_terminal(&command)?;
+    terminal::require_terminal(&command, "run")?;
     let mut interrupts = Interrupts::listen()?;
     let opened = printer.patiently(
         "cleaning up after earlier commands",
@@ -242,7 +242,7 @@ fn build_request(
     from: Option<SnapshotId>,
 ) -> SandboxRequest {
     let workspace = source.map(|source| Arc::new(source.clone()) as Arc<dyn WorkspaceSource>);
-    SandboxRequest { spec, workspace, from }
+    SandboxRequest { workspace, from, ..SandboxRequest::from(spec) }
 }
 
 async fn start_session(

@@ -235,6 +235,9 @@ pub struct JobInfo {
 pub struct Described {
     /// What it was asked to be.
     pub spec: SandboxSpec,
+    /// Whether its workspace was made for it, or for the sandbox that it is a copy of.
+    #[serde(default)]
+    pub has_made_workspace: bool,
     /// Whether its memory can be captured too.
     pub full: bool,
     /// Idle timeout: how long it lives while it is not in use.
@@ -257,6 +260,9 @@ pub struct SupervisorOrder {
     pub command: Option<Command>,
     /// The workspace that was made for it, to be given back at its end.
     pub workspace: Option<WorkspaceId>,
+    /// Whether it is a copy that shows the workspace of its original, read-only.
+    #[serde(default)]
+    pub shares_workspace: bool,
     /// What of the host its files come from, where no setting is read.
     pub origin: Workspace,
     /// The captured state that it starts with.
@@ -280,6 +286,7 @@ impl SupervisorOrder {
             lifetime: None,
             command: None,
             workspace: None,
+            shares_workspace: false,
             origin,
             from: None,
             verified: VerifiedParts::default(),

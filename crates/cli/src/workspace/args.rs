@@ -75,6 +75,15 @@ impl WantedWorkspace {
         Ok(Workspace::Overlay(OverlayDirs { lower, upper: layer("upper")?, work: layer("work")? }))
     }
 
+    /// What of the host the caller has named. Layers and checkouts are made for the sandbox, and in no spec of a caller.
+    pub fn named(&self) -> Workspace {
+        match self {
+            Self::Plain(workspace) => workspace.clone(),
+            Self::View(dir) => Workspace::Local(dir.clone()),
+            Self::Checkout(_) | Self::Kept(_) => Workspace::Ephemeral,
+        }
+    }
+
     /// What to ask the library for, where there is something to make.
     pub fn hint(&self) -> Option<Hint> {
         match self {

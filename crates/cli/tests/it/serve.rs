@@ -433,6 +433,20 @@ fn the_sockets_own_user_names_paths_of_the_host() {
     assert_eq!(hello.body, b"from the host");
 }
 
+/// What git on the host is configured by, and what is applied later, lies there.
+#[test]
+fn no_request_names_a_tree_of_the_state_directory() {
+    let daemon = ApiDaemon::start();
+    for tree in ["git/one/store", "git/one/tree", "workspaces/one/upper", "workspaces/one/copy"] {
+        let path = daemon.place.state().join(tree);
+        std::fs::create_dir_all(&path).unwrap();
+        let local = json!({ "spec": { "workspace": { "local": path } } }).to_string();
+        let refused = daemon.ask("POST", "/v1/sandboxes", local.as_bytes());
+        let told = String::from_utf8_lossy(&refused.body);
+        assert!(told.contains("lies in the state directory"), "{tree}: {told}");
+    }
+}
+
 #[test]
 fn addresses_that_others_reach_and_listening_without_tokens_are_refused() {
     let place = CliPlace::new();

@@ -377,6 +377,22 @@ fn a_fork_that_cannot_be_finished_leaves_no_copy() {
 }
 
 #[test]
+fn a_copy_of_a_sandbox_that_reads_a_kept_workspace_reads_it_too() {
+    let place = Lasting::new();
+    place.write("given", "by the host");
+    let made = place.stockade(&["create", "--overlay", "--read-only"]);
+    let id = made.stdout.trim_end();
+    made.code_is(0);
+    let forked = place.stockade(&["fork", id]);
+    let copy = forked.stdout.trim_end().to_owned();
+    forked.is(0, &format!("{copy}\n"), "");
+    place.shell(&copy, "cat given").is(0, "by the host", "");
+    place.stockade(&["kill", &copy]).code_is(0);
+    place.stockade(&["kill", id]).code_is(0);
+    place.assert_all_is_gone();
+}
+
+#[test]
 fn a_fork_that_is_interrupted_leaves_no_copy() {
     let place = Lasting::new();
     let id = place.create(&["--no-workspace"]);

@@ -22,6 +22,7 @@ use stockade_core::{
 pub(crate) use claim::{Claim, ClaimAnswer, Seated};
 
 use crate::engine::{Engine, EngineInner, lock_mutex};
+use crate::host_views::WorkspaceBy;
 use crate::lifecycle::{RunningSandbox, SandboxOrder};
 use driver::PoolDriver;
 use machine::{PoolBounds, PoolCounts};
@@ -108,7 +109,7 @@ impl Engine {
         let bounds = pool.bounds()?;
         refuse_overlay(&pool.spec)?;
         self.refuse_beyond_quota(&pool)?;
-        let order = self.inner.admit_spec(&pool.spec, None).await?;
+        let order = self.inner.admit_spec(&pool.spec, WorkspaceBy::Caller, None).await?;
         if !self.inner.quota_fits(&order, pool.minimum) {
             let PoolSpec { spec: SandboxSpec { tenant, .. }, minimum, .. } = &pool;
             let message =

@@ -106,7 +106,10 @@ async fn bench(faults: Faults) -> WorkspaceBench {
 impl WorkspaceBench {
     fn request(&self) -> SandboxRequest {
         let spec = SandboxSpec { backend: "mock".parse().unwrap(), ..SandboxSpec::default() };
-        SandboxRequest { spec, workspace: Some(Arc::new(self.source.clone())), from: None }
+        SandboxRequest {
+            workspace: Some(Arc::new(self.source.clone())),
+            ..SandboxRequest::from(spec)
+        }
     }
 
     /// How many sandboxes there were at each release.

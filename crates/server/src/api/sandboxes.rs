@@ -93,7 +93,7 @@ pub(super) async fn make_sandbox(
         find_snapshot(api, caller, from).await?;
     }
     let slot = api.reserve_sandbox().await?;
-    let request = SandboxRequest { spec: spec.clone(), workspace: None, from };
+    let request = SandboxRequest { from, ..SandboxRequest::from(spec.clone()) };
     let id = api.engine.create(request).await?;
     // Nothing is waited for from here on: the sandbox is held, or was never made.
     api.hold_sandbox(id.clone(), spec, slot)?;

@@ -28,6 +28,8 @@ pub struct SupervisorHost {
     pub spec: SandboxSpec,
     /// The workspace that keeps its changes apart.
     pub workspace: Option<WorkspaceId>,
+    /// Whether its workspace was made for it, or for the sandbox that it is a copy of.
+    pub has_made_workspace: bool,
     /// Where that is kept.
     pub workspaces: Option<Workspaces>,
     /// What of the host its files come from, where no setting is read.
@@ -58,6 +60,7 @@ impl SupervisorHost {
             id,
             spec: order.spec.clone(),
             workspace: order.workspace.clone(),
+            has_made_workspace: order.workspace.is_some() || order.shares_workspace,
             idle: order.idle,
             lifetime: order.lifetime,
             activity: Activity::new(),

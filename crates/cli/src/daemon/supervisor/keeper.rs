@@ -74,7 +74,9 @@ impl SandboxKeeper {
         let workspaces = workspace.as_ref().map(|source| source.workspaces().clone());
         let workspace = workspace.map(|source| Arc::new(source) as Arc<dyn WorkspaceSource>);
         let (spec, from) = (order.spec.clone(), order.from.clone());
-        let id = engine.create(SandboxRequest { spec, workspace, from }).await?;
+        let shares_workspace = order.shares_workspace;
+        let request = SandboxRequest { spec, workspace, from, shares_workspace };
+        let id = engine.create(request).await?;
         let host = SupervisorHost::new(engine.clone(), id.clone(), &order, workspaces);
         host.look_after_carried()?;
         let first = match order.command {

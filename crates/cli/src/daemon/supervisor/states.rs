@@ -48,6 +48,7 @@ async fn describe_sandbox(host: &SupervisorHost) -> Result<Described> {
     }
     Ok(Described {
         spec,
+        has_made_workspace: host.has_made_workspace,
         full: measured.is_some_and(|it| it.has(Feature::FullSnapshot)),
         idle: host.idle,
         lifetime: host.lifetime,

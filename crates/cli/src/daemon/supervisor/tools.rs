@@ -51,7 +51,7 @@ fn open_desk(host: &SupervisorHost, request: ToolsRequest) -> Result<Arc<Desk>> 
     let options = ToolboxOptions {
         adopted: Some(adopted),
         approval: settings.approval.clone(),
-        template: build_template(&host.spec),
+        template: build_template(host),
         directories: AllowedDirectories::new(request.allowed),
         quota: SandboxQuota::new(request.max_sandboxes),
         ..ToolboxOptions::at(settings.state_dir()?)
@@ -63,9 +63,9 @@ fn open_desk(host: &SupervisorHost, request: ToolsRequest) -> Result<Arc<Desk>> 
 }
 
 /// What further sandboxes are like: layers of a workspace are this sandbox's alone.
-fn build_template(spec: &SandboxSpec) -> SandboxSpec {
-    let mut template = spec.clone();
-    if let Workspace::Overlay(_) = template.workspace {
+fn build_template(host: &SupervisorHost) -> SandboxSpec {
+    let mut template = host.spec.clone();
+    if host.has_made_workspace {
         template.workspace = Workspace::Ephemeral;
         template.workspace_at = None;
     }
