@@ -23,6 +23,8 @@ const EVENTS_AT_ONCE: u64 = 32;
 /// More than any host has or does: what a backend counted beyond it was not counted.
 const MAX_PROCESSORS: u32 = 4096;
 const MAX_MEMORY_BYTES: u64 = 1 << 46;
+/// How much earlier than here another host may have begun to count.
+const MAX_START_DELAY: Duration = Duration::from_secs(60);
 const MAX_OUTPUT_PER_SECOND: u64 = 64 << 30;
 
 /// What became of the process.
@@ -142,7 +144,7 @@ pub(crate) async fn supervise_process(
     };
     let confirmed = exit.as_ref().is_some_and(|exit| !matches!(exit.status, ExitStatus::Lost(_)));
     let exit = exit.unwrap_or_else(|| ExitStatus::Lost("its end was not confirmed".into()).into());
-    let usage = build_usage(started.elapsed(), &exit);
+    let usage = build_usage(started.elapsed(), limits, &exit);
     SupervisedEnd {
         ending: stopped.unwrap_or_else(|| ending_of(exit.status)),
         usage,
@@ -154,13 +156,24 @@ pub(crate) async fn supervise_process(
     }
 }
 
+/// How long it ran. Another host that has ended it for its wall time began to count before its start was known here, and
+/// has counted all of it. One that claims to have counted much more is not believed.
+fn measure_wall(elapsed: Duration, limits: &EffectiveLimits, exit: &Exit) -> Duration {
+    let limit = match (&exit.status, limits.wall_time) {
+        (ExitStatus::LimitExceeded(LimitKind::WallTime), Some(limit)) => Duration::from(limit),
+        _ => return elapsed,
+    };
+    if limit.saturating_sub(elapsed) > MAX_START_DELAY { elapsed } else { elapsed.max(limit) }
+}
+
 /// What it used, as far as that is known. A number that no host could have counted is not one: the other end
 /// of a pipe may say anything.
-fn build_usage(elapsed: Duration, exit: &Exit) -> Usage {
+fn build_usage(elapsed: Duration, limits: &EffectiveLimits, exit: &Exit) -> Usage {
+    let wall = measure_wall(elapsed, limits, exit);
     let most_cpu = (elapsed + Duration::from_secs(1)).saturating_mul(MAX_PROCESSORS);
     let cpu = exit.cpu_time.filter(|used| Duration::from(*used) <= most_cpu);
     let memory = exit.peak_memory.filter(|peak| peak.0 <= MAX_MEMORY_BYTES);
-    Usage { fuel: exit.fuel, ..Usage::new(elapsed.into(), cpu, memory) }
+    Usage { fuel: exit.fuel, ..Usage::new(wall.into(), cpu, memory) }
 }
 
 /// Resolves when the process has to be ended from outside.
@@ -345,15 +358,32 @@ mod tests {
     }
 
     #[test]
+    fn what_another_host_has_ended_for_its_wall_time_ran_that_long() {
+        let limits = EffectiveLimits { wall_time: Some(Span::millis(700)), ..Limits::default() };
+        let wall = |elapsed, status: ExitStatus| {
+            measure_wall(Duration::from_millis(elapsed), &limits, &status.into()).as_millis()
+        };
+        let timed_out = ExitStatus::LimitExceeded(LimitKind::WallTime);
+        assert_eq!(wall(698, timed_out.clone()), 700);
+        assert_eq!(wall(900, timed_out.clone()), 900);
+        assert_eq!(wall(698, ExitStatus::Exited(0)), 698);
+        let limits = EffectiveLimits { wall_time: Some(Span::secs(86_400)), ..Limits::default() };
+        let exit = Exit { cpu_time: Some(Span::secs(86_400)), ..timed_out.into() };
+        let told = build_usage(Duration::from_secs(1), &limits, &exit);
+        assert_eq!((told.wall_ms, told.cpu_ms), (1000, None), "it was there for a second");
+    }
+
+    #[test]
     fn numbers_that_nobody_can_have_counted_are_left_out() {
         let claimed = |cpu, peak| Exit {
             cpu_time: Some(Span::millis(cpu)),
             peak_memory: Some(stockade_core::Bytes(peak)),
             ..ExitStatus::Exited(0).into()
         };
-        let told = build_usage(Duration::from_secs(1), &claimed(u64::MAX, u64::MAX));
+        let (second, limits) = (Duration::from_secs(1), EffectiveLimits::default());
+        let told = build_usage(second, &limits, &claimed(u64::MAX, u64::MAX));
         assert_eq!((told.cpu_ms, told.peak_memory_bytes), (None, None));
-        let told = build_usage(Duration::from_secs(1), &claimed(1500, 4096));
+        let told = build_usage(second, &limits, &claimed(1500, 4096));
         assert_eq!((told.cpu_ms, told.peak_memory_bytes), (Some(1500), Some(4096)));
     }
 
