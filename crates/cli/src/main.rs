@@ -24,7 +24,7 @@ use tokio::runtime::Runtime;
 use args::secrets_in_arguments;
 use cli::{Cli, RUN_COMMAND, Verb};
 use report::usage;
-use terminal::printer::Printer;
+use terminal::printer::{Printer, report_lost_output};
 
 fn main() {
     #[cfg(feature = "wasm")]
@@ -64,7 +64,7 @@ fn run_command_line(cli: Cli, native: Native) -> i32 {
     let printer = Printer::new(cli.shared.json).verbose(cli.shared.verbose);
     let done =
         build_runtime().and_then(|runtime| runtime.block_on(run_verb(cli.verb, native, &printer)));
-    done.unwrap_or_else(|error| printer.error(&error))
+    report_lost_output(done.unwrap_or_else(|error| printer.error(&error)))
 }
 
 async fn run_verb(verb: Verb, native: Native, printer: &Printer) -> Result<i32> {

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 use stockade_core::{
-    BackendChoice, Boundary, Error, ErrorCode, Feature, Limits, Result, TenantName,
+    BackendChoice, Boundary, EnvName, Error, ErrorCode, Feature, Limits, Result, TenantName,
 };
 
 use crate::args::{ImageArg, MountArg, NetArg, SpecArgs};
@@ -42,7 +42,22 @@ impl Profile {
     pub fn check(&self, name: &str) -> Result<()> {
         parse_profile_value::<ImageArg>(name, "image", self.image.as_deref())?;
         self.parse_net(name)?;
+        self.check_env(name)?;
+        check_limits(&format!("profile.{name}.limits"), &self.limits)?;
         self.mounts.iter().try_for_each(|mount| mount_of(name, mount).map(drop))
+    }
+
+    /// The backend that it names.
+    pub const fn backend(&self) -> Option<&BackendChoice> {
+        self.backend.as_ref()
+    }
+
+    /// Names alone: a variable without a value is looked for when a command is run.
+    fn check_env(&self, profile: &str) -> Result<()> {
+        self.env.iter().try_for_each(|given| {
+            let name = given.split_once('=').map_or(given.as_str(), |(name, _)| name);
+            parse_profile_value::<EnvName>(profile, "env", Some(name)).map(drop)
+        })
     }
 
     /// The flags with what this profile says of those that were not given, and the settings with its limits.
@@ -130,6 +145,18 @@ fn invalid_value_error(profile: &str, key: &str, given: &str, why: &str) -> Erro
     let message = format!("profile.{profile}.{key}: `{}`: {why}", given.escape_debug());
     Error::new(ErrorCode::Invalid, "read the configuration", message)
         .remedy("`stockade config show` says where it is set")
+}
+
+/// Refuses limits with which no sandbox can be built on any host; `key` is where they are set.
+pub fn check_limits(key: &str, limits: &Limits) -> Result<()> {
+    let zeroes = limits.zeroes().map(|kind| (kind, "is zero", "leave it out".to_owned()));
+    match zeroes.chain(limits.unusable()).next() {
+        None => Ok(()),
+        Some((kind, reason, remedy)) => {
+            let message = format!("{key}: {} {reason}", kind.name());
+            Err(Error::new(ErrorCode::Invalid, "read the configuration", message).remedy(remedy))
+        }
+    }
 }
 
 /// There is none of that name.

@@ -8,6 +8,7 @@ use serde_json::json;
 use stockade_core::{BackendChoice, Error, ErrorCode, Result};
 
 use crate::config::{ConfigSource, Settings, load_sources};
+use crate::profiles::check_limits;
 use crate::registry;
 use crate::terminal::printer::{Printer, Tone};
 use crate::terminal::table::{Cell, Table};
@@ -92,18 +93,17 @@ fn flatten_table(prefix: &str, value: &toml::Value) -> Vec<(String, String)> {
 
 fn check_settings(settings: &Settings, found: &[ConfigSource], printer: &Printer) -> Result<i32> {
     let choice = settings.backend.clone().unwrap_or(BackendChoice::Auto);
-    if let Err(error) = registry::build_backends(settings, &choice) {
-        let from = found.iter().rev().find(|source| source.values.contains_key("backend"));
-        let from = from.map_or("the configuration", |source| source.name.as_str());
-        let message = format!("{from}: backend: {}", error.message());
-        let wrong = Error::new(ErrorCode::Invalid, "config check", message);
-        return Err(match error.hint() {
-            Some(hint) => wrong.remedy(hint),
-            None => wrong,
-        });
-    }
+    let from = found.iter().rev().find(|source| source.values.contains_key("backend"));
+    let from = from.map_or("the configuration", |source| source.name.as_str());
+    check_backend(settings, &choice, &format!("{from}: backend"))?;
     settings.engine()?;
-    settings.profiles().try_for_each(|(name, profile)| profile.check(name))?;
+    check_limits("limits", &settings.limits)?;
+    for (name, profile) in settings.profiles() {
+        profile.check(name)?;
+        if let Some(choice) = profile.backend() {
+            check_backend(settings, choice, &format!("profile.{name}.backend"))?;
+        }
+    }
     let read: Vec<_> = found.iter().map(|source| source.name.as_str()).collect();
     if printer.is_json() {
         printer.json(&json!({ "valid": true, "read": read }));
@@ -112,6 +112,17 @@ fn check_settings(settings: &Settings, found: &[ConfigSource], printer: &Printer
     let all = if read.is_empty() { "nothing is configured".into() } else { read.join(", ") };
     printer.data(&format!("{}: {all}\n", printer.tone(Tone::Good, "valid")));
     Ok(0)
+}
+
+/// Whether a backend can be built from its settings; `key` is where it is named.
+fn check_backend(settings: &Settings, choice: &BackendChoice, key: &str) -> Result<()> {
+    let Err(error) = registry::build_backends(settings, choice) else { return Ok(()) };
+    let message = format!("{key}: {}", error.message());
+    let wrong = Error::new(ErrorCode::Invalid, "config check", message);
+    Err(match error.hint() {
+        Some(hint) => wrong.remedy(hint),
+        None => wrong,
+    })
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use clap::Args;
 use serde_json::json;
 use stockade_core::{
-    Command, Error, ErrorCode, Image, Limits, Result, SandboxPath, SandboxSpec, SnapshotId, Span,
-    Workspace, WorkspaceId,
+    Command, Error, ErrorCode, Image, Limits, Result, SandboxId, SandboxPath, SandboxSpec,
+    SnapshotId, Span, Workspace, WorkspaceId,
 };
 use stockade_engine::{HostThings, Snapshot, WorkspaceGuard};
 
@@ -99,7 +99,15 @@ pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
     } else {
         printer.data(&format!("{}\n", ready.id));
     }
+    note_unprinted_sandbox(&ready.id, printer);
     Ok(0)
+}
+
+/// Names a sandbox on standard error where its id could not be printed: its caller has to end it.
+pub fn note_unprinted_sandbox(id: &SandboxId, printer: &Printer) {
+    if printer.has_lost_output() {
+        printer.note(&format!("sandbox `{id}` was made; `stockade kill {id}` ends it"));
+    }
 }
 
 /// What was captured says what the sandbox is made of; the flags say what is around it, and alone name
@@ -284,6 +292,7 @@ pub async fn run_detached(
         Some(job) => printer.data(&format!("{} {job}\n", ready.id)),
         None => printer.data(&format!("{}\n", ready.id)),
     }
+    note_unprinted_sandbox(&ready.id, printer);
     Ok(0)
 }
 

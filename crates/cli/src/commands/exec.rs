@@ -142,7 +142,7 @@ pub async fn exec_attached(
     printer: &Printer,
 ) -> Result<i32> {
     let command = fit_command(command, printer)?;
-    terminal::require_terminal(&command)?;
+    terminal::require_terminal(&command, connection.operation)?;
     let mut interrupts = Interrupts::listen()?;
     let mut remote = Remote::exec(connection, command.clone(), false).await?;
     let raw = command.terminal.map(|_| Raw::enter()).transpose()?;

@@ -16,7 +16,7 @@ use crate::args::{SpecArgs, wasm_module};
 use crate::config::Settings;
 use crate::project_cache::PlannedCache;
 use crate::registry;
-use crate::terminal::printer::{OWN_ERROR, Printer, Tone};
+use crate::terminal::printer::{OWN_ERROR, Printer, Tone, on_one_line};
 use crate::terminal::streams::Attachment;
 use crate::terminal::table::{Cell, Table};
 use crate::toolchains::{FoundToolchain, Packages};
@@ -182,14 +182,16 @@ impl Explanation {
         }
         let WorkspacePath { path, reason } = &self.workspace;
         let reason = reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
-        text += &format!("\nWORKSPACE  {path}{reason}\n");
+        text += &format!("\nWORKSPACE  {}\n", on_one_line(&format!("{path}{reason}")));
         if let Some(NamedImage { name, by, stored }) = &self.image {
             let stored = stored.as_ref().map(|digest| format!("; stored as {digest}"));
-            text += &format!("\nIMAGE  {name}: {by}{}\n", stored.unwrap_or_default());
+            let image = format!("{name}: {by}{}", stored.unwrap_or_default());
+            text += &format!("\nIMAGE  {}\n", on_one_line(&image));
         }
         if let Some(cache) = &self.cache {
             let (name, path, limit) = (cache.name(), cache.path().display(), cache.limit());
-            text += &format!("\nCACHE  {name}: {path}, at most {limit}\n");
+            let cache = format!("{name}: {path}, at most {limit}");
+            text += &format!("\nCACHE  {}\n", on_one_line(&cache));
         }
         if !self.toolchains.is_empty() {
             text.push('\n');

@@ -9,6 +9,7 @@ use stockade_core::{Error, ErrorCode, Result, SandboxId, Signal, SnapshotKind, S
 use stockade_engine::{FORK_CONCURRENCY, MAX_FORK_COPIES, Snapshot, Snapshots, spec_of_a_copy};
 use tokio::task::{JoinError, JoinSet};
 
+use super::create::note_unprinted_sandbox;
 use super::snapshot;
 use crate::config::Settings;
 use crate::daemon::client::SupervisorConnection;
@@ -85,6 +86,7 @@ pub async fn fork(args: &ForkArgs, printer: &Printer) -> Result<i32> {
     } else {
         printer.data(&made.iter().map(|id| format!("{id}\n")).collect::<String>());
     }
+    made.iter().for_each(|id| note_unprinted_sandbox(id, printer));
     Ok(0)
 }
 
@@ -129,7 +131,9 @@ async fn build_order(
     let mut spec = spec_of_a_copy(&described.spec);
     // A copy has not taken the place of another sandbox, so it has no origin.
     spec.labels.remove(ORIGIN_LABEL);
+    let shares_workspace = described.has_made_workspace && spec.workspace != Workspace::Ephemeral;
     Ok(SupervisorOrder {
+        shares_workspace,
         idle: described.idle,
         lifetime: described.lifetime,
         from: Some(from.id.clone()),

@@ -36,7 +36,11 @@ pub async fn rm(args: &RmArgs, printer: &Printer) -> Result<i32> {
             let remedy = "`stockade kill` ends it, and so does `stockade rm --force`";
             refuse_busy(&place, id, RM_OPERATION, remedy).await?;
         }
-        if end_sandbox(&place, &settings, id, RM_OPERATION).await? != FoundSandbox::Nothing {
+        let found = end_sandbox(&place, &settings, id, RM_OPERATION).await?;
+        if !printer.is_json() {
+            show_removed(id, found, printer);
+        }
+        if found != FoundSandbox::Nothing {
             removed.push(id.clone());
         }
     }
@@ -44,6 +48,14 @@ pub async fn rm(args: &RmArgs, printer: &Printer) -> Result<i32> {
         printer.json(&json!({ "removed": removed }));
     }
     Ok(0)
+}
+
+/// Shown before the next is tried, whose failure ends the command.
+fn show_removed(id: &SandboxId, found: FoundSandbox, printer: &Printer) {
+    match found {
+        FoundSandbox::Alive | FoundSandbox::Stale => printer.data(&format!("{id}\n")),
+        FoundSandbox::Nothing => printer.note(&format!("no sandbox `{id}`: nothing to remove")),
+    }
 }
 
 /// Refuses a sandbox in which something runs.

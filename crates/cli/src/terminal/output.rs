@@ -54,7 +54,7 @@ impl TerminalOutput {
             Some(writer) => writer,
             empty @ None => empty.insert(
                 OutputWriter::start(self.turn.clone())
-                    .map_err(|error| OutputStop::Failed(stdout_write_error(error)))?,
+                    .map_err(|error| OutputStop::Failed(stdout_write_error("run", error)))?,
             ),
         };
         match writer.pieces.send((stream, data)).await {
@@ -70,7 +70,7 @@ impl TerminalOutput {
         match end.await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(Errno::PIPE)) | Err(_) => Err(OutputStop::Closed),
-            Ok(Err(errno)) => Err(OutputStop::Failed(stdout_write_error(errno.into()))),
+            Ok(Err(errno)) => Err(OutputStop::Failed(stdout_write_error("run", errno.into()))),
         }
     }
 }
@@ -123,7 +123,8 @@ fn show_plainly(data: &[u8]) -> String {
     String::from_utf8_lossy(data).chars().map(show).collect()
 }
 
-fn write_chunk(to: BorrowedFd<'_>, mut data: &[u8]) -> Result<(), Errno> {
+/// Writes all of it, waiting while there is no room.
+pub fn write_chunk(to: BorrowedFd<'_>, mut data: &[u8]) -> Result<(), Errno> {
     while !data.is_empty() {
         match rustix::io::write(to, data) {
             Ok(count) => data = &data[count..],
@@ -136,8 +137,9 @@ fn write_chunk(to: BorrowedFd<'_>, mut data: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-fn stdout_write_error(error: io::Error) -> Error {
-    Error::new(ErrorCode::System, "run", "standard output cannot be written")
+/// Output was lost, for a reason other than a closed pipe.
+pub fn stdout_write_error(operation: &'static str, error: io::Error) -> Error {
+    Error::new(ErrorCode::System, operation, "standard output cannot be written")
         .remedy("make room, or send it elsewhere")
         .source(error)
 }

@@ -1,14 +1,18 @@
 //! The one place that decides what is shown and where: data on standard output, talk on standard
-//! error. It never colours what is piped, and a reader who went away is no error.
+//! error. It never colours what is piped, and a reader who went away is no error; output that is lost for
+//! another reason is.
 
 use std::io::{IsTerminal, Write};
+use std::sync::OnceLock;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use serde::Serialize;
 use serde_json::json;
 use stockade_core::{Error, Refusal, Refusals, is_unsafe_to_show};
 
 use crate::report::refusals::select_decisive;
+use crate::terminal::output::{stdout_write_error, write_chunk};
 use crate::terminal::status_line;
 
 /// The exit code of stockade's own failures.
@@ -16,6 +20,10 @@ pub const OWN_ERROR: i32 = 125;
 
 /// Delay before a status line says what is going on.
 const STATUS_DELAY: Duration = Duration::from_secs(1);
+
+/// The first error of writing data, other than a closed pipe: for the end of the command, since few callers have
+/// a use for it. Not in the printer, which is copied.
+static STDOUT_ERROR: OnceLock<Errno> = OnceLock::new();
 
 /// Hint at where the refusals of the other backends are to be seen.
 const EXPLAIN_HINT: &str = "; --verbose, or `stockade explain`, says why not another backend";
@@ -93,28 +101,39 @@ impl Printer {
     /// Data, as it is.
     pub fn data(&self, text: &str) {
         status_line::clear();
-        let mut out = std::io::stdout().lock();
-        // A reader that is done closes the pipe; the error is ignored, since no reader is left.
-        let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        write_stdout(text);
     }
 
     /// Data as one JSON value: on one line for programs, on several for people.
     pub fn json(&self, value: &impl Serialize) {
+        self.try_json(value);
+    }
+
+    /// The same; answers whether it was written.
+    fn try_json(&self, value: &impl Serialize) -> bool {
+        status_line::clear();
         let written = if self.terminal {
             serde_json::to_string_pretty(value)
         } else {
             serde_json::to_string(value)
         };
         match written {
-            Ok(text) => self.data(&format!("{}\n", escaped_json(&text))),
-            Err(error) => self.note(&format!("the answer cannot be written as JSON: {error}")),
+            Ok(text) => self.stream(&format!("{}\n", escaped_json(&text))),
+            Err(error) => {
+                self.note(&format!("the answer cannot be written as JSON: {error}"));
+                false
+            }
         }
     }
 
-    /// Data that goes on coming. Says whether anybody still reads it.
+    /// Data that goes on coming. Says whether more can be written: not to a closed pipe, nor after an error.
     pub fn stream(&self, text: &str) -> bool {
-        let mut out = std::io::stdout().lock();
-        out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
+        write_stdout(text)
+    }
+
+    /// Whether data could not be written, to something other than a closed pipe.
+    pub fn has_lost_output(&self) -> bool {
+        STDOUT_ERROR.get().is_some()
     }
 
     /// The same as JSON, one value on each line.
@@ -150,13 +169,32 @@ impl Printer {
 
     /// Shows an error; answers the exit code.
     pub fn error(&self, error: &Error) -> i32 {
-        if self.json {
-            self.json(&error_json(error));
-        } else {
+        // As text where standard output takes no JSON.
+        if !self.json || !self.try_json(&error_json(error)) {
             error_lines(error, self.verbose).iter().for_each(|line| self.note(line));
         }
         OWN_ERROR
     }
+}
+
+/// Says on standard error that data could not be written, if so; answers the exit code, which is then no success.
+pub fn report_lost_output(code: i32) -> i32 {
+    let Some(errno) = STDOUT_ERROR.get() else { return code };
+    let error = stdout_write_error("output", (*errno).into());
+    // As text also with --json: standard output takes nothing.
+    let own_error = Printer::new(false).error(&error);
+    if code == 0 { own_error } else { code }
+}
+
+/// Writes to standard output and remembers the first error; answers whether all was written. A reader that is done
+/// closes the pipe, which is no error.
+fn write_stdout(text: &str) -> bool {
+    let Err(errno) = write_chunk(rustix::stdio::stdout(), text.as_bytes()) else { return true };
+    if errno != Errno::PIPE {
+        // One after the first changes nothing.
+        let _ = STDOUT_ERROR.set(errno);
+    }
+    false
 }
 
 fn error_json(error: &Error) -> serde_json::Value {

@@ -23,11 +23,11 @@ pub fn read_terminal_size() -> TerminalSize {
 }
 
 /// Refuses a terminal for the command where there is none for the caller.
-pub fn require_terminal(command: &Command) -> Result<()> {
+pub fn require_terminal(command: &Command, operation: &'static str) -> Result<()> {
     if command.terminal.is_none() || isatty(stdin()) {
         return Ok(());
     }
-    Err(Error::new(ErrorCode::Invalid, "run", "-t needs a terminal on standard input")
+    Err(Error::new(ErrorCode::Invalid, operation, "-t needs a terminal on standard input")
         .remedy("leave -t out, or use -i to pass input on"))
 }
 

@@ -290,6 +290,22 @@ fn errors_are_json_where_json_was_asked_for() {
 }
 
 #[test]
+fn explain_shows_no_name_of_a_directory_as_a_terminal_would_obey_it() {
+    let place = CliPlace::new();
+    let name = "a\u{1b}[31mb";
+    fs::create_dir(place.workspace().join(name)).unwrap();
+    let mut command = place.command(&["explain", "--workspace", name, "--cache", "auto"]);
+    command.env("XDG_CACHE_HOME", place.path(name));
+    let done = finish(command);
+    done.code_is(0);
+    assert!(!done.stdout.contains('\u{1b}'), "{done:?}");
+    for head in ["WORKSPACE  ", "CACHE  "] {
+        let line = done.stdout.lines().find(|line| line.starts_with(head)).unwrap();
+        assert!(line.contains("a\\u{1b}[31mb"), "{line}");
+    }
+}
+
+#[test]
 fn a_terminal_needs_a_terminal() {
     let place = CliPlace::new();
     place.stockade(&["run", "-t", "true"]).is_refused(&["-t needs a terminal", "-i"]);

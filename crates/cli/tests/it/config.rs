@@ -75,6 +75,8 @@ fn config_check_names_what_is_wrong_and_where() {
     check().is_refused(&["config.toml", "natve", "native"]);
     configure(&place.path("home/.config"), "tenat = \"a\"\n");
     check().is_refused(&["config.toml", "line 1", "tenat"]);
+    configure(&place.path("home/.config"), "[limits]\nmemory = \"1\"\n");
+    check().is_refused(&["limits: memory", "less than a sandbox needs"]);
 }
 
 #[test]
@@ -203,5 +205,15 @@ fn a_profile_that_makes_no_sense_is_named_by_its_key() {
         place.stockade(&["run", "--profile", "a", "--", "true"]).is_refused(&[&named, why]);
         // Who does not name it is not kept from working.
         place.stockade(&["run", "--", "true"]).is(0, "", "");
+    }
+    for (line, key, why) in [
+        ("backend = \"natve\"", "backend", "there is no backend"),
+        ("env = [\"=x\"]", "env", "name"),
+        ("limits = { memory = \"1\" }", "limits", "less than a sandbox needs"),
+        ("limits = { wallTime = \"0s\" }", "limits", "is zero"),
+    ] {
+        configure(&place.path("home/.config"), &format!("[profile.a]\n{line}\n"));
+        let named = format!("profile.a.{key}");
+        place.stockade(&["config", "check"]).is_refused(&[&named, why]);
     }
 }

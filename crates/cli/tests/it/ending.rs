@@ -4,8 +4,11 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use crate::common;
+use crate::common::changes::overlaid;
 use crate::common::{CliPlace, command_lines, finish, signal, start, wait};
 use rustix::process::Signal;
+
+const LOST_OUTPUT: &str = "standard output cannot be written: No space left on device";
 
 /// Runs a line that says `ready`, sends one signal, and answers how it ended.
 fn ended_by(place: &CliPlace, sent: Signal, line: &str) -> common::CliDone {
@@ -91,11 +94,43 @@ fn a_reader_who_does_not_read_does_not_stop_the_clock() {
 #[test]
 fn output_that_cannot_be_written_is_an_error() {
     let place = CliPlace::new();
-    let mut command = place.command(&["run", "echo", "x"]);
+    run_into_full(&place, &["run", "echo", "x"]).is_refused(&[LOST_OUTPUT]);
+    place.assert_nothing_is_left();
+}
+
+/// Runs a command whose standard output takes nothing.
+fn run_into_full(place: &CliPlace, args: &[&str]) -> common::CliDone {
+    let mut command = place.command(args);
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     command.stdout(full).stderr(Stdio::piped());
-    wait(command.spawn().unwrap()).is_refused(&["No space left on device"]);
+    wait(command.spawn().unwrap())
+}
+
+#[test]
+fn answers_that_cannot_be_written_are_errors_of_every_command() {
+    let place = CliPlace::new();
+    let workspace = overlaid(&place, "echo x > new");
+    for args in [
+        &["run", "--json", "--", "echo", "hi"][..],
+        &["audit", "export", "--format", "csv"],
+        &["audit", "export", "--format", "json"],
+        &["audit", "list"],
+        &["explain"],
+        &["detect"],
+        &["config", "show"],
+        &["workspace", "diff", workspace.as_str()],
+    ] {
+        run_into_full(&place, args).is_refused(&[LOST_OUTPUT]);
+    }
     place.assert_nothing_is_left();
+}
+
+#[test]
+fn a_failure_keeps_its_exit_code_where_output_is_lost_too() {
+    let place = CliPlace::new();
+    let done = run_into_full(&place, &["run", "--json", "--shell", "exit 3"]);
+    done.code_is(3);
+    assert!(done.stderr.contains(LOST_OUTPUT), "{done:?}");
 }
 
 #[test]

@@ -223,6 +223,23 @@ fn flags_of_one_command_hold_for_it_alone() {
 }
 
 #[test]
+fn a_sandbox_whose_id_cannot_be_printed_is_named_on_standard_error() {
+    let place = Lasting::new();
+    for args in [&["create"][..], &["run", "--detach", "sleep", "1000"]] {
+        let mut command = place.command(args);
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        command.stdout(full).stderr(Stdio::piped());
+        let done = wait(command.spawn().unwrap());
+        done.code_is(125);
+        let id = place.stockade(&["ps", "-q"]).stdout.trim_end().to_owned();
+        assert!(done.stderr.contains(&format!("`stockade kill {id}`")), "{done:?}");
+        assert!(done.stderr.contains("standard output cannot be written"), "{done:?}");
+        place.stockade(&["kill", &id]).code_is(0);
+    }
+    place.assert_all_is_gone();
+}
+
+#[test]
 fn every_command_answers_in_json_too() {
     let place = Lasting::new();
     let made = place.json(&["create"]);
@@ -262,7 +279,8 @@ fn an_id_that_is_not_there_is_one_clear_line() {
         let args: Vec<_> = args.iter().map(String::as_str).collect();
         place.stockade(&args).is_refused(&["sandbox id"]);
     }
-    place.stockade(&["rm", "abc"]).is(0, "", "");
+    let told = "stockade: no sandbox `abc`: nothing to remove\n";
+    place.stockade(&["rm", "abc"]).is(0, "", told);
 }
 
 #[test]

@@ -221,11 +221,12 @@ fn rm_spares_what_is_in_use_and_is_content_with_what_is_not_there() {
     let place = Lasting::new();
     let (idle, busy) = (place.create(&[]), place.create(&[]));
     let (client, _) = start(place.command(&["exec", &busy, "--shell", READY_SCRIPT]));
-    place.stockade(&["rm", &idle]).is(0, "", "");
-    place.stockade(&["rm", &idle]).is(0, "", "");
+    place.stockade(&["rm", &idle]).is(0, &format!("{idle}\n"), "");
+    let told = format!("stockade: no sandbox `{idle}`: nothing to remove\n");
+    place.stockade(&["rm", &idle]).is(0, "", &told);
     place.stockade(&["rm", &busy]).is_refused(&["running", "--force"]);
     assert_eq!(place.running(&busy).len(), 1);
-    place.stockade(&["rm", "--force", &busy]).is(0, "", "");
+    place.stockade(&["rm", "--force", &busy]).is(0, &format!("{busy}\n"), "");
     assert_eq!(wait(client).code, 137);
     place.assert_all_is_gone();
 }

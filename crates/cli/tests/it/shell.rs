@@ -37,3 +37,14 @@ fn a_shell_without_an_id_has_a_sandbox_of_its_own() {
     talk(&place, &["shell"]);
     place.assert_nothing_is_left();
 }
+
+#[test]
+fn a_shell_without_a_terminal_is_refused_with_the_command_that_needs_none() {
+    let place = Lasting::new();
+    let id = place.create(&[]);
+    let instead = format!("`stockade exec -i {id} -- sh`");
+    place.stockade(&["shell", &id]).is_refused(&["shell: there is no terminal", &instead]);
+    let instead = "`stockade run -- sh`";
+    place.stockade(&["shell"]).is_refused(&["shell: there is no terminal", instead]);
+    place.stockade(&["exec", &id, "-t", "sh"]).is_refused(&["exec: -t needs a terminal"]);
+}

@@ -7,7 +7,7 @@ use crate::common::changes::{
     CHANGES_SCRIPT, assert_changed, assert_untouched, furnished, ids, json, overlaid,
     overlaid_with, text,
 };
-use crate::common::{CliPlace, finish, signal, start, wait};
+use crate::common::{CliDone, CliPlace, finish, signal, start, wait};
 use rustix::process::Signal;
 
 #[test]
@@ -77,6 +77,28 @@ fn what_would_run_code_later_is_held_back_until_it_is_named() {
     assert!(!place.workspace().join(".git").exists());
     let refused = place.stockade(&["workspace", "apply", &id, "--include", "../x"]);
     refused.is_refused(&["--include", "../x", "`..`"]);
+}
+
+#[test]
+fn what_is_never_applied_is_left_behind_without_advice_to_name_it() {
+    let place = furnished(CliPlace::new());
+    let id = overlaid(&place, "echo z > b; mkfifo p");
+    let told = |done: &CliDone| done.stderr.lines().skip(1).map(str::to_owned).collect::<Vec<_>>();
+    let left = [
+        "stockade: never applied: p: it is a device, fifo or socket".to_owned(),
+        "stockade: 1 change left behind".to_owned(),
+    ];
+    let discard = format!("stockade:   to discard:      stockade workspace discard {id}");
+    let done = place.stockade(&["workspace", "apply", &id]);
+    done.code_is(0);
+    assert_eq!(told(&done), [&left[..], std::slice::from_ref(&discard)].concat());
+    place.stockade(&["run", "--resume", &id, "--shell", "echo x > .envrc"]).code_is(0);
+    let lines = told(&place.stockade(&["workspace", "apply", &id]));
+    assert_eq!(lines[..2], left);
+    assert!(lines[2].starts_with("stockade: held back: .envrc: "), "{lines:?}");
+    let include = format!("stockade workspace apply {id} --include PATH");
+    let advice = format!("stockade:   to let through:  {include}");
+    assert_eq!(lines[3..], ["stockade: 1 change held back".to_owned(), advice, discard]);
 }
 
 #[test]

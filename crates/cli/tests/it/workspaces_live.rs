@@ -28,7 +28,7 @@ fn a_workspace_that_a_sandbox_has_is_left_alone_unless_forced() {
         refused.is_refused(&["--resume", "a sandbox has workspace", &id]);
         place.stockade(&["workspace", "apply", "--force", &id]).code_is(0);
         assert_changed(&place);
-        place.stockade(&["rm", &sandbox]).is(0, "", "");
+        place.stockade(&["rm", &sandbox]).is(0, &format!("{sandbox}\n"), "");
         place.assert_all_is_gone();
         assert_eq!(ids(&place), Vec::<String>::new());
     }

@@ -118,19 +118,39 @@ fn show_held_back(done: &AppliedWorkspace, paths: &[TreePath], printer: &Printer
     if paths.is_empty() {
         return;
     }
-    for change in select_topmost(paths).filter_map(|path| done.diff.at(path)) {
-        printer.note(&held_line(change));
+    let id = &done.id;
+    let (held, left): (Vec<&TreePath>, Vec<&TreePath>) =
+        paths.iter().partition(|path| can_be_included(&done.diff, path));
+    if !left.is_empty() {
+        show_paths(&done.diff, &left, printer);
+        printer.note(&format!("{} left behind", format_count(left.len(), "change")));
     }
-    let (id, what) = (&done.id, format_count(paths.len(), "change"));
-    printer.note(&format!("{what} held back"));
-    printer.note(&format!("  to let through:  stockade workspace apply {id} --include PATH"));
+    if !held.is_empty() {
+        show_paths(&done.diff, &held, printer);
+        printer.note(&format!("{} held back", format_count(held.len(), "change")));
+        printer.note(&format!("  to let through:  stockade workspace apply {id} --include PATH"));
+    }
     printer.note(&format!("  to discard:      stockade workspace discard {id}"));
 }
 
+/// Whether --include lets a path through.
+fn can_be_included(diff: &Diff, path: &TreePath) -> bool {
+    let held = diff.at(path).and_then(|change| change.held.as_ref());
+    held.is_none_or(|why| why.can_be_named())
+}
+
+fn show_paths(diff: &Diff, paths: &[&TreePath], printer: &Printer) {
+    for change in select_topmost(paths.iter().copied()).filter_map(|path| diff.at(path)) {
+        printer.note(&held_line(change));
+    }
+}
+
 /// Those that are not in a directory that is there too. A directory comes before what is in it.
-fn select_topmost(paths: &[TreePath]) -> impl Iterator<Item = &TreePath> {
+fn select_topmost<'a>(
+    paths: impl Iterator<Item = &'a TreePath>,
+) -> impl Iterator<Item = &'a TreePath> {
     let mut last: Option<&TreePath> = None;
-    paths.iter().filter(move |path| {
+    paths.filter(move |path| {
         let inside = last.is_some_and(|top| path.as_path().starts_with(top.as_path()));
         if !inside {
             last = Some(path);
