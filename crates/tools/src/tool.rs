@@ -6,7 +6,7 @@ use crate::arguments::{
     self, ApplyPatch, Artifacts, Bash, EditFile, Glob, Grep, ListDir, ReadFile, SandboxCreate,
     SandboxDestroy, SandboxList, SandboxUse, WorkspaceApply, WorkspaceDiff, WriteFile,
 };
-use crate::screenshot::Screenshot;
+use crate::browser::{Browse, Screenshot};
 
 /// What an agent is told about a tool.
 #[derive(Debug, Clone, PartialEq)]
@@ -96,6 +96,10 @@ tools! {
      base64. Bounded in size.";
     Screenshot "screenshot" "Take a screenshot" Screenshot, Effect::Reads,
     "Takes a screenshot of a web page that the sandbox itself serves.";
+    Browser "browser" "Use a web page" Browse, Effect::Changes,
+    "A browser in the sandbox with one page, which stays open between calls: `open`, `click`, `type`, `text`, \
+     `screenshot`, `close`. Answers hold the page's text and a selector for each element that can be used. For one \
+     picture of a page, `screenshot` is the shorter way.";
     SandboxCreate "sandbox_create" "Create a sandbox" SandboxCreate, Effect::Adds,
     "Builds another sandbox and answers its id, for use as `sandbox_id`. It may have limits, an image, a \
      network and a workspace of its own. Asking for more network, higher limits or another image than the \

@@ -11,7 +11,7 @@ use crate::arguments::parse_arguments;
 use crate::place::{ToolPlace, ToolPlaces};
 use crate::tool::Tool;
 use crate::{Binding, Call, ToolAnswer, ToolError, ToolInfo, ToolboxOptions};
-use crate::{bash, files, patch, sandboxes, screenshot, search, workspace};
+use crate::{bash, browser, files, patch, sandboxes, search, workspace};
 
 /// The tools, bound to an engine, its sandboxes and the user's rules. One for each session of a front
 /// end: what one session makes, another cannot name.
@@ -97,8 +97,9 @@ impl Toolbox {
             Tool::ListDir => files::list_directory(session, parse_arguments(given)?, call).await,
             Tool::Artifacts => files::fetch_artifacts(session, parse_arguments(given)?, call).await,
             Tool::Screenshot => {
-                screenshot::take_screenshot(session, parse_arguments(given)?, call).await
+                browser::take_screenshot(session, parse_arguments(given)?, call).await
             }
+            Tool::Browser => browser::use_browser(session, parse_arguments(given)?, call).await,
             Tool::SandboxCreate => {
                 sandboxes::create_sandbox(session, parse_arguments(given)?, call).await
             }

@@ -171,7 +171,14 @@ fn refuse_while_running(place: &ToolPlace) -> Result<(), ToolError> {
         let message = format!("job `{}` still runs and may be writing", job.watcher.job());
         Err(ToolError::new(ErrorCode::Denied, message)
             .remedy("wait for its end, or end it with `bash` and the action `stop`"))
-    })
+    })?;
+    // One that a call is using is held by that call.
+    if place.browser.try_lock().is_ok_and(|browser| browser.is_none()) {
+        return Ok(());
+    }
+    let message = "the browser still runs and may be writing";
+    Err(ToolError::new(ErrorCode::Denied, message)
+        .remedy("end it with `browser` and the action `close`"))
 }
 
 fn parse_tree_path(path: &str) -> Result<TreePath, ToolError> {

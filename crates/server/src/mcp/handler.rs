@@ -17,7 +17,7 @@ use super::desk::{Desk, SessionSeat};
 const SERVER_INSTRUCTIONS: &str = "\
 Tools that run commands and work on files inside a sandbox: no network unless it was allowed, limits \
 on time, memory, processes and disk, and nothing of the host but the workspace. Relative paths are \
-beneath the workspace, which is /workspace inside. Without `sandbox_id` a tool works in the sandbox \
+beneath the workspace, where commands start: `pwd` prints its path. Without `sandbox_id` a tool works in the sandbox \
 that was bound when the server was started, and which is made at the first call; `sandbox_create` \
 makes further ones. Start servers and other long-running programs with `bash` and the action \
 `start`, then read their output with `logs`. When a limit ended a command, the answer names the \

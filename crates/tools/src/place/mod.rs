@@ -27,6 +27,7 @@ pub use places::spool_cache;
 
 use crate::approval::{Facts, NetworkFact, Programs, plain_path};
 use crate::arguments::Stream;
+use crate::browser::BrowserSession;
 use crate::options::{AdoptedSandbox, SandboxShare};
 use crate::workspace::WorkspaceView;
 use crate::{Call, ToolError};
@@ -53,6 +54,8 @@ pub(crate) struct ToolPlace {
     pub view: Option<WorkspaceView>,
     /// Where the search program lies in it, once it was put there.
     pub finder: OnceCell<String>,
+    /// Its browser, once an agent has opened a page.
+    pub browser: tokio::sync::Mutex<Option<BrowserSession>>,
     sandbox: Arc<dyn Sandbox>,
     /// Whether it is paused while a person decides.
     pub paused: AtomicBool,
@@ -78,7 +81,7 @@ impl ToolPlace {
             Workspace::Local(_) | Workspace::Ephemeral => None,
         };
         let workspace = source.map(|source| Arc::new(source.clone()) as Arc<dyn WorkspaceSource>);
-        let request = SandboxRequest { spec: spec.clone(), workspace, from: None };
+        let request = SandboxRequest { workspace, ..SandboxRequest::from(spec.clone()) };
         let id = engine.create(request).await?;
         let view = match (source, engine.workspace(&id)?) {
             (Some(source), Some(held)) => {
@@ -133,6 +136,7 @@ impl ToolPlace {
             adopted: false,
             view,
             finder: OnceCell::new(),
+            browser: tokio::sync::Mutex::default(),
             sandbox,
             paused: AtomicBool::new(false),
             down: OnceCell::new(),
@@ -248,6 +252,10 @@ impl ToolPlace {
     pub(crate) async fn end(&self) -> Result<(), ToolError> {
         if self.adopted {
             self.jobs.cancel_running().await;
+            // One that a call is using ends with that call.
+            if let Some(browser) = self.browser.try_lock().ok().and_then(|mut slot| slot.take()) {
+                browser.close(self).await;
+            }
             self.forget();
             return Ok(());
         }

@@ -10,6 +10,7 @@
 mod applied;
 mod approval;
 mod bash;
+mod browser;
 mod common;
 mod files;
 mod hostile;

@@ -1,7 +1,9 @@
 """Drives the built `stockade mcp` with the official Python client. One scenario a run; what is not as it
 should be is an exception, and the exit code says so."""
 
+import base64
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -18,7 +20,7 @@ SOON = 30
 
 TOOLS = {
     "bash", "read_file", "write_file", "edit_file", "apply_patch", "glob", "grep", "list_dir",
-    "artifacts", "screenshot", "sandbox_create", "sandbox_list", "sandbox_use",
+    "artifacts", "screenshot", "browser", "sandbox_create", "sandbox_list", "sandbox_use",
     "sandbox_destroy", "workspace_diff", "workspace_apply",
 }  # fmt: skip
 
@@ -328,8 +330,6 @@ async def picture(server):
         assert not shown.is_error, shown.content
         [image] = [block for block in shown.content if block.type == "image"]
         assert image.mime_type == "image/png", image.mime_type
-        import base64
-
         data = base64.b64decode(image.data)
         Path("picture.png").write_bytes(data)
         assert corner(data) == ((640, 480), (0xCC, 0, 0)), corner(data)
@@ -337,6 +337,75 @@ async def picture(server):
         assert "example.org" in text, text
         text = await refused(client, "screenshot", url="file:///etc/passwd")
         assert "/etc/passwd" in text, text
+
+
+FORM = """
+<title>Form</title><body style='margin:0;background:#0c0'>
+<form onsubmit="document.title = 'sent'; said.innerText = name.value + ' in ' + town.value; return false">
+  <label>Name <input id=name value=nobody></label>
+  <select id=town><option value=b>Berlin</option><option value=p>Paris</option></select>
+  <button onclick="alert('are you sure?')">Send</button> <p id=said></p>
+</form><a href=second.html>on</a> <a href=second.html target=_blank>apart</a>
+<ul><li onclick="0">%s&#128512; and more</li></ul>
+""" % ("x" * 99)
+
+
+async def page(server):
+    """A page that is used: a form, a dialog, a link, what goes wrong, and nothing left at the end."""
+    Path("form.html").write_text(FORM)
+    Path("second.html").write_text("<title>Second</title><p>You are there.</p>")
+    async with server.client("--mem", "2g", "--pids", "512") as client:
+        use = functools.partial(call, client, "browser")
+        text = await refused(client, "browser", action="text")
+        assert "no page is open" in text, text
+        text = await refused(client, "browser", action="open", url="http://localhost:8000/")
+        assert "nothing listens at http://localhost:8000/" in text, text
+        shown = await use(action="open", url="form.html", width=640, height=480)
+        assert shown["title"] == "Form" and shown["url"].startswith("file://"), shown
+        elements = {one["selector"]: one for one in shown["elements"]}
+        assert elements["#name"]["label"] == "Name", elements
+        assert elements["#name"]["value"] == "nobody", elements
+        # Cut in the middle of a character, and with a value that is no text.
+        assert any(one["kind"] == "li" for one in elements.values()), elements
+
+        await use(action="type", selector="#name", text="Ada 'ä' <b>")
+        await use(action="type", selector="#town", text="Paris")
+        [send] = [at for at, one in elements.items() if one["label"] == "Send"]
+        shown = await use(action="click", selector=send)
+        assert (shown["title"], shown["notes"]) == (
+            "sent", ["the page showed a dialog (alert): are you sure?"],
+        ), shown  # fmt: skip
+        assert "Ada 'ä' <b> in p" in shown["text"], shown
+        part = await use(action="text", selector="#said")
+        assert part["text"] == "Ada 'ä' <b> in p", part
+        shown = await use(action="type", selector="#name", text="", submit=True)
+        assert "Ada" not in shown["text"], shown
+
+        seen = await client.call_tool("browser", {"action": "screenshot"})
+        assert not seen.is_error, seen.content
+        [image] = [block for block in seen.content if block.type == "image"]
+        data = base64.b64decode(image.data)
+        assert corner(data) == ((640, 480), (0, 0xCC, 0)), corner(data)
+
+        text = await refused(client, "browser", action="click", selector="#nothing")
+        assert "names no element" in text, text
+        text = await refused(client, "browser", action="click", selector="a[")
+        assert "is not a CSS selector" in text, text
+        text = await refused(client, "browser", action="open", url="file:///etc/passwd")
+        assert "/etc/passwd" in text, text
+        shown = await use(action="click", selector="a[target]")
+        assert any("another window" in note for note in shown["notes"]), shown
+        await use(action="click", selector="a")
+
+        async def there():
+            return "You are there." in (await use(action="text"))["text"]
+
+        await eventually(there)
+        await use(action="close")
+        text = await refused(client, "browser", action="screenshot")
+        assert "no page is open" in text, text
+        left = await bash(client, "ls -d /tmp/stockade-browser-* 2>/dev/null | wc -l")
+        assert left == "0\n", left
 
 
 def corner(png):
@@ -445,7 +514,8 @@ async def idle(server):
 
 
 SCENARIOS = [
-    everyday, transaction, five, cancelled, asked, allowed, told, picture, apart, guarded, idle
+    everyday, transaction, five, cancelled, asked, allowed, told, picture, page, apart, guarded,
+    idle,
 ]  # fmt: skip
 
 if __name__ == "__main__":

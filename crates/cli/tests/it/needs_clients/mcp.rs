@@ -160,4 +160,9 @@ mod needs_browser {
             plays(&CliPlace::new(), "picture", transport, "auto");
         }
     }
+
+    #[test]
+    fn a_page_of_the_sandbox_is_used() {
+        plays(&CliPlace::new(), "page", "stdio", "auto");
+    }
 }

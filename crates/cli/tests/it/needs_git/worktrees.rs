@@ -33,6 +33,16 @@ fn worktree() -> CliPlace {
     place
 }
 
+/// A new directory that is not below /tmp, where a sandbox may make what it likes; a checkout may be there.
+fn make_dir_outside_tmp() -> tempfile::TempDir {
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let bases = [PathBuf::from(env!("CARGO_TARGET_TMPDIR"))].into_iter().chain(home);
+    let bases = bases.chain(["/srv", "/opt", "/var/lib"].map(PathBuf::from));
+    let is_outside = |dir: &PathBuf| !dir.starts_with("/tmp") && !dir.starts_with("/var/tmp");
+    let made = bases.filter(is_outside).find_map(|base| tempfile::tempdir_in(base).ok());
+    made.expect("a directory outside /tmp that can be written to")
+}
+
 fn make_worktree(place: &CliPlace, main: &Path) {
     fs::create_dir(main).unwrap();
     git(main, &["init", "--quiet"]);
@@ -161,8 +171,7 @@ fn what_is_read_only_in_a_worktrees_git_directory_cannot_be_replaced() {
 #[test]
 fn a_guest_makes_neither_links_nor_pipes_where_git_of_the_host_would_follow_them() {
     let place = CliPlace::new();
-    // Not below /tmp, where a sandbox may make what it likes.
-    let elsewhere = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let elsewhere = make_dir_outside_tmp();
     let main = elsewhere.path().canonicalize().unwrap().join("main");
     make_worktree(&place, &main);
     for path in ["objects/link", "refs/heads/link", "worktrees/work/link"] {

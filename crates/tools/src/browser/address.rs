@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use stockade_core::{SandboxPath, WORKSPACE_ROOT};
+use stockade_core::{ErrorCode, SandboxPath, WORKSPACE_ROOT};
 
 use crate::ToolError;
 
@@ -103,6 +103,13 @@ pub(super) fn file_url(path: &str) -> String {
         }
     }
     url
+}
+
+/// That no server answers at an address. `prefix` says what failed by it.
+pub(super) fn unserved_error(prefix: &str, url: &str) -> ToolError {
+    let message = format!("{prefix}: nothing listens at {url}");
+    ToolError::new(ErrorCode::Unavailable, message)
+        .remedy("start the server with `bash` and the action `start`, and wait until it listens")
 }
 
 /// Width and height of a picture, if it is one.
