@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::process::{Signal, getppid, kill_process, setsid};
+use rustix::process::{Signal, getppid, kill_process};
 use serde_json::json;
 
 use crate::limits::stay_if_told;
@@ -211,7 +211,7 @@ pub fn hold_output(args: &Args) -> io::Result<VerbOutcome> {
 /// `holder MS`, `holder-flood MS`: the process that stays.
 pub fn keep_output_open(args: &Args, flood: bool) -> io::Result<VerbOutcome> {
     signals::ignore_all();
-    setsid()?;
+    signals::begin_session()?;
     let until = Instant::now() + args.span(0)?;
     let piece = vec![b'x'; 64 << 10];
     while Instant::now() < until {

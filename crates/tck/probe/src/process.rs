@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, getpid, kill_process, setsid};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 use serde_json::json;
 
 use crate::{Args, VerbOutcome, report_attempt, signals};
@@ -67,7 +67,9 @@ pub fn close_fds_then_sleep(args: &Args) -> io::Result<VerbOutcome> {
 /// every signal, that writes to MARKER for MS; goes on once it does, and stays for STAY-MS.
 pub fn spawn_detached(args: &Args) -> io::Result<VerbOutcome> {
     let mut middle = build_self_command(["detach", args.text(0), args.text(1)])?.spawn()?;
-    middle.wait()?;
+    if !middle.wait()?.success() {
+        return Err(io::ErrorKind::BrokenPipe.into());
+    }
     let until = Instant::now() + Duration::from_secs(20);
     while std::fs::metadata(args.text(0)).map_or(0, |found| found.len()) == 0 {
         if Instant::now() > until {
@@ -82,7 +84,7 @@ pub fn spawn_detached(args: &Args) -> io::Result<VerbOutcome> {
 
 /// `detach MARKER MS`: the process in between, whose end orphans the one that stays.
 pub fn spawn_orphan(args: &Args) -> io::Result<VerbOutcome> {
-    setsid()?;
+    signals::begin_session()?;
     signals::ignore_all();
     let orphan: Child = build_self_command(["heartbeat", args.text(0), args.text(1)])?.spawn()?;
     drop(orphan);
