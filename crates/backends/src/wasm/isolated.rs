@@ -33,6 +33,11 @@ use crate::linux;
 const WORKER_MEMORY_BYTES: u64 = 512 << 20;
 /// Process limit of a worker.
 const WORKER_PROCESSES: u32 = 128;
+/// Disk that a worker takes beside its program, for its answers.
+const WORKER_DISK_BYTES: u64 = 4 << 20;
+/// The part of a disk limit that directories may take by growing. A worker counts 4 KiB for each entry, of which the
+/// longest takes 264 bytes in its directory; the walls' watch counts both.
+const DIRECTORY_GROWTH_DIVISOR: u64 = 8;
 /// Descriptors that a worker takes beside its program.
 const WORKER_OPEN_FILES: u32 = 64;
 /// Processor time that a worker takes beside its program, with that of loading a large one.
@@ -149,12 +154,20 @@ fn build_spec(
             memory: limits.memory.map(|most| Bytes(most.0.saturating_add(WORKER_MEMORY_BYTES))),
             processes: Some(WORKER_PROCESSES),
             open_files: limits.open_files.map(|most| most.saturating_add(WORKER_OPEN_FILES)),
+            disk: limits.disk.map(disk_of_walls),
             ..*limits
         },
         without: admitted.spec().without.clone(),
         network: Network::None,
         ..SandboxSpec::default()
     })
+}
+
+/// What the walls let a worker write that holds its program to this itself: the worker says that there is no space, where
+/// the walls end it.
+fn disk_of_walls(limit: Bytes) -> Bytes {
+    let growth = limit.0 / DIRECTORY_GROWTH_DIVISOR;
+    Bytes(limit.0.saturating_add(growth).saturating_add(WORKER_DISK_BYTES))
 }
 
 fn place_name(number: usize) -> String {
@@ -358,5 +371,21 @@ impl Sandbox for IsolatedSandbox {
         self.floor.signal_all(SIGCONT).await?;
         self.floor.paused.store(false, Ordering::SeqCst);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::account::DIR_ENTRY_BYTES;
+    use super::*;
+
+    #[test]
+    fn walls_leave_room_for_directories_of_as_many_files_as_the_limit_allows() {
+        const LONGEST_ENTRY_BYTES: u64 = 264;
+        for limit in [Bytes::mib(1), Bytes::mib(64), Bytes::mib(1024)] {
+            let entries = limit.0 / DIR_ENTRY_BYTES;
+            let taken = entries * (DIR_ENTRY_BYTES + LONGEST_ENTRY_BYTES);
+            assert!(disk_of_walls(limit).0 > taken, "{limit}");
+        }
     }
 }
