@@ -465,6 +465,14 @@ mod tests {
         assert!(matches!(judge(&hello, "a.org", false), Some(Err(RelayError::Denied(_)))));
         assert!(matches!(judge(&hello, "8.8.8.8", true), Some(Err(RelayError::Denied(_)))));
         assert_eq!(judge(&hello[..20], "pypi.org", true), None);
+        // A name of another writing is asked for by the letters that resolvers have for it, and by no others.
+        let books = "xn--bcher-kva.test";
+        let hello = client_hello("XN--BCHER-kva.test");
+        assert_eq!(judge(&hello, books, true), Some(Ok(CarriedProtocol::Tls)));
+        for named in ["b\u{fc}cher.test", "xn--bcher-kva\u{3002}test", "xn--bcher-kva.test\0"] {
+            let judged = judge(&client_hello(named), books, true);
+            assert!(matches!(judged, Some(Err(RelayError::Denied(_)))), "{named}: {judged:?}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, HOST, HeaderName, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderName, TRANSFER_ENCODING, UPGRADE};
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use http_body_util::Full;
@@ -38,6 +38,9 @@ const MAX_INTERIM_ANSWERS: usize = 8;
 /// Headers that are meant for a proxy.
 const PROXY_HEADERS: [HeaderName; 2] =
     [HeaderName::from_static("proxy-connection"), HeaderName::from_static("proxy-authorization")];
+
+/// Headers without which a server takes a request for another one, or for another host's.
+const ESSENTIAL_HEADERS: [HeaderName; 3] = [HOST, CONTENT_LENGTH, TRANSFER_ENCODING];
 
 /// How the requests of one connection are judged.
 pub struct HttpPlan {
@@ -205,6 +208,7 @@ impl HttpRelay {
         mut request: Request<Incoming>,
     ) -> Result<Response<RelayBody>, RequestError> {
         check_request(&request, &self.plan.target).map_err(RequestError::refuse)?;
+        check_framing(request.headers()).map_err(RequestError::refuse)?;
         self.plan.judge.check(&request)?;
         let guest = hyper::upgrade::on(&mut request);
         let mut request = rewrite_request(request);
@@ -301,6 +305,28 @@ fn check_request<B>(request: &Request<B>, target: &EgressTarget) -> Result<(), S
     Ok(())
 }
 
+/// Whether every server on the way reads the end of the request, and its host, in the same way. Lengths that contradict
+/// each other do not come here: the parser refuses them, or leaves those out that do not count.
+fn check_framing(headers: &HeaderMap) -> Result<(), String> {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    let is_plain = |coding: &HeaderValue| coding.as_bytes().eq_ignore_ascii_case(b"chunked");
+    if codings.next().is_some_and(|first| !is_plain(first)) || codings.next().is_some() {
+        return Err("the request's `Transfer-Encoding` is not `chunked` alone".into());
+    }
+    let options =
+        headers.get_all(CONNECTION).iter().flat_map(|it| it.as_bytes().split(|b| *b == b','));
+    let is_essential = |option: &[u8]| {
+        ESSENTIAL_HEADERS
+            .iter()
+            .any(|header| option.trim_ascii().eq_ignore_ascii_case(header.as_str().as_bytes()))
+    };
+    // Servers on the way remove the headers that it names.
+    if options.into_iter().any(is_essential) {
+        return Err("the request's `Connection` header names one that must not be removed".into());
+    }
+    Ok(())
+}
+
 fn host_header(headers: &HeaderMap) -> Result<Option<Authority>, String> {
     let mut all = headers.get_all(HOST).iter();
     let Some(only) = all.next() else {
@@ -373,6 +399,26 @@ mod tests {
             ("http://a.org@b.org/x", &["a.org"]),
         ] {
             assert!(check(uri, hosts).is_err(), "{uri} {hosts:?}");
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_request_and_its_host_are_the_same_for_every_server() {
+        let check = |name: HeaderName, values: &[&str]| {
+            let pairs = values.iter().map(|value| (name.clone(), value.parse().unwrap()));
+            check_framing(&pairs.collect()).is_ok()
+        };
+        assert!(check(TRANSFER_ENCODING, &[]) && check(TRANSFER_ENCODING, &["Chunked"]));
+        for codings in
+            [&["gzip, chunked"][..], &["chunked, chunked"], &["chunked", "chunked"], &[""]]
+        {
+            assert!(!check(TRANSFER_ENCODING, codings), "{codings:?}");
+        }
+        assert!(check(CONNECTION, &["keep-alive, Upgrade", "TE, HTTP2-Settings", "", ","]));
+        for options in
+            [&["Host"][..], &["close, content-length"], &["close", "\tTransfer-Encoding ,x"]]
+        {
+            assert!(!check(CONNECTION, options), "{options:?}");
         }
     }
 

@@ -344,6 +344,34 @@ mod tests {
         assert!(EgressTarget::parse("::1").unwrap().is_same_host("[::1]"));
     }
 
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_name_a_host_by_their_own_letters_or_none(
+            bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..24),
+            text in "(a|B|xn--|-|\\.|0x|[0-9]|ü|。|ſ|K|@|%|:|\\[|\\]|/|_|\\PC){0,8}",
+        ) {
+            for host in [String::from_utf8_lossy(&bytes).into_owned(), text] {
+                match EgressTarget::parse(&host) {
+                    None => {}
+                    // Written as the standard library writes it, and as no older one may read it.
+                    Some(EgressTarget::Address(address)) => {
+                        proptest::prop_assert_eq!(host.parse::<IpAddr>(), Ok(address));
+                    }
+                    Some(EgressTarget::Name(name)) => {
+                        let given = host.strip_suffix('.').unwrap_or(&host);
+                        proptest::prop_assert!(given.eq_ignore_ascii_case(&name), "{host:?} {name}");
+                        let is_plain = |b: u8| {
+                            b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'.')
+                        };
+                        proptest::prop_assert!(name.bytes().all(is_plain), "{name}");
+                        let last = name.rsplit('.').next().unwrap_or_default();
+                        proptest::prop_assert!(!last.bytes().all(|b| b.is_ascii_digit()), "{name}");
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn a_refusal_names_the_flag_that_would_allow_it() {
         let rules = parse_rules(&["a.org", "!b.org"]);

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -17,24 +18,38 @@ use stockade_network::{
     ConnectionLog, ConnectionRecord, Egress, EgressLimits, HostApprover, Relay, ResolverSettings,
     SecretRenewal, SecretSet, SharedNetwork,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{RwLock, mpsc};
 
 /// Longer than anything takes here on a busy machine.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
-struct HelperEvents(mpsc::UnboundedReceiver<Bytes>);
+struct HelperEvents(mpsc::UnboundedReceiver<Bytes>, Arc<HelperPipe>);
 
 #[async_trait]
 impl ProcessEvents for HelperEvents {
     async fn next(&mut self) -> Option<ProcessEvent> {
         Some(match self.0.recv().await {
-            Some(data) => ProcessEvent::Output(StreamId::Stdout, data),
+            Some(data) => {
+                self.1.read_count.fetch_add(1, Ordering::SeqCst);
+                ProcessEvent::Output(StreamId::Stdout, data)
+            }
             None => ProcessEvent::Exit(Exit::from(ExitStatus::Exited(0))),
         })
     }
 }
 
-struct HelperControl(mpsc::UnboundedSender<Bytes>);
+/// The pipe to the helper, as a test sees it and stops it.
+#[derive(Default)]
+pub struct HelperPipe {
+    /// Nothing is written while a test holds it for itself.
+    pub gate: RwLock<()>,
+    /// How many messages of the helper were read.
+    pub read_count: AtomicUsize,
+    /// How many bytes were written at once, at the most.
+    pub longest_write: AtomicUsize,
+}
+
+struct HelperControl(mpsc::UnboundedSender<Bytes>, Arc<HelperPipe>);
 
 #[async_trait]
 impl ProcessControl for HelperControl {
@@ -43,6 +58,8 @@ impl ProcessControl for HelperControl {
     }
 
     async fn write_stdin(&self, data: Bytes) -> Result<()> {
+        let _open = self.1.gate.read().await;
+        self.1.longest_write.fetch_max(data.len(), Ordering::SeqCst);
         // A test that has ended listens no more.
         let _ = self.0.send(data);
         Ok(())
@@ -115,6 +132,7 @@ pub struct TestHelper {
     /// Where it was told to listen.
     pub setup: Option<Setup>,
     pub relay: Option<Relay>,
+    pub pipe: Arc<HelperPipe>,
     pub egress: Arc<Egress>,
     pub log: Arc<KeptLog>,
 }
@@ -181,13 +199,14 @@ impl TestHelper {
         let log = Arc::new(KeptLog::default());
         let egress = Egress::new(rules, Arc::new(shared), limits, log.clone());
         let egress = Arc::new(change(egress));
+        let pipe = Arc::new(HelperPipe::default());
         let process = Process {
-            events: Box::new(HelperEvents(events)),
-            control: Arc::new(HelperControl(control)),
+            events: Box::new(HelperEvents(events, Arc::clone(&pipe))),
+            control: Arc::new(HelperControl(control, Arc::clone(&pipe))),
         };
         let (heard, waiting) = (Vec::new(), VecDeque::new());
         let (setup, relay) = (None, None);
-        let helper = Self { says, hears, heard, waiting, setup, relay, egress, log };
+        let helper = Self { says, hears, heard, waiting, setup, relay, pipe, egress, log };
         helper.say(&FromHelper::Ready);
         (helper, process)
     }

@@ -53,7 +53,7 @@ impl TwoServers {
 }
 
 /// The next thing that is said of a stream: that it is open, or why not.
-async fn hear_outcome(helper: &mut TestHelper, stream: u32) -> Result<(), String> {
+pub async fn hear_outcome(helper: &mut TestHelper, stream: u32) -> Result<(), String> {
     loop {
         let said = helper.hear().await.unwrap();
         if said == Said::Opened(stream) {
