@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
-use stockade_core::{Backend, BackendName};
+use stockade_core::{Backend, BackendName, PullPolicy};
 use stockade_fs::CacheDir;
 use toml::de::ValueDeserializer;
 
@@ -52,6 +52,8 @@ pub struct BuildContext {
     pub named: bool,
     /// The engine's state directory, below which a backend may keep a cache.
     pub state_dir: Option<PathBuf>,
+    /// When a store of images of the backend's own asks a registry.
+    pub pull: PullPolicy,
     /// Where the progress of what takes long is shown.
     pub progress: Progress,
     /// Whether a backend without a kernel boundary runs its programs in workers inside native walls.
@@ -86,6 +88,7 @@ impl Default for BuildContext {
         Self {
             named: false,
             state_dir: None,
+            pull: PullPolicy::default(),
             progress: Arc::new(|_| {}),
             isolation: Isolation::default(),
             worker: None,

@@ -2,10 +2,9 @@
 //! process builds the sandbox, so that a person sees the bar and can end it.
 
 use stockade_core::{
-    EnvName, Error, ErrorCode, Image, ImageDefaults, ResolvedImage, Result, SandboxSpec, Signal,
-    User,
+    EnvName, Error, ErrorCode, Image, ImageDefaults, ImageName, ResolvedImage, Result, SandboxSpec,
+    Signal, User,
 };
-use stockade_engine::Engine;
 
 use crate::args::SpecArgs;
 use crate::args::command::CommandArgs;
@@ -46,29 +45,30 @@ impl ImageUse {
         spec: &SandboxSpec,
         detached: bool,
     ) -> Result<Self> {
-        check_named(flags, spec)?;
-        let named = matches!(spec.image, Image::Named(_));
-        Ok(match (named, flags.image_defaults || command.is_empty()) {
-            (true, true) => Self::Defaults,
-            (true, false) if detached => Self::Pinned,
-            (true | false, _) => Self::Later,
+        check_flags(flags, spec)?;
+        Ok(match (&spec.image, flags.image_defaults || command.is_empty()) {
+            (Image::Named(_) | Image::Oci(_), true) => Self::Defaults,
+            (Image::Named(_), false) if detached => Self::Pinned,
+            (Image::Named(_) | Image::Oci(_), false)
+            | (Image::Host | Image::Directory(_) | Image::Wasm(_), _) => Self::Later,
         })
     }
 
     /// What a sandbox that lives on wants of it.
     fn of_sandbox(flags: &SpecArgs, spec: &SandboxSpec) -> Result<Self> {
-        check_named(flags, spec)?;
+        check_flags(flags, spec)?;
         Ok(match (&spec.image, flags.image_defaults) {
-            (Image::Named(_), true) => Self::Defaults,
+            (Image::Named(_) | Image::Oci(_), true) => Self::Defaults,
             (Image::Named(_), false) => Self::Pinned,
-            (Image::Host | Image::Directory(_) | Image::Oci(_) | Image::Wasm(_), _) => Self::Later,
+            (Image::Oci(_), false) | (Image::Host | Image::Directory(_) | Image::Wasm(_), _) => {
+                Self::Later
+            }
         })
     }
 
     /// Pulls the image, if it comes from this user's store, and puts what it means into the spec.
     pub async fn pull_ahead(
         self,
-        flags: &SpecArgs,
         spec: &mut SandboxSpec,
         settings: &Settings,
         printer: &Printer,
@@ -78,11 +78,7 @@ impl ImageUse {
         }
         let mut interrupts = Interrupts::listen()?;
         let engine = registry::engine(settings, &spec.backend).await?;
-        let pull = async {
-            check_pull_flag(flags, spec, &engine).await?;
-            engine.resolve_image(spec).await
-        };
-        let pulled = interrupts.unless(pull).await;
+        let pulled = interrupts.unless(engine.resolve_image(spec)).await;
         engine.close().await?;
         match pulled {
             Ok(image) => self.take(image?, spec, printer),
@@ -98,12 +94,12 @@ impl ImageUse {
     ) -> Result<PulledAhead> {
         match (image, self) {
             (Some(image), Self::Defaults) => {
-                spec.image = Image::Named(image.name);
+                pin_name(spec, image.name);
                 add_defaults(&image.defaults, spec, printer);
                 Ok(PulledAhead::Defaults(image.defaults))
             }
             (Some(image), Self::Pinned | Self::Later) => {
-                spec.image = Image::Named(image.name);
+                pin_name(spec, image.name);
                 Ok(PulledAhead::Nothing)
             }
             // What the backend cannot do is told when it is asked to.
@@ -121,39 +117,42 @@ pub async fn pull_for_sandbox(
     printer: &Printer,
 ) -> Result<Option<Signal>> {
     let image = ImageUse::of_sandbox(flags, spec)?;
-    Ok(match image.pull_ahead(flags, spec, settings, printer).await? {
+    Ok(match image.pull_ahead(spec, settings, printer).await? {
         PulledAhead::Interrupted(signal) => Some(signal),
         PulledAhead::Defaults(_) | PulledAhead::Nothing => None,
     })
 }
 
-/// Refuses --pull where the image would come from a store of the backend's own.
-pub async fn check_pull_flag(flags: &SpecArgs, spec: &SandboxSpec, engine: &Engine) -> Result<()> {
-    if flags.pull.is_none() || engine.provides_images(spec).await != Some(false) {
-        return Ok(());
+/// Has a spec name an image by its digest. An archive stays one: nothing keeps what was imported from being pruned.
+fn pin_name(spec: &mut SandboxSpec, name: ImageName) {
+    match spec.image {
+        Image::Named(_) => spec.image = Image::Named(name),
+        Image::Oci(_) | Image::Host | Image::Directory(_) | Image::Wasm(_) => {}
     }
-    let message = "the backend has a store of images of its own, which decides that itself";
-    Err(Error::new(ErrorCode::Invalid, PULL_FLAG, message)
-        .remedy("pull it with that store's own command, or choose another backend"))
 }
 
-/// Refuses flags about an image by name where none is named.
-fn check_named(flags: &SpecArgs, spec: &SandboxSpec) -> Result<()> {
-    let flag = match (flags.pull, flags.image_defaults) {
-        (Some(_), _) => PULL_FLAG,
-        (None, true) => DEFAULTS_FLAG,
-        (None, false) => return Ok(()),
-    };
-    if matches!(spec.image, Image::Named(_)) {
-        return Ok(());
+/// Refuses flags about an image where none is named that they could be about.
+fn check_flags(flags: &SpecArgs, spec: &SandboxSpec) -> Result<()> {
+    let is_named = matches!(spec.image, Image::Named(_));
+    let is_archive = matches!(spec.image, Image::Oci(_));
+    if flags.pull.is_some() && !is_named {
+        return Err(no_image_error(PULL_FLAG, "name one with --image NAME"));
     }
+    if flags.image_defaults && !is_named && !is_archive {
+        let remedy = "name one with --image NAME, or an archive with --image oci:FILE";
+        return Err(no_image_error(DEFAULTS_FLAG, remedy));
+    }
+    Ok(())
+}
+
+fn no_image_error(flag: &'static str, remedy: &str) -> Error {
     let message = "is about an image of a registry, and none is named";
-    Err(Error::new(ErrorCode::Invalid, flag, message).remedy("name one with --image NAME"))
+    Error::new(ErrorCode::Invalid, flag, message).remedy(remedy)
 }
 
 fn no_defaults_error() -> Error {
-    let message = "what the image runs and needs is not known: the backend has a store of its own, \
-                   or cannot have images by name here";
+    let message = "what the image runs and needs is not known: the backend reads archives itself, or \
+                   cannot have this image here";
     Error::new(ErrorCode::Unsupported, DEFAULTS_FLAG, message)
         .remedy("name a command, or a backend that takes images from stockade (`stockade explain`)")
 }

@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Admitted, BackendName, Bytes, Capabilities, Command, EffectiveLimits, Error, ErrorCode,
-    Feature, LimitKind, Result, SandboxId, SandboxPath, Signal, Span, StartFailure, TerminalSize,
+    Feature, ImageName, LimitKind, ResolvedImage, Result, SandboxId, SandboxPath, Signal, Span,
+    StartFailure, TerminalSize,
 };
 
 /// A way of building walls.
@@ -38,6 +39,14 @@ pub trait Backend: Send + Sync {
     /// names no backend then does not wait for its measurement.
     fn only_by_name(&self) -> Option<String> {
         None
+    }
+
+    /// An image by name of a store of this backend's own, fetched first if need be and if that is allowed. Nothing where
+    /// it has no such store.
+    ///
+    /// - A tag is resolved once: [`ResolvedImage::name`] is what it meant, where the store knows a digest.
+    async fn resolve_image(&self, _name: &ImageName) -> Result<Option<ResolvedImage>> {
+        Ok(None)
     }
 
     /// Builds the walls.

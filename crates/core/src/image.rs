@@ -3,11 +3,38 @@
 
 use std::any::Any;
 use std::fmt;
+use std::str::FromStr;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
-use crate::{Image, ImageName, Result};
+use crate::{Error, Feature, HostPath, Image, ImageName, Result};
+
+/// When a registry is asked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PullPolicy {
+    /// Each time. What is stored already is not fetched again.
+    Always,
+    /// Where the store has no such image.
+    #[default]
+    Missing,
+    /// Never: an image that is not stored is an error.
+    Never,
+}
+
+impl FromStr for PullPolicy {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> std::result::Result<Self, &'static str> {
+        match text {
+            "always" => Ok(Self::Always),
+            "missing" => Ok(Self::Missing),
+            "never" => Ok(Self::Never),
+            _ => Err("is none of `always`, `missing` and `never`"),
+        }
+    }
+}
 
 /// What an image is made of, and so which backends can take it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,7 +75,8 @@ impl ImageDefaults {
 pub struct ResolvedImage {
     /// Its name with its digest: `python:3.12@sha256:…`.
     pub name: ImageName,
-    /// Where it lies, as a backend takes it: a directory or a module, shared and to be read only.
+    /// Where it lies, as a backend takes it: a directory or a module, shared and to be read only; or its name, where
+    /// the backend has a store of its own.
     pub contents: Image,
     /// What it says about processes in it.
     pub defaults: ImageDefaults,
@@ -79,6 +107,20 @@ pub trait ImageProvider: fmt::Debug + Send + Sync {
     /// - Its contents have the digests that were promised (C-60).
     /// - Dropped half-way, nothing half-made can be resolved later.
     async fn resolve(&self, name: &ImageName, form: ImageForm) -> Result<ResolvedImage>;
+
+    /// How a backend that takes directories has archives and layouts of images, as `detect` says it. Nothing where this
+    /// imports none.
+    fn import_mechanism(&self) -> Option<String> {
+        None
+    }
+
+    /// The image of an OCI layout, a directory or an archive, imported first where it is not stored yet.
+    ///
+    /// - Its contents have the digests that it promises (C-60). Names that it gives itself are not taken.
+    /// - What is imported once is found by its digest: [`ResolvedImage::name`] can be resolved while it is stored.
+    async fn import(&self, _layout: &HostPath) -> Result<ResolvedImage> {
+        Err(Error::unsupported("use an image", Feature::OciImage))
+    }
 
     /// Ends the work that is under way. Idempotent.
     async fn close(&self) -> Result<()> {

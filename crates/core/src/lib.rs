@@ -47,7 +47,7 @@ pub use command::{Command, Run, Signal, Stdin, TerminalSize};
 pub use denied::{DeniedHost, MAX_DENIED_HOSTS, NO_NETWORK_HINT, describe_denied_hosts};
 pub use error::{Error, ErrorCode, Result};
 pub use feature::Feature;
-pub use image::{ImageDefaults, ImageForm, ImageProvider, ResolvedImage};
+pub use image::{ImageDefaults, ImageForm, ImageProvider, PullPolicy, ResolvedImage};
 pub use limits::{EffectiveLimits, Enforcement, LimitKind, Limits};
 pub use name::{
     BackendName, EngineId, EnvName, ImageName, JobId, NameError, SandboxId, SnapshotId, TenantName,

@@ -1,5 +1,7 @@
-//! Images by name for backends that take a directory or a WebAssembly module. The engine's provider resolves a name once,
-//! before anything is built; the backend is handed the path, and everybody else sees the name with its digest.
+//! Images by name for backends that take a directory or a WebAssembly module, and archives of images for those that take
+//! a directory. The engine's provider resolves a name, or imports an archive, once, before anything is built; the backend
+//! is handed the path, and everybody else sees the name with its digest. A name of a backend with a store of its own is
+//! resolved by that store, once as well.
 //!
 //! The path lies among Stockade's own and passes no check of host views: it comes from the provider alone, so that no
 //! spec can name it or anything beside it (C-06).
@@ -8,8 +10,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use stockade_core::{
-    Admitted, BackendName, Capabilities, Feature, Image, ImageForm, ImageName, ResolvedImage,
-    Result, SandboxSpec, Support,
+    Admitted, Backend, BackendName, Capabilities, Feature, Image, ImageForm, ImageName,
+    ResolvedImage, Result, SandboxSpec, Support,
 };
 
 use crate::engine::{Engine, EngineInner};
@@ -17,11 +19,12 @@ use crate::lifecycle::SandboxOrder;
 use crate::select::select;
 
 impl Engine {
-    /// The image that this spec names, as this engine's provider resolves it now. Nothing where the spec names none,
-    /// no backend can be chosen, or the one that is chosen has a store of its own.
+    /// The image of this spec as this engine's provider, or the store of the backend, resolves it now. Nothing where the
+    /// spec has an image of another kind, or no backend can be chosen.
     pub async fn resolve_image(&self, spec: &SandboxSpec) -> Result<Option<ResolvedImage>> {
-        match self.inner.choose_backend(spec).await {
-            Some(backend) => self.inner.provided_image(&backend, &spec.image).await,
+        let Some(name) = self.inner.choose_backend(spec).await else { return Ok(None) };
+        match self.inner.registry.get(&name) {
+            Some(backend) => self.inner.resolve_backend_image(backend.as_ref(), &spec.image).await,
             None => Ok(None),
         }
     }
@@ -39,24 +42,40 @@ impl EngineInner {
         select(spec, &self.registry.measured(spec).await).chosen
     }
 
-    async fn provided_image(
+    /// The image of a sandbox, where it is the engine's or a store's to resolve.
+    async fn resolve_backend_image(
         &self,
-        backend: &BackendName,
+        backend: &dyn Backend,
         image: &Image,
     ) -> Result<Option<ResolvedImage>> {
-        let (Some(provider), Image::Named(name)) = (&self.config.images, image) else {
-            return Ok(None);
-        };
-        match self.registry.provided_form(backend).await {
-            Some(form) => provider.resolve(name, form).await.map(Some),
-            None => Ok(None),
+        match image {
+            Image::Named(name) => self.resolve_named_image(backend, name).await,
+            Image::Oci(layout) => match &self.config.images {
+                Some(provider) if self.registry.imports_archives(&backend.name()).await => {
+                    provider.import(layout).await.map(Some)
+                }
+                Some(_) | None => Ok(None),
+            },
+            Image::Host | Image::Directory(_) | Image::Wasm(_) => Ok(None),
         }
     }
 
-    /// The order with its image resolved, where that is this engine's to do.
+    async fn resolve_named_image(
+        &self,
+        backend: &dyn Backend,
+        name: &ImageName,
+    ) -> Result<Option<ResolvedImage>> {
+        match (&self.config.images, self.registry.provided_form(&backend.name()).await) {
+            (Some(provider), Some(form)) => provider.resolve(name, form).await.map(Some),
+            (Some(_) | None, _) => backend.resolve_image(name).await,
+        }
+    }
+
+    /// The order with its image resolved.
     pub(crate) async fn resolve_order_image(&self, order: SandboxOrder) -> Result<SandboxOrder> {
         let admitted = &order.admitted;
-        let resolved = self.provided_image(admitted.backend(), &admitted.spec().image).await?;
+        let image = &admitted.spec().image;
+        let resolved = self.resolve_backend_image(order.backend.as_ref(), image).await?;
         Ok(match resolved {
             None => order,
             Some(image) => {
@@ -100,6 +119,18 @@ pub(crate) fn find_provided_form(measured: &Capabilities) -> Option<ImageForm> {
 /// What such a backend has with a provider that works by this mechanism.
 pub(crate) fn with_provided_images(measured: Capabilities, mechanism: &str) -> Capabilities {
     measured.with(Feature::NamedImage, Support::full(mechanism))
+}
+
+/// Whether a backend takes directories and no archives of images.
+pub(crate) fn lacks_archives(measured: &Capabilities) -> bool {
+    measured.unavailable.is_none()
+        && measured.has(Feature::DirectoryImage)
+        && !measured.has(Feature::OciImage)
+}
+
+/// What such a backend has with a provider that imports them by this mechanism.
+pub(crate) fn with_imported_archives(measured: Capabilities, mechanism: &str) -> Capabilities {
+    measured.with(Feature::OciImage, Support::full(mechanism))
 }
 
 /// What a backend of modules has for a spec that does not name it.

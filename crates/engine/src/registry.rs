@@ -10,7 +10,10 @@ use stockade_core::{
 use tokio::sync::OnceCell;
 
 use crate::capability_cache::CapabilityCache;
-use crate::images::{find_provided_form, with_provided_images, without_provided_modules};
+use crate::images::{
+    find_provided_form, lacks_archives, with_imported_archives, with_provided_images,
+    without_provided_modules,
+};
 
 /// A probe that takes longer than this is an answer too.
 const PROBE_DEADLINE: Duration = Duration::from_secs(60);
@@ -31,6 +34,8 @@ struct MeasuredBackend {
     capabilities: Capabilities,
     /// The form of images by name that are among them only because they are provided.
     provided_form: Option<ImageForm>,
+    /// Whether archives of images are among them only because they are imported.
+    imports: bool,
 }
 
 impl MeasuredBackend {
@@ -101,6 +106,15 @@ impl Registry {
         self.measure(registered, true).await.provided_form
     }
 
+    /// Whether a backend has archives of images only because they are imported.
+    pub(crate) async fn imports_archives(&self, name: &BackendName) -> bool {
+        let registered = self.backends.iter().find(|known| known.backend.name() == *name);
+        match registered {
+            Some(registered) => self.measure(registered, true).await.imports,
+            None => false,
+        }
+    }
+
     /// What the backends a spec could take were measured to have. One that is named is measured alone,
     /// and one that is to be had only by its name is measured only then.
     pub(crate) async fn measured(&self, spec: &SandboxSpec) -> Vec<Capabilities> {
@@ -139,13 +153,19 @@ impl Registered {
             // What is kept on disk is the backend's own: other engines may have no provider.
             let own = self.read_or_probe(kept, named).await;
             let form = images.and(find_provided_form(&own));
-            match form.and_then(|form| images?.mechanism(form)) {
-                Some(mechanism) => MeasuredBackend {
-                    capabilities: with_provided_images(own, &mechanism),
-                    provided_form: form,
-                },
-                None => MeasuredBackend { capabilities: own, provided_form: None },
+            let mechanism = form.and_then(|form| images?.mechanism(form));
+            let archives = images.filter(|_| lacks_archives(&own));
+            let archives = archives.and_then(ImageProvider::import_mechanism);
+            let provided_form = form.filter(|_| mechanism.is_some());
+            let imports = archives.is_some();
+            let mut capabilities = own;
+            if let Some(mechanism) = mechanism {
+                capabilities = with_provided_images(capabilities, &mechanism);
             }
+            if let Some(mechanism) = archives {
+                capabilities = with_imported_archives(capabilities, &mechanism);
+            }
+            MeasuredBackend { capabilities, provided_form, imports }
         };
         self.measured.get_or_init(measure).await
     }

@@ -62,6 +62,14 @@ pub enum ImageError {
         /// Its status.
         status: u16,
     },
+    /// The registry limits how often it is asked.
+    #[error("`{host}` limits how often it is asked{}", display_wait(*.after))]
+    RateLimited {
+        /// The host that answered.
+        host: String,
+        /// When it may be asked again, if it says that.
+        after: Option<Duration>,
+    },
     /// The host cannot be reached.
     #[error("`{host}` cannot be reached")]
     Unreachable {
@@ -165,6 +173,12 @@ fn display_duration(duration: Duration) -> String {
     }
 }
 
+fn display_wait(after: Option<Duration>) -> String {
+    after
+        .map(|after| format!(", and may be asked again in {} s", after.as_secs()))
+        .unwrap_or_default()
+}
+
 fn describe_form(form: ImageForm) -> &'static str {
     match form {
         ImageForm::Root => "the root of a sandbox, and no WebAssembly module",
@@ -207,7 +221,9 @@ impl ImageError {
             | Self::PushDenied { .. }
             | Self::InUse(_) => ErrorCode::Denied,
             Self::NotFound(_) | Self::NotStored(_) => ErrorCode::NotFound,
-            Self::Status { .. } | Self::Unreachable { .. } => ErrorCode::Unavailable,
+            Self::Status { .. } | Self::Unreachable { .. } | Self::RateLimited { .. } => {
+                ErrorCode::Unavailable
+            }
             Self::Stalled { .. } => ErrorCode::TooSlow,
             Self::Protocol { .. } | Self::Redirect { .. } | Self::DigestMismatch { .. } => {
                 ErrorCode::Protocol
@@ -236,6 +252,9 @@ impl ImageError {
             }
             Self::Unauthorized { .. } => {
                 "log in, so that `~/.docker/config.json` or `auth.json` has credentials for it"
+            }
+            Self::RateLimited { .. } => {
+                "try again later, log in, or name a mirror in the configuration"
             }
             Self::Status { .. } | Self::Unreachable { .. } | Self::Stalled { .. } => {
                 "try again later, or name a mirror in the configuration"
@@ -287,6 +306,7 @@ impl ImageError {
             | Self::Unauthorized { .. }
             | Self::PushDenied { .. }
             | Self::Status { .. }
+            | Self::RateLimited { .. }
             | Self::Stalled { .. }
             | Self::Protocol { .. }
             | Self::Redirect { .. }

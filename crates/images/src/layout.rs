@@ -1,4 +1,5 @@
-//! OCI layouts: a directory with `index.json` and `blobs/sha256/`, or an archive of one.
+//! OCI layouts: a directory with `index.json` and `blobs/sha256/`, or an archive of one. An archive with Docker's list of
+//! images instead is read as the layout that it stands for.
 //!
 //! An archive is not unpacked: its headers are walked once, and blobs are read where they lie. Nothing in it is
 //! resolved as a path, and what does not have the name of a blob is not looked at.
@@ -9,21 +10,32 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, open};
 use stockade_core::clean_foreign;
 use stockade_fs::open_beneath;
 
-use crate::manifest::{Descriptor, parse_index};
-use crate::{Digest, ImageError, ImageReference};
+use crate::docker_archive::{DOCKER_LIST_FILE, convert_docker_list};
+use crate::manifest::{Descriptor, OCI_INDEX, parse_index};
+use crate::{Digest, ImageError, ImageLimits, ImageReference};
 
-const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
-const INDEX_FILE: &str = "index.json";
-const BLOB_DIR: &str = "blobs/sha256/";
+pub(crate) const INDEX_FILE: &str = "index.json";
+pub(crate) const BLOB_DIR: &str = "blobs/sha256/";
 /// Upper bound of an archive's entries.
 const MAX_ARCHIVE_ENTRIES: usize = 100_000;
 /// Annotations with the name of an image: whole, and as most tools write it, the tag alone.
-const NAME_ANNOTATION: &str = "io.containerd.image.name";
+pub(crate) const NAME_ANNOTATION: &str = "io.containerd.image.name";
 const TAG_ANNOTATION: &str = "org.opencontainers.image.ref.name";
+
+/// The name of an image that is imported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImportName<'a> {
+    /// This one.
+    Given(&'a ImageReference),
+    /// The one that the layout gives it, if it does.
+    Own,
+    /// None, whatever the layout says: it is found by its id.
+    Unnamed,
+}
 
 /// A layout that can be read.
 #[derive(Debug)]
@@ -35,24 +47,32 @@ pub(crate) struct Layout {
 #[derive(Debug)]
 enum Place {
     Directory(OwnedFd),
-    /// Where in the archive a name's contents are: the first byte and their length.
-    Archive {
-        file: File,
-        entries: HashMap<String, (u64, u64)>,
-    },
+    Archive(LayoutArchive),
+}
+
+/// An archive whose entries are known.
+#[derive(Debug)]
+pub(crate) struct LayoutArchive {
+    file: File,
+    /// Where a name's contents are: the first byte and their length.
+    pub entries: HashMap<String, (u64, u64)>,
+    /// What was made of Docker's list, by name.
+    pub made: HashMap<String, Vec<u8>>,
 }
 
 impl Layout {
-    pub fn open(path: &Path) -> Result<Self, ImageError> {
+    pub fn open(path: &Path, limits: &ImageLimits) -> Result<Self, ImageError> {
         let failed = || ImageError::io("opened", path);
-        let file = File::open(path).map_err(failed())?;
-        let place = match file.metadata().map_err(failed())?.is_dir() {
-            true => Place::Directory(file.into()),
-            false => {
-                let entries = list_entries(&file).map_err(|error| {
-                    ImageError::refused(format!("the archive cannot be read: {error}"))
-                })?;
-                Place::Archive { file, entries }
+        // A pipe in its place would wait for a writer otherwise.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = open(path, flags, Mode::empty()).map_err(|errno| failed()(errno.into()))?;
+        let file = File::from(file);
+        let kind = file.metadata().map_err(failed())?.file_type();
+        let place = match (kind.is_dir(), kind.is_file()) {
+            (true, _) => Place::Directory(file.into()),
+            (false, true) => Place::Archive(LayoutArchive::open(file, path, limits)?),
+            (false, false) => {
+                return Err(ImageError::refused("it is neither a directory nor a file"));
             }
         };
         Ok(Self { path: path.to_owned(), place })
@@ -79,13 +99,7 @@ impl Layout {
     }
 
     fn read_file(&self, name: &str, limit: u64) -> Result<Vec<u8>, ImageError> {
-        let (reader, size) = self.open_file(name)?;
-        if size > limit {
-            return Err(ImageError::TooLarge { what: format!("`{name}`"), limit });
-        }
-        let mut bytes = Vec::new();
-        reader.take(limit).read_to_end(&mut bytes).map_err(ImageError::io("read", &self.path))?;
-        Ok(bytes)
+        read_bounded(self.open_file(name)?, name, limit, &self.path)
     }
 
     fn open_file(&self, name: &str) -> Result<(Box<dyn Read>, u64), ImageError> {
@@ -104,13 +118,52 @@ impl Layout {
                 }
                 Ok((Box::new(file), u64::try_from(stat.st_size).unwrap_or(0)))
             }
-            Place::Archive { file, entries } => {
-                let (at, size) = *entries.get(name).ok_or_else(missing)?;
-                let file = file.try_clone().map_err(ImageError::io("read", &self.path))?;
-                Ok((Box::new(FileRange { file, at, left: size }), size))
-            }
+            Place::Archive(archive) => archive.open_entry(name, &self.path),
         }
     }
+}
+
+impl LayoutArchive {
+    fn open(file: File, path: &Path, limits: &ImageLimits) -> Result<Self, ImageError> {
+        let entries = list_entries(&file)
+            .map_err(|error| ImageError::refused(format!("the archive cannot be read: {error}")))?;
+        let mut archive = Self { file, entries, made: HashMap::new() };
+        let has = |name| archive.entries.contains_key(name);
+        if !has(INDEX_FILE) && has(DOCKER_LIST_FILE) {
+            convert_docker_list(&mut archive, path, limits)?;
+        }
+        Ok(archive)
+    }
+
+    /// A small file in memory.
+    pub fn read_entry(&self, name: &str, path: &Path, limit: u64) -> Result<Vec<u8>, ImageError> {
+        read_bounded(self.open_entry(name, path)?, name, limit, path)
+    }
+
+    fn open_entry(&self, name: &str, path: &Path) -> Result<(Box<dyn Read>, u64), ImageError> {
+        if let Some(made) = self.made.get(name) {
+            return Ok((Box::new(io::Cursor::new(made.clone())), made.len() as u64));
+        }
+        let missing = || ImageError::refused(format!("the layout lacks `{}`", clean_foreign(name)));
+        let (at, size) = *self.entries.get(name).ok_or_else(missing)?;
+        let file = self.file.try_clone().map_err(ImageError::io("read", path))?;
+        Ok((Box::new(FileRange { file, at, left: size }), size))
+    }
+}
+
+/// A whole file, refused where it is larger than this.
+fn read_bounded(
+    (reader, size): (Box<dyn Read>, u64),
+    name: &str,
+    limit: u64,
+    path: &Path,
+) -> Result<Vec<u8>, ImageError> {
+    if size > limit {
+        return Err(ImageError::TooLarge { what: format!("`{}`", clean_foreign(name)), limit });
+    }
+    let mut bytes = Vec::new();
+    reader.take(limit).read_to_end(&mut bytes).map_err(ImageError::io("read", path))?;
+    Ok(bytes)
 }
 
 /// A part of a file. Reads by position: clones of a file share their offset.
@@ -145,8 +198,7 @@ fn list_entries(file: &File) -> io::Result<HashMap<String, (u64, u64)>> {
         }
         let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
         let name = name.strip_prefix("./").unwrap_or(&name).to_owned();
-        let is_wanted = name == INDEX_FILE || name.starts_with(BLOB_DIR);
-        if is_wanted && entry.header().entry_type().is_file() {
+        if entry.header().entry_type().is_file() {
             let place = (entry.raw_file_position(), entry.size());
             if found.insert(name, place).is_some() {
                 return Err(io::Error::other("it has a name twice"));
@@ -158,9 +210,13 @@ fn list_entries(file: &File) -> io::Result<HashMap<String, (u64, u64)>> {
 
 /// The image of a layout, and its name: the one that was asked for, or the only one.
 pub(crate) fn choose_image(
-    entries: Vec<Descriptor>,
-    wanted: Option<&ImageReference>,
+    entries: &[Descriptor],
+    name: ImportName<'_>,
 ) -> Result<(Descriptor, Option<ImageReference>), ImageError> {
+    let wanted = match name {
+        ImportName::Given(reference) => Some(reference),
+        ImportName::Own | ImportName::Unnamed => None,
+    };
     let is_wanted = |entry: &&Descriptor| {
         let tag = wanted.and_then(ImageReference::tag);
         let by_tag = tag.is_some() && annotation(entry, TAG_ANNOTATION) == tag;
@@ -172,7 +228,11 @@ pub(crate) fn choose_image(
     }
     match fitting.as_slice() {
         [one] => {
-            let name = wanted.cloned().or_else(|| annotated_name(one));
+            let name = match name {
+                ImportName::Given(reference) => Some(reference.clone()),
+                ImportName::Own => annotated_name(one),
+                ImportName::Unnamed => None,
+            };
             Ok(((*one).clone(), name))
         }
         [] => Err(ImageError::refused("the layout has no image")),

@@ -12,9 +12,9 @@ use crate::module::{check_module_layers, is_module_config};
 use crate::{Compression, Digest, ImageError, ImageLimits, Platform};
 
 pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+pub(crate) const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 pub(crate) const OCI_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
-const OCI_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+pub(crate) const OCI_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 const OCI_GZIP_LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 const OCI_ZSTD_LAYER: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
 const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";

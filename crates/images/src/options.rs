@@ -5,39 +5,10 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use stockade_core::ImageForm;
+use stockade_core::{ImageForm, PullPolicy};
 use stockade_unpack::UnpackLimits;
 
-use crate::{CredentialFiles, ImageError, Registries};
-
-/// When a registry is asked.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum PullPolicy {
-    /// Each time. What is stored already is not fetched again.
-    Always,
-    /// Where the store has no such image.
-    #[default]
-    Missing,
-    /// Never: an image that is not stored is an error.
-    Never,
-}
-
-impl FromStr for PullPolicy {
-    type Err = ImageError;
-
-    fn from_str(text: &str) -> Result<Self, ImageError> {
-        match text {
-            "always" => Ok(Self::Always),
-            "missing" => Ok(Self::Missing),
-            "never" => Ok(Self::Never),
-            other => Err(ImageError::Settings(format!(
-                "`{}` is none of `always`, `missing` and `never`",
-                other.escape_debug()
-            ))),
-        }
-    }
-}
+use crate::{CredentialFiles, ImageError, Registries, RegistryProxies};
 
 /// The machine that an image is for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -155,7 +126,7 @@ impl ImageLimits {
 }
 
 /// How an image is pulled.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PullOptions {
     /// When a registry is asked.
     pub policy: PullPolicy,
@@ -169,6 +140,23 @@ pub struct PullOptions {
     pub registries: Registries,
     /// Where credentials are looked for.
     pub credentials: CredentialFiles,
+    /// Through which proxies registries are reached.
+    pub proxies: RegistryProxies,
+}
+
+impl Default for PullOptions {
+    /// Those of this process's user, with the proxies of its environment.
+    fn default() -> Self {
+        Self {
+            policy: PullPolicy::default(),
+            platform: Platform::default(),
+            form: None,
+            limits: ImageLimits::default(),
+            registries: Registries::default(),
+            credentials: CredentialFiles::default(),
+            proxies: RegistryProxies::of_environment(|name| std::env::var_os(name)),
+        }
+    }
 }
 
 #[cfg(test)]

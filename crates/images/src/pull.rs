@@ -11,7 +11,7 @@ use stockade_fs::{Locked, Timestamp};
 
 use crate::config::{ParsedConfig, parse_config};
 use crate::error::ImageFault;
-use crate::layout::{Layout, choose_image};
+use crate::layout::{ImportName, Layout, choose_image};
 use crate::manifest::{
     Descriptor, DocumentKind, MAX_INDEX_DEPTH, Manifest, choose_entry, document_kind,
     layer_compression, parse_index, parse_manifest,
@@ -82,19 +82,19 @@ pub(crate) async fn pull(
 /// Imports the image of an OCI layout.
 pub(crate) async fn import(
     store: &ImageStore,
-    layout: &Path,
-    name: Option<&ImageReference>,
+    (layout, form): (&Path, Option<ImageForm>),
+    name: ImportName<'_>,
     options: (&Platform, &ImageLimits),
     unpack: &dyn Unpack,
     progress: &dyn PullProgress,
 ) -> Result<StoredImage, ImageError> {
     let (platform, limits) = options;
     let lock = store.lock_shared().await?;
-    let path = layout.to_owned();
-    let layout = Arc::new(blocking(move || Layout::open(&path)).await??);
-    let (entry, name) = choose_image(layout.read_index(limits.manifest_bytes)?, name)?;
+    let (path, bounds) = (layout.to_owned(), *limits);
+    let layout = Arc::new(blocking(move || Layout::open(&path, &bounds)).await??);
+    let (entry, name) = choose_image(&layout.read_index(limits.manifest_bytes)?, name)?;
     let source = Source::Layout(layout);
-    let job = Job { store, source, platform, form: None, limits, unpack, progress };
+    let job = Job { store, source, platform, form, limits, unpack, progress };
     let document = job.source.fetch_child(&entry, limits.manifest_bytes).await?;
     let resolved = job.descend(document).await?;
     job.store_or_discard(name.as_ref(), &resolved, lock).await

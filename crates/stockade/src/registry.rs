@@ -67,8 +67,9 @@ pub fn build_backends(
     {
         return Err(unknown_backend_error(name, &factories));
     }
+    let pull = settings.images().pull.unwrap_or_default();
     let build = |factory: &BackendFactory| {
-        let context = BuildContext { named: named(&factory.name), ..context.clone() };
+        let context = BuildContext { named: named(&factory.name), pull, ..context.clone() };
         build_from(factory, settings.backend_table(&factory.name), &context)
     };
     factories.iter().map(build).collect()

@@ -25,7 +25,7 @@ pub fn factory() -> BackendFactory {
         typical_start: Some("0.4 s"),
         ..BackendFactory::new(NAME, |table, context| {
             let progress = throttle_progress(Arc::clone(&context.progress), PROGRESS_INTERVAL);
-            Ok(Arc::new(Docker::new(read_table(table)?, progress)))
+            Ok(Arc::new(Docker::pulling(read_table(table)?, context.pull, progress)))
         })
     }
 }

@@ -13,7 +13,8 @@ use bollard::{Docker as Api, body_try_stream};
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
 use stockade_core::{
-    Admitted, Error, ErrorCode, HostPath, Image as Wanted, ImageName, Result, User,
+    Admitted, Error, ErrorCode, HostPath, Image as Wanted, ImageDefaults, ImageName, PullPolicy,
+    ResolvedImage, Result, User,
 };
 use stockade_launcher::{Made, host_root};
 use tokio::sync::Mutex;
@@ -43,6 +44,9 @@ const MAX_IMAGE_AGE_SECONDS: i64 = 30 * 24 * 60 * 60;
 /// How many old images are removed at once.
 const MAX_PRUNED_IMAGES: usize = 16;
 
+/// How many of an image's digests in repositories are tried.
+const MAX_REPOSITORY_DIGESTS: usize = 16;
+
 /// The repository of images made of this host's files.
 const IMAGE_REPOSITORY: &str = "localhost/stockade";
 
@@ -62,6 +66,7 @@ pub(super) struct DockerImage {
 pub(super) async fn ensure_image(
     engine: &EngineHandle,
     admitted: &Admitted,
+    pull: PullPolicy,
     progress: &Progress,
 ) -> Result<DockerImage> {
     let spec = admitted.spec();
@@ -74,8 +79,8 @@ pub(super) async fn ensure_image(
             describe_image(&engine.api, ensure_archive_image(&engine.api, path).await?).await
         }
         Wanted::Named(name) => {
-            describe_image(&engine.api, ensure_named_image(&engine.api, name, progress).await?)
-                .await
+            ensure_named_image(&engine.api, name, pull, progress).await?;
+            describe_image(&engine.api, name.to_string()).await
         }
         // Not admitted on this backend.
         Wanted::Wasm(path) => Err(unusable_image(path, "is not an image for an engine")),
@@ -195,10 +200,85 @@ fn loaded_name(said: &[String]) -> Option<String> {
     names.map(|name| name.trim().to_owned()).next_back()
 }
 
-async fn ensure_named_image(api: &Api, name: &ImageName, progress: &Progress) -> Result<String> {
-    if has_image(api, name.as_str()).await? {
-        return Ok(name.to_string());
+/// The policy of a build, whose image was resolved before: a registry was asked then.
+pub(super) fn policy_for_build(policy: PullPolicy) -> PullPolicy {
+    match policy {
+        PullPolicy::Always | PullPolicy::Missing => PullPolicy::Missing,
+        PullPolicy::Never => PullPolicy::Never,
     }
+}
+
+/// What a name means to the engine, by its digest where the engine knows one, and what the image says about processes.
+pub(super) async fn resolve_named_image(
+    api: &Api,
+    name: &ImageName,
+    policy: PullPolicy,
+    progress: &Progress,
+) -> Result<ResolvedImage> {
+    ensure_named_image(api, name, policy, progress).await?;
+    let failed = |error| engine_failed("use an image", &error);
+    let found = api.inspect_image(name.as_str()).await.map_err(failed)?;
+    let digests = found.repo_digests.unwrap_or_default();
+    let name = pin_name(api, name, found.id.as_deref(), &digests).await;
+    let config = found.config.unwrap_or_default();
+    Ok(ResolvedImage {
+        contents: Wanted::Named(name.clone()),
+        name,
+        defaults: ImageDefaults {
+            env: config.env.unwrap_or_default(),
+            user: config.user.unwrap_or_default(),
+            workdir: config.working_dir.unwrap_or_default(),
+            entrypoint: config.entrypoint.unwrap_or_default(),
+            cmd: config.cmd.unwrap_or_default(),
+        },
+        lease: Box::new(()),
+    })
+}
+
+/// The name with a digest by which the engine finds the same image. An image that was made here may have none.
+async fn pin_name(api: &Api, name: &ImageName, id: Option<&str>, digests: &[String]) -> ImageName {
+    if is_pinned(name) {
+        return name.clone();
+    }
+    for candidate in list_pinned_names(name, digests) {
+        let found = api.inspect_image(candidate.as_str()).await;
+        if found.is_ok_and(|found| found.id.is_some() && found.id.as_deref() == id) {
+            return candidate;
+        }
+    }
+    name.clone()
+}
+
+/// The name with each of the digests that an image has in repositories.
+fn list_pinned_names(name: &ImageName, digests: &[String]) -> Vec<ImageName> {
+    let digests = digests.iter().filter_map(|of_repository| of_repository.split_once('@'));
+    let pinned = digests.filter_map(|(_, digest)| format!("{name}@{digest}").parse().ok());
+    pinned.take(MAX_REPOSITORY_DIGESTS).collect()
+}
+
+fn is_pinned(name: &ImageName) -> bool {
+    name.as_str().contains('@')
+}
+
+/// Sees to it that the engine has the image of a name.
+async fn ensure_named_image(
+    api: &Api,
+    name: &ImageName,
+    policy: PullPolicy,
+    progress: &Progress,
+) -> Result<()> {
+    // A digest means the same for ever.
+    let asks_always = policy == PullPolicy::Always && !is_pinned(name);
+    if !asks_always && has_image(api, name.as_str()).await? {
+        return Ok(());
+    }
+    if policy == PullPolicy::Never {
+        return Err(not_stored(name));
+    }
+    pull_image(api, name, progress).await
+}
+
+async fn pull_image(api: &Api, name: &ImageName, progress: &Progress) -> Result<()> {
     let tagged = name.as_str().rsplit('/').next().is_some_and(|last| last.contains([':', '@']));
     let options = CreateImageOptions {
         from_image: Some(name.to_string()),
@@ -212,8 +292,7 @@ async fn ensure_named_image(api: &Api, name: &ImageName, progress: &Progress) ->
         progress(&line);
         None
     });
-    pulled.await.map_err(|why| not_to_be_had(name, &why))?;
-    Ok(name.to_string())
+    pulled.await.map(drop).map_err(|why| not_to_be_had(name, &why))
 }
 
 async fn has_image(api: &Api, name: &str) -> Result<bool> {
@@ -288,6 +367,13 @@ async fn drain_reply<T>(
     Err("it does not come to an end".into())
 }
 
+fn not_stored(name: &ImageName) -> Error {
+    let message =
+        format!("image: `{name}` is not in the engine's store, and no registry may be asked");
+    let remedy = format!("give the engine the image, `docker pull {name}`, or use --pull missing");
+    Error::new(ErrorCode::NotFound, "create", message).backend(NAME).remedy(remedy)
+}
+
 fn not_to_be_had(name: &ImageName, why: &str) -> Error {
     let message = format!("image: `{name}` is not there and cannot be fetched: {why}");
     Error::new(ErrorCode::NotFound, "create", message).backend(NAME).remedy(format!(
@@ -309,6 +395,18 @@ fn unusable_image(path: &HostPath, what: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_is_pinned_by_the_digests_that_its_image_has_in_repositories() {
+        let digest = format!("sha256:{}", "0f".repeat(32));
+        let listed = [format!("docker.io/library/python@{digest}"), "no-digest".to_owned()];
+        let name = "python:3.12".parse().unwrap();
+        let pinned = list_pinned_names(&name, &listed);
+        assert_eq!(pinned, [format!("python:3.12@{digest}").parse().unwrap()]);
+        assert!(is_pinned(&pinned[0]) && !is_pinned(&name));
+        let many = vec![listed[0].clone(); 100];
+        assert_eq!(list_pinned_names(&name, &many).len(), MAX_REPOSITORY_DIGESTS);
+    }
 
     #[test]
     fn the_name_of_what_was_loaded_is_found_in_both_engines_words() {

@@ -26,8 +26,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bollard::models::HostConfig;
 use stockade_core::{
-    Admitted, BackendName, Boundary, Capabilities, Error, ErrorCode, LimitKind, Result, Sandbox,
-    SandboxId,
+    Admitted, BackendName, Boundary, Capabilities, Error, ErrorCode, ImageName, LimitKind,
+    PullPolicy, ResolvedImage, Result, Sandbox, SandboxId,
 };
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
@@ -70,6 +70,8 @@ pub type Docker = Managed<DockerWalls>;
 /// What has the docker backend's walls built.
 pub struct DockerWalls {
     options: DockerOptions,
+    /// When the engine asks a registry for an image.
+    pull: PullPolicy,
     engine: OnceCell<EngineHandle>,
     running: Mutex<HashMap<SandboxId, Arc<LiveWalls>>>,
     /// The sandboxes that were asked for here, and what the engine calls the containers that it made.
@@ -108,8 +110,14 @@ impl Docker {
     /// A backend that has not touched anything yet. `progress` is told how far the fetching of an
     /// image is.
     pub fn new(options: DockerOptions, progress: Progress) -> Self {
+        Self::pulling(options, PullPolicy::default(), progress)
+    }
+
+    /// The same, where the engine asks registries for images by this policy.
+    pub fn pulling(options: DockerOptions, pull: PullPolicy, progress: Progress) -> Self {
         Self::of(DockerWalls {
             options,
+            pull,
             engine: OnceCell::new(),
             running: Mutex::default(),
             asked: Mutex::default(),
@@ -207,8 +215,8 @@ impl DockerWalls {
         cancellation: &Cancellation,
     ) -> Result<(AgentSandbox, MeasuredWalls)> {
         lock(&self.asked).insert(id.clone(), None);
-        let image =
-            images::ensure_image(self.get_engine().await?, admitted, &self.progress).await?;
+        let (engine, pull) = (self.get_engine().await?, images::policy_for_build(self.pull));
+        let image = images::ensure_image(engine, admitted, pull, &self.progress).await?;
         // An engine goes on with a request whose caller has given up.
         cancellation.forbid();
         let build = self.build_sandbox(id, admitted, &image, purpose);
@@ -253,6 +261,11 @@ impl WallBuilder for DockerWalls {
         // First the engine's: where there is none, nothing of the host has to be read.
         let engine = self.options.fingerprint()?;
         Some(format!("{}\n{engine}", linux::host_fingerprint()?))
+    }
+
+    async fn resolve_image(&self, name: &ImageName) -> Result<Option<ResolvedImage>> {
+        let api = &self.get_engine().await?.api;
+        images::resolve_named_image(api, name, self.pull, &self.progress).await.map(Some)
     }
 
     async fn build(

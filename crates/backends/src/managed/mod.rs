@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use stockade_core::{
-    Admitted, Backend, BackendName, Capabilities, Error, ErrorCode, Feature, Result, Sandbox,
-    SandboxId, SnapshotFiles, SnapshotKind, create_and_restore,
+    Admitted, Backend, BackendName, Capabilities, Error, ErrorCode, Feature, ImageName,
+    ResolvedImage, Result, Sandbox, SandboxId, SnapshotFiles, SnapshotKind, create_and_restore,
 };
 use tokio::sync::{OnceCell, oneshot};
 use tokio::task::JoinError;
@@ -44,6 +44,11 @@ pub trait WallBuilder: Send + Sync + Sized + 'static {
     /// As [`Backend::only_by_name`].
     fn only_by_name(&self) -> Option<String> {
         None
+    }
+
+    /// As [`Backend::resolve_image`].
+    async fn resolve_image(&self, _name: &ImageName) -> Result<Option<ResolvedImage>> {
+        Ok(None)
     }
 
     /// Builds the walls and hands back what is in them. No other build and no `take_down` of this id runs
@@ -191,6 +196,10 @@ impl<W: WallBuilder> Backend for Managed<W> {
 
     fn only_by_name(&self) -> Option<String> {
         self.builder.only_by_name()
+    }
+
+    async fn resolve_image(&self, name: &ImageName) -> Result<Option<ResolvedImage>> {
+        self.builder.resolve_image(name).await
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {

@@ -18,7 +18,7 @@ use super::detect::MEASURING_STATUS;
 use super::workspace::review;
 use crate::args::command::CommandArgs;
 use crate::args::{SpecArgs, wasm_module};
-use crate::image::{self, ImageUse, PulledAhead};
+use crate::image::{ImageUse, PulledAhead};
 use crate::project_cache::HeldCache;
 use crate::registry::{self, Isolation};
 use crate::report::capture::{self, Captured};
@@ -119,7 +119,7 @@ async fn plan_run(args: &mut RunArgs, printer: &Printer) -> Result<Result<Planne
         spec = as_captured(snapshot, spec, &args.spec, settings, printer)?;
     }
     let image = ImageUse::of_command(&args.spec, &args.command, &spec, args.detach)?;
-    match image.pull_ahead(&args.spec, &mut spec, settings, printer).await? {
+    match image.pull_ahead(&mut spec, settings, printer).await? {
         PulledAhead::Defaults(defaults) => args.command.run_by(&defaults),
         PulledAhead::Nothing => {}
         PulledAhead::Interrupted(signal) => return Ok(Err(signal)),
@@ -175,7 +175,6 @@ pub async fn run(mut args: RunArgs, native: Native, printer: &Printer) -> Result
             Err(signal) => return Ok(interrupts::exit_code(signal)),
         }
     }
-    image::check_pull_flag(&args.spec, &spec, &engine).await?;
     CommandArgs::adjust(&command, &mut spec);
     let source = workspace::build_source(&wanted, &spec, &engine, settings);
     let source = match interrupts.unless(source).await {

@@ -253,12 +253,12 @@ fn several_refusals_come_all_at_once() {
 #[test]
 fn one_cause_is_one_line_and_every_backends_with_verbose() {
     let place = CliPlace::new().without_engine();
-    let asked = ["run", "--backend", "auto", "--image", "oci:/etc", "true"];
-    place.stockade(&asked).is_refused(&["oci-image: ", "remedy", "stockade explain"]);
+    let asked = ["run", "--backend", "auto", "--image", "wasm:/etc", "--writable-root", "true"];
+    place.stockade(&asked).is_refused(&["wasm-image: ", "remedy", "stockade explain"]);
     let done = place.stockade(&[&["--verbose"], &asked[..]].concat());
     assert_eq!(done.code, 125);
     for backend in ["native", "landlock"] {
-        let line = format!("stockade: refused: {backend}: oci-image: ");
+        let line = format!("stockade: refused: {backend}: wasm-image: ");
         assert!(done.stderr.contains(&line), "{}", done.stderr);
     }
 }

@@ -71,7 +71,7 @@ fn explain_says_who_is_taken_and_why_not_and_runs_nothing() {
         let done = place.stockade(&["explain", "--backend", backend]);
         assert!(done.stdout.contains(network), "{}", done.stdout);
     }
-    let done = place.stockade(&["explain", "--backend", "auto", "--image", "oci:/etc"]);
+    let done = place.stockade(&["explain", "--backend", "landlock", "--image", "oci:/etc"]);
     assert_eq!(done.code, 125);
     assert!(done.stdout.contains("oci-image: "), "{}", done.stdout);
     let done =

@@ -15,9 +15,10 @@ use stockade_engine::{Engine, EngineConfig, Event, Filter, OwnPath};
 
 const STORED_ROOT: &str = "/var/lib/stockade-images/one";
 
-/// A mock that notes which image it was handed.
+/// A mock that notes which image it was handed, and may have a store of its own.
 struct Watched {
     mock: Mock,
+    has_store: bool,
     handed: Arc<Mutex<Vec<Image>>>,
 }
 
@@ -32,6 +33,16 @@ impl Backend for Watched {
         // One that may be chosen automatically.
         measured.boundary = Boundary::Bytecode;
         measured
+    }
+
+    async fn resolve_image(&self, _: &ImageName) -> Result<Option<ResolvedImage>> {
+        let image = || ResolvedImage {
+            name: pinned(),
+            contents: Image::Named(pinned()),
+            defaults: ImageDefaults { user: "7".into(), ..ImageDefaults::default() },
+            lease: Box::new(()),
+        };
+        Ok(self.has_store.then(image))
     }
 
     async fn create(&self, id: &SandboxId, admitted: &Admitted) -> Result<Arc<dyn Sandbox>> {
@@ -52,6 +63,7 @@ impl Backend for Watched {
 #[derive(Debug, Default)]
 struct OneImage {
     resolved: AtomicUsize,
+    imported: Mutex<Vec<HostPath>>,
     leases: Arc<()>,
 }
 
@@ -86,6 +98,20 @@ impl ImageProvider for OneImage {
             lease: Box::new(Arc::clone(&self.leases)),
         })
     }
+
+    fn import_mechanism(&self) -> Option<String> {
+        Some("a provider of tests".into())
+    }
+
+    async fn import(&self, layout: &HostPath) -> Result<ResolvedImage> {
+        self.imported.lock().unwrap().push(layout.clone());
+        Ok(ResolvedImage {
+            name: pinned(),
+            contents: stored_directory(),
+            defaults: ImageDefaults::default(),
+            lease: Box::new(Arc::clone(&self.leases)),
+        })
+    }
 }
 
 struct ImageBench {
@@ -96,6 +122,10 @@ struct ImageBench {
 }
 
 async fn bench(mock: Mock) -> ImageBench {
+    bench_of(mock, false).await
+}
+
+async fn bench_of(mock: Mock, has_store: bool) -> ImageBench {
     let state = tempfile::tempdir().unwrap();
     let provider = Arc::new(OneImage::default());
     let images: Arc<dyn ImageProvider> = Arc::<OneImage>::clone(&provider);
@@ -105,8 +135,8 @@ async fn bench(mock: Mock) -> ImageBench {
         ..EngineConfig::at(state.path().join("state"))
     };
     let handed = Arc::new(Mutex::new(Vec::new()));
-    let watched =
-        Watched { mock: mock.with_program("true", Script::default()), handed: Arc::clone(&handed) };
+    let mock = mock.with_program("true", Script::default());
+    let watched = Watched { mock, has_store, handed: Arc::clone(&handed) };
     let engine = Engine::open(config, vec![Arc::new(watched)]).await.unwrap();
     ImageBench { engine, provider, handed, _state: state }
 }
@@ -191,6 +221,46 @@ async fn a_backend_with_a_store_of_its_own_gets_the_name() {
     assert_eq!(bench.handed(), [spec("a:1").image]);
     assert_eq!(bench.engine.provides_images(&spec("a:1")).await, Some(false));
     assert_eq!(bench.provider.resolved.load(Ordering::SeqCst), 0);
+    bench.engine.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_store_of_the_backends_own_says_what_a_name_means() {
+    let own = taking_directories().with_support(Feature::NamedImage, Support::full("its own"));
+    let bench = bench_of(own, true).await;
+    let resolved = bench.engine.resolve_image(&spec("a:1")).await.unwrap().unwrap();
+    assert_eq!((resolved.name, resolved.defaults.user.as_str()), (pinned(), "7"));
+    bench.engine.create(spec("a:1")).await.unwrap();
+    assert_eq!(bench.handed(), [Image::Named(pinned())]);
+    assert_eq!(bench.recorded(), [Some(pinned())]);
+    assert_eq!(bench.provider.resolved.load(Ordering::SeqCst), 0);
+    bench.engine.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_archive_is_imported_for_a_backend_that_takes_directories() {
+    let bench = bench(taking_directories()).await;
+    let layout: HostPath = "/srv/image.tar".parse().unwrap();
+    let spec = SandboxSpec { image: Image::Oci(layout.clone()), ..spec("a:1") };
+    let id = bench.engine.create(spec).await.unwrap();
+    assert_eq!(*bench.provider.imported.lock().unwrap(), [layout]);
+    assert_eq!(bench.handed(), [stored_directory()]);
+    assert_eq!(bench.recorded(), [Some(pinned())], "the record has the digest");
+    let snapshot = bench.engine.snapshot(&id, SnapshotKind::Files).await.unwrap();
+    assert_eq!(snapshot.spec.image, Image::Named(pinned()), "no path of this host");
+    assert_eq!(bench.provider.leases(), 1);
+    bench.engine.destroy(&id).await.unwrap();
+    assert_eq!(bench.provider.leases(), 0);
+}
+
+#[tokio::test]
+async fn a_backend_that_takes_archives_gets_the_path() {
+    let own = taking_directories().with_support(Feature::OciImage, Support::full("its own"));
+    let bench = bench(own).await;
+    let image = Image::Oci("/srv/image.tar".parse().unwrap());
+    bench.engine.create(SandboxSpec { image: image.clone(), ..spec("a:1") }).await.unwrap();
+    assert_eq!(bench.handed(), [image]);
+    assert!(bench.provider.imported.lock().unwrap().is_empty());
     bench.engine.close().await.unwrap();
 }
 

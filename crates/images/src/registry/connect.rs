@@ -19,7 +19,7 @@ use super::endpoint::Endpoint;
 use crate::ImageError;
 
 /// Upper bound of the addresses of one name that are tried.
-const MAX_ADDRESSES: usize = 8;
+pub(super) const MAX_ADDRESSES: usize = 8;
 
 /// Which addresses a name may lead to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(super) enum Reach {
 }
 
 /// Why an address must not be connected to.
-fn refuse_address(address: IpAddr, reach: Reach) -> Option<&'static str> {
+pub(super) fn refuse_address(address: IpAddr, reach: Reach) -> Option<&'static str> {
     let special = classify_special(address)?;
     match reach {
         Reach::Any => None,
@@ -89,7 +89,7 @@ fn check_own_address(
     }
 }
 
-fn refused(endpoint: &Endpoint, address: IpAddr, reason: &str) -> ImageError {
+pub(super) fn refused(endpoint: &Endpoint, address: IpAddr, reason: &str) -> ImageError {
     ImageError::Redirect {
         host: "the registry".to_owned(),
         target: endpoint.authority(),

@@ -59,7 +59,8 @@ fn split_authority(text: &str) -> Option<(String, Option<u16>)> {
     (!host.is_empty()).then(|| (host.to_ascii_lowercase(), port))
 }
 
-fn is_loopback(host: &str) -> bool {
+/// Whether a host is this one by its name.
+pub(super) fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 

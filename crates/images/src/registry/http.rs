@@ -23,6 +23,7 @@ use tokio_rustls::TlsConnector;
 use super::body::RequestBody;
 use super::connect::{Reach, connect, server_name};
 use super::endpoint::Endpoint;
+use super::proxy::ProxyRoutes;
 use crate::ImageError;
 
 /// Bytes of a body that have to arrive within one deadline, unless it ends.
@@ -34,6 +35,7 @@ const MAX_HEAD_BYTES: usize = 64 << 10;
 pub(super) struct HttpClient {
     pub tls: TlsConnector,
     pub stall: Duration,
+    pub proxies: ProxyRoutes,
 }
 
 /// An answer whose body has not been read yet.
@@ -41,8 +43,8 @@ pub(super) struct Exchange {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub body: BodyReader,
-    /// The address that answered.
-    pub peer: IpAddr,
+    /// The address that answered. Nothing where only a proxy knows it.
+    pub peer: Option<IpAddr>,
 }
 
 /// Reads a body, with a deadline. The connection ends when this is dropped.
@@ -72,7 +74,20 @@ impl HttpClient {
         request: Request<RequestBody>,
     ) -> Result<Exchange, ImageError> {
         let host = endpoint.authority();
-        let (stream, peer) = connect(endpoint, reach, self.stall).await?;
+        let (stream, peer, request) = match self.proxies.find(endpoint) {
+            None => {
+                let (stream, peer) = connect(endpoint, reach, self.stall).await?;
+                (stream, Some(peer), request)
+            }
+            Some(proxy) => {
+                let (stream, peer) = proxy.connect(endpoint, reach, self.stall).await?;
+                let request = match endpoint.tls {
+                    true => request,
+                    false => proxy.address_request(endpoint, request)?,
+                };
+                (stream, peer, request)
+            }
+        };
         let stalled = || ImageError::Stalled { host: host.clone(), after: self.stall };
         let sent = request.body().sent_bytes();
         let answered = async {

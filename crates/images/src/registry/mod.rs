@@ -10,10 +10,13 @@ mod connect;
 mod credentials;
 mod endpoint;
 mod http;
+mod proxy;
+mod rate;
 mod session;
 mod upload;
 
 pub(crate) use body::FileUpload;
 pub use credentials::CredentialFiles;
 pub(crate) use http::BodyReader;
+pub use proxy::RegistryProxies;
 pub(crate) use session::{BlobStart, FetchedDocument, Session, open_push_session, open_sessions};

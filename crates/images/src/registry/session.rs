@@ -15,11 +15,13 @@ use super::connect::{Reach, tls_connector};
 use super::credentials::CredentialFiles;
 use super::endpoint::{Endpoint, Target};
 use super::http::{BodyReader, Exchange, HttpClient};
+use super::rate::RateLimit;
 use crate::manifest::ACCEPTED_TYPES;
 use crate::{Digest, ImageError, ImageReference, PullOptions, RegistrySettings};
 
 /// Upper bound of the redirects of one request.
 const MAX_REDIRECTS: usize = 5;
+const FORM_TYPE: &str = "application/x-www-form-urlencoded";
 const CLIENT_NAME: &str = concat!("stockade/", env!("CARGO_PKG_VERSION"));
 
 /// Reads one repository, and writes it for a push.
@@ -98,7 +100,11 @@ impl Session {
             base.ok_or_else(|| ImageError::Settings(format!("`{source}` is no registry")))?;
         let tls = tls_connector(settings.ca_file.as_deref())?;
         Ok(Self {
-            http: HttpClient { tls, stall: options.limits.stall_timeout() },
+            http: HttpClient {
+                tls,
+                stall: options.limits.stall_timeout(),
+                proxies: options.proxies.read()?,
+            },
             source: source.to_owned(),
             base,
             prefix: format!("/v2/{repository}"),
@@ -239,12 +245,14 @@ impl Session {
         let mut target = first.clone();
         for _ in 0..=MAX_REDIRECTS {
             let own = target.endpoint == self.base;
-            let request = Request::builder().method(method).header(&header.0, &header.1);
-            let request = match authorization.filter(|_| own) {
-                Some(authorization) => request.header(AUTHORIZATION, authorization),
-                None => request,
+            let build = || {
+                let request = Request::builder().method(method).header(&header.0, &header.1);
+                match authorization.filter(|_| own) {
+                    Some(authorization) => request.header(AUTHORIZATION, authorization),
+                    None => request,
+                }
             };
-            let exchange = self.send(&target, request, RequestBody::Whole(None)).await?;
+            let exchange = self.send_within_rate(&target, build, &Bytes::new()).await?;
             if !is_redirect(exchange.status) {
                 return Ok((exchange, target.endpoint));
             }
@@ -254,6 +262,28 @@ impl Session {
             target = self.redirect_target(&target, &exchange.headers)?;
         }
         Err(self.protocol_error("it redirects without end"))
+    }
+
+    /// Sends a request that changes nothing, again where the host limits how often it is asked.
+    async fn send_within_rate(
+        &self,
+        target: &Target,
+        build: impl Fn() -> http::request::Builder,
+        body: &Bytes,
+    ) -> Result<Exchange, ImageError> {
+        let mut limit = RateLimit::new(self.http.stall);
+        loop {
+            let exchange = self.send(target, build(), RequestBody::whole(body.clone())).await?;
+            let host = target.endpoint.authority();
+            match limit.wait_after(&host, exchange.status, &exchange.headers)? {
+                None => return Ok(exchange),
+                Some(wait) => {
+                    // Its connection is not kept meanwhile.
+                    drop(exchange);
+                    tokio::time::sleep(wait).await;
+                }
+            }
+        }
     }
 
     pub(super) async fn send(
@@ -276,7 +306,7 @@ impl Session {
         };
         let exchange = self.http.send(&target.endpoint, reach, request).await?;
         if own {
-            let private = classify_special(exchange.peer).is_some();
+            let private = exchange.peer.is_some_and(|peer| classify_special(peer).is_some());
             self.is_private.store(private, Ordering::Relaxed);
         }
         Ok(exchange)
@@ -344,24 +374,25 @@ impl Session {
         request: auth::TokenRequest,
     ) -> Result<HeaderValue, ImageError> {
         let mut target = self.realm_target(realm)?;
-        let builder = Request::builder();
-        let (builder, body) = match request.is_form {
-            true => {
-                let form = HeaderValue::from_static("application/x-www-form-urlencoded");
-                let builder = builder.method(Method::POST).header(CONTENT_TYPE, form);
-                (builder, Bytes::from(request.query))
-            }
+        let body = match request.is_form {
+            true => Bytes::from(request.query),
             false => {
                 let joint = if target.path.contains('?') { '&' } else { '?' };
                 target.path = format!("{}{joint}{}", target.path, request.query);
-                (builder.method(Method::GET), Bytes::new())
+                Bytes::new()
             }
         };
-        let builder = match request.authorization {
-            Some(authorization) => builder.header(AUTHORIZATION, authorization),
-            None => builder,
+        let build = || {
+            let builder = match request.is_form {
+                true => Request::builder().method(Method::POST).header(CONTENT_TYPE, FORM_TYPE),
+                false => Request::builder().method(Method::GET),
+            };
+            match &request.authorization {
+                Some(authorization) => builder.header(AUTHORIZATION, authorization),
+                None => builder,
+            }
         };
-        let exchange = self.send(&target, builder, RequestBody::whole(body)).await?;
+        let exchange = self.send_within_rate(&target, build, &body).await?;
         match exchange.status {
             StatusCode::OK => {
                 let answer = exchange.body.read_all("a token", auth::MAX_TOKEN_BYTES).await?;

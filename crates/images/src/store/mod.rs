@@ -26,6 +26,7 @@ mod trees;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use stockade_core::ImageForm;
 use stockade_fs::{Directory, Locked, Sharing, StateDir};
 
 pub use self::builds::StoreHold;
@@ -37,7 +38,7 @@ use self::records::{
 pub(crate) use self::trees::{TreeContents, TreeLayer, blocking, chain_id};
 use crate::commit::RootCommit;
 use crate::{
-    Digest, ImageError, ImageLease, ImageLimits, ImageReference, LayerDraft, Platform,
+    Digest, ImageError, ImageLease, ImageLimits, ImageReference, ImportName, LayerDraft, Platform,
     PruneOptions, PullOptions, PullProgress, Removed, SandboxRoot, StoredImage, Unpack,
 };
 
@@ -107,18 +108,19 @@ impl ImageStore {
         crate::pull::pull(self, reference, options, unpack, progress).await
     }
 
-    /// Stores the image of an OCI layout: a directory, or an archive of one. Its name is `name`, or else the one in
-    /// the layout's annotations; without either it has none and is found by its id.
+    /// Stores the image of an OCI layout: a directory, or an archive of one or of `docker save`. An image that is stored
+    /// already is not read again. `form` is what it has to be made of, if that matters.
     pub async fn import(
         &self,
-        layout: &Path,
-        name: Option<&ImageReference>,
+        (layout, form): (&Path, Option<ImageForm>),
+        name: ImportName<'_>,
         platform: &Platform,
         limits: &ImageLimits,
         unpack: &dyn Unpack,
         progress: &dyn PullProgress,
     ) -> Result<StoredImage, ImageError> {
-        crate::pull::import(self, layout, name, (platform, limits), unpack, progress).await
+        let options = (platform, limits);
+        crate::pull::import(self, (layout, form), name, options, unpack, progress).await
     }
 
     /// Writes a stored image into a new file: an archive of an OCI layout, which Docker, Podman and `import` read.

@@ -6,6 +6,7 @@
     reason = "a test fails where a value is missing"
 )]
 
+mod docker_archives;
 mod engine_trees;
 #[path = "../../../tck/tests/it/engines/mod.rs"]
 mod engines;
@@ -19,6 +20,7 @@ mod needs_registry;
 mod needs_registry_docker;
 mod needs_root;
 mod needs_root_registry_podman;
+mod proxies;
 #[path = "../../../tck/tests/it/sample.rs"]
 mod sample;
 mod store;

@@ -1,6 +1,7 @@
 //! A real registry, filled by the tools of the field: what is pulled is what `umoci` unpacks.
 
 mod tokens;
+mod tunnels;
 
 use std::fs;
 use std::path::{Path, PathBuf};

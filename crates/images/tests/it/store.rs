@@ -7,7 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use stockade_images::{
-    Digest, ImageError, ImageLimits, ImageStore, InProcess, PruneOptions, PullPolicy, StoredImage,
+    Digest, ImageError, ImageLimits, ImageStore, ImportName, InProcess, PruneOptions, PullPolicy,
+    StoredImage,
 };
 
 use crate::support::archive::ArchiveBuilder;
@@ -38,7 +39,14 @@ impl Place {
         let limits = ImageLimits::default();
         let name = name.parse().unwrap();
         self.store
-            .import(&layout, Some(&name), &platform(), &limits, &InProcess, &())
+            .import(
+                (&layout, None),
+                ImportName::Given(&name),
+                &platform(),
+                &limits,
+                &InProcess,
+                &(),
+            )
             .await
             .unwrap()
     }
@@ -145,7 +153,10 @@ async fn an_exported_image_is_imported_as_the_same() {
     assert!(place.store.export("tool:1", &archive).is_err(), "it overwrites nothing");
     let other = ImageStore::open(place.path("other")).unwrap();
     let limits = ImageLimits::default();
-    let again = other.import(&archive, None, &platform(), &limits, &InProcess, &()).await.unwrap();
+    let again = other
+        .import((&archive, None), ImportName::Own, &platform(), &limits, &InProcess, &())
+        .await
+        .unwrap();
     assert_eq!(again.manifest, stored.manifest);
     assert_eq!(again.reference, stored.reference, "its name is in the archive");
     assert_eq!(describe_tree(&again.root), describe_tree(&stored.root));
@@ -217,4 +228,23 @@ fn a_pull_can_be_spawned() {
     let place = Place::new();
     let (reference, options) = ("tool:1".parse().unwrap(), pull_options());
     assert_send(place.store.pull(&reference, &options, &InProcess, &()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 6)]
+async fn three_layers_are_fetched_at_once() {
+    let archives = ["a", "b", "c"].map(|name| ArchiveBuilder::new().file(name, name).finish());
+    let image = TestImage::new(&archives);
+    let (layers, all) = (image.layers.clone(), std::sync::Barrier::new(3));
+    let server = Server::of_image(image, move |request| {
+        // None is answered before all of them are asked for.
+        if layers.iter().any(|layer| request.path.ends_with(layer)) {
+            all.wait();
+        }
+        None
+    });
+    let (server, place) = (server.await, Place::new());
+    let reference = server.reference().parse().unwrap();
+    let pulled = place.store.pull(&reference, &pull_options(), &InProcess, &()).await.unwrap();
+    assert_eq!(pulled.layers.len(), 3);
+    assert!(["a", "b", "c"].iter().all(|name| pulled.root.join(name).exists()));
 }

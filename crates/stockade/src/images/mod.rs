@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use stockade_core::{ImageForm, ImageProvider, Result};
+use stockade_images::ImportName;
 use tokio::sync::RwLock;
 
 use crate::Settings;
@@ -119,10 +120,30 @@ impl Images {
         platform: Option<&Platform>,
         progress: &dyn PullProgress,
     ) -> Result<StoredImage> {
-        let PullOptions { platform: usual, limits, .. } = &self.inner.options;
-        let (store, unpack) = (self.store()?, &self.inner.unpack);
-        let platform = platform.unwrap_or(usual);
-        Ok(store.import(layout, name, platform, limits, unpack, progress).await?)
+        let platform = platform.unwrap_or(&self.inner.options.platform);
+        let name = name.map_or(ImportName::Own, ImportName::Given);
+        self.import_as((layout, None), name, platform, progress).await
+    }
+
+    /// The same of an image for this machine that serves as a root. It gets no name, whatever the layout says.
+    pub(crate) async fn import_root(
+        &self,
+        layout: &Path,
+        progress: &dyn PullProgress,
+    ) -> Result<StoredImage> {
+        let (layout, platform) = ((layout, Some(ImageForm::Root)), &self.inner.options.platform);
+        self.import_as(layout, ImportName::Unnamed, platform, progress).await
+    }
+
+    async fn import_as(
+        &self,
+        layout: (&Path, Option<ImageForm>),
+        name: ImportName<'_>,
+        platform: &Platform,
+        progress: &dyn PullProgress,
+    ) -> Result<StoredImage> {
+        let (limits, unpack) = (&self.inner.options.limits, &self.inner.unpack);
+        Ok(self.store()?.import(layout, name, platform, limits, unpack, progress).await?)
     }
 
     /// The provider of an engine, which tells `progress` of what it pulls.

@@ -19,6 +19,9 @@ const RESOLVE_OPERATION: &str = "use an image";
 /// An image may be removed between its pull and its lease: it is pulled again, once.
 const MAX_ATTEMPTS: usize = 2;
 
+/// What a record calls an image that was imported for a sandbox, before its digest.
+const IMPORTED_NAME: &str = "localhost/imported";
+
 /// Pulls images into a store, tells of it, and hands out their roots.
 pub(super) struct StoredImageProvider {
     images: Images,
@@ -28,6 +31,23 @@ pub(super) struct StoredImageProvider {
 impl StoredImageProvider {
     pub(super) fn new(images: Images, progress: Arc<dyn PullProgress>) -> Self {
         Self { images, progress }
+    }
+
+    /// The image that `store` stores, held; stored again if it was removed before that.
+    async fn hold<F>(&self, store: impl Fn() -> F) -> Result<ResolvedImage>
+    where
+        F: Future<Output = Result<(StoredImage, ImageName)>>,
+    {
+        let mut attempt = 1;
+        loop {
+            let (stored, name) = store().await?;
+            match self.lease(&stored, name) {
+                Err(error) if error.code() == ErrorCode::NotFound && attempt < MAX_ATTEMPTS => {
+                    attempt += 1;
+                }
+                resolved => return resolved,
+            }
+        }
     }
 
     fn lease(&self, stored: &StoredImage, name: ImageName) -> Result<ResolvedImage> {
@@ -72,17 +92,28 @@ impl ImageProvider for StoredImageProvider {
     async fn resolve(&self, name: &ImageName, form: ImageForm) -> Result<ResolvedImage> {
         let reference: ImageReference = name.as_str().parse().map_err(ImageError::from)?;
         let policy = policy_for(&reference, self.images.policy());
-        let mut attempt = 1;
-        loop {
+        let pull = || async {
             let stored = self.images.pull_form(&reference, policy, form, &*self.progress).await?;
             let pinned = pinned_name(&reference, &stored.manifest)?;
-            match self.lease(&stored, pinned) {
-                Err(error) if error.code() == ErrorCode::NotFound && attempt < MAX_ATTEMPTS => {
-                    attempt += 1;
-                }
-                resolved => return resolved,
-            }
-        }
+            Ok((stored, pinned))
+        };
+        self.hold(pull).await
+    }
+
+    fn import_mechanism(&self) -> Option<String> {
+        Some("imported and unpacked by stockade; every file belongs to one owner".to_owned())
+    }
+
+    async fn import(&self, layout: &HostPath) -> Result<ResolvedImage> {
+        let import = || async {
+            let stored = self.images.import_root(layout.as_path(), &*self.progress).await?;
+            let name = format!("{IMPORTED_NAME}@{}", stored.manifest);
+            let name = name.parse().map_err(|error: NameError| {
+                Error::new(ErrorCode::Invalid, RESOLVE_OPERATION, error.to_string())
+            })?;
+            Ok((stored, name))
+        };
+        self.hold(import).await
     }
 
     async fn close(&self) -> Result<()> {

@@ -9,8 +9,8 @@ pub mod tree;
 use std::path::Path;
 
 use stockade_images::{
-    CredentialFiles, ImageError, ImageLimits, ImageStore, InProcess, Platform, PullOptions,
-    PullPolicy, StoredImage,
+    CredentialFiles, ImageError, ImageLimits, ImageStore, ImportName, InProcess, Platform,
+    PullOptions, PullPolicy, StoredImage,
 };
 
 /// Options that ask the registry each time, for one platform everywhere, without credentials.
@@ -37,7 +37,9 @@ pub async fn import_within(
     limits: &ImageLimits,
 ) -> Result<StoredImage, ImageError> {
     let name = "example.org/test:1".parse().unwrap();
-    store.import(layout, Some(&name), &platform(), limits, &InProcess, &()).await
+    store
+        .import((layout, None), ImportName::Given(&name), &platform(), limits, &InProcess, &())
+        .await
 }
 
 /// What is in the store but for its locks.

@@ -157,7 +157,11 @@ pub fn make_certificates(dir: &Path) {
     let new = |rest: &[&str]| run("openssl", &[&["req"], &ec[..], rest].concat());
     new(&["-x509", "-days", "2", "-subj", "/CN=test authority", "-keyout", &ca_key, "-out", &ca]);
     new(&["-subj", "/CN=127.0.0.1", "-keyout", &key, "-out", &request]);
-    fs::write(&extensions, "subjectAltName=IP:127.0.0.1\nbasicConstraints=CA:FALSE\n").unwrap();
+    fs::write(
+        &extensions,
+        "subjectAltName=IP:127.0.0.1,DNS:registry.test\nbasicConstraints=CA:FALSE\n",
+    )
+    .unwrap();
     let sign = ["x509", "-req", "-days", "2", "-CAcreateserial", "-in", &request, "-CA", &ca];
     let rest = ["-CAkey", &ca_key, "-extfile", &extensions, "-out", &certificate];
     run("openssl", &[&sign[..], &rest[..]].concat());
