@@ -14,6 +14,7 @@ mod clean;
 mod common;
 mod config;
 mod copies;
+mod credential_helpers;
 mod docs_examples;
 mod ending;
 #[path = "../../../tck/tests/it/engines/mod.rs"]
@@ -73,11 +74,15 @@ mod needs_git {
     mod worktrees;
 }
 mod needs_registry {
+    mod archives;
     mod builds;
     mod images;
     mod killed_pulls;
     mod modules;
     mod starters;
+}
+mod needs_registry_docker {
+    mod images;
 }
 mod needs_registry_gvisor {
     mod images;

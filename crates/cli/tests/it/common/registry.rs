@@ -77,6 +77,14 @@ impl TestRegistry {
         place
     }
 
+    /// Has `skopeo` write an image into a file that every user can read: `oci-archive`, `docker-archive`.
+    pub fn save(&self, name: &str, kind: &str, file: &Path) {
+        let (image, target) = (format!("docker://{name}"), format!("{kind}:{}", file.display()));
+        let copy = ["--insecure-policy", "copy", "--quiet", "--src-tls-verify=false"];
+        run("skopeo", &[&copy[..], &[&image, &target]].concat());
+        fs::set_permissions(file, PermissionsExt::from_mode(0o644)).unwrap();
+    }
+
     /// Puts an image there under a tag; its `/etc/release` says this.
     pub fn push(&self, tag: &str, release: &str) {
         self.push_layout(&self.make_layout(release), &self.name(tag));
