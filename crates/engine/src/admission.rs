@@ -64,7 +64,7 @@ impl EngineInner {
         refusals.extend(self.refuse_asking(spec.network.asks()));
         if let Some(admitted) = &admitted {
             let (tenant, limits) = (&spec.tenant, enforced_limits(admitted));
-            refusals.extend(refuse_uncounted(tenant, &self.config.quota(tenant), &limits));
+            refusals.extend(refuse_uncounted(tenant, &self.quota(tenant), &limits));
         }
         if admitted.is_none() {
             refusals.extend(every_refusal(spec, &selection).0);

@@ -53,7 +53,7 @@ impl EngineInner {
     /// Charges the tenant of a sandbox for an execution in it; nothing where there is no quota on processor time.
     pub(crate) fn cpu_charge<'a>(&'a self, order: &'a SandboxOrder) -> Option<CpuCharge<'a>> {
         let tenant = &order.admitted.spec().tenant;
-        self.config.quota(tenant).cpu_seconds_per_hour?;
+        self.quota(tenant).cpu_seconds_per_hour?;
         Some(CpuCharge { ledger: &self.quotas, tenant, charged: Span::millis(0) })
     }
 }

@@ -56,7 +56,7 @@ struct ConnectionSlot {
 impl EngineInner {
     /// What a sandbox of this tenant may use of its quotas; nothing where there are none on the network.
     pub(crate) fn egress_budget(&self, tenant: &TenantName) -> Option<Arc<dyn TenantBudget>> {
-        let quota = self.config.quota(tenant);
+        let quota = self.quota(tenant);
         if quota.connections.is_none() && quota.egress_bytes_per_hour.is_none() {
             return None;
         }

@@ -1,18 +1,19 @@
 //! The engine as front ends see it. What each call does is in `pipeline`.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use stockade_core::{
     Backend, BackendChoice, BackendName, Boundary, Capabilities, Command, Enforcement, EngineId,
-    Error, ErrorCode, Feature, JobId, Result, Sandbox, SandboxId, SandboxSpec, Support,
+    Error, ErrorCode, Feature, JobId, Result, Sandbox, SandboxId, SandboxSpec, Support, TenantName,
 };
 use stockade_fs::{StateDir, fresh_id};
 use tokio::task::JoinHandle;
 
 use crate::asking::KnownAsker;
 use crate::capability_cache::CapabilityCache;
-use crate::config::EngineConfig;
+use crate::config::{EngineConfig, Quota};
 use crate::egress::LazyNetwork;
 use crate::execution::{Execution, SharedExecution, Watcher};
 use crate::history::Subscription;
@@ -38,6 +39,8 @@ pub struct Engine {
 
 pub(crate) struct EngineInner {
     pub config: EngineConfig,
+    /// Where they were changed after it was opened.
+    pub changed_quotas: Mutex<Option<QuotaTable>>,
     pub registry: Registry,
     pub journal: Arc<Journal>,
     pub leases: Leases,
@@ -59,6 +62,9 @@ pub(crate) struct EngineInner {
     /// Reaches a person who is asked about hosts.
     pub host_asker: OnceLock<KnownAsker>,
 }
+
+/// Quotas by tenant, and that of every other tenant.
+pub(crate) type QuotaTable = (BTreeMap<TenantName, Quota>, Quota);
 
 pub(crate) fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -87,6 +93,7 @@ impl Engine {
             releases: Mutex::default(),
             secrets: HeldSecrets::default(),
             host_asker: OnceLock::new(),
+            changed_quotas: Mutex::default(),
             config,
         };
         let engine = Self { inner: Arc::new(inner) };
@@ -281,6 +288,17 @@ impl Engine {
         result
     }
 
+    /// Where journal and leases live.
+    pub fn state_dir(&self) -> &Path {
+        &self.inner.config.state_dir
+    }
+
+    /// Changes the quotas: those by tenant, and that of every other tenant. They hold for what begins from now on; what is
+    /// there stays.
+    pub fn set_quotas(&self, quotas: BTreeMap<TenantName, Quota>, default_quota: Quota) {
+        *lock_mutex(&self.inner.changed_quotas) = Some((quotas, default_quota));
+    }
+
     /// The output that is kept on disk.
     pub fn output_logs(&self) -> &OutputLogs {
         &self.inner.output_logs
@@ -293,6 +311,14 @@ impl Engine {
 }
 
 impl EngineInner {
+    /// What a tenant may use now.
+    pub(crate) fn quota(&self, tenant: &TenantName) -> Quota {
+        match &*lock_mutex(&self.changed_quotas) {
+            Some((quotas, default_quota)) => quotas.get(tenant).copied().unwrap_or(*default_quota),
+            None => self.config.quota(tenant),
+        }
+    }
+
     pub(crate) fn live(&self, id: &SandboxId) -> Result<Arc<RunningSandbox>> {
         lock_mutex(&self.live).get(id).cloned().ok_or_else(|| {
             Error::new(

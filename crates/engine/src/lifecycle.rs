@@ -266,18 +266,18 @@ impl EngineInner {
     /// Counts the start of an execution, and takes its place in the quota of its tenant.
     pub(crate) fn begin_execution(&self, order: &SandboxOrder) -> Result<Option<ExecutionSlot>> {
         let tenant = &order.admitted.spec().tenant;
-        self.quotas.begin_execution(tenant, self.config.quota(tenant))
+        self.quotas.begin_execution(tenant, self.quota(tenant))
     }
 
     /// Counts the start of a sandbox.
     pub(crate) fn count_start(&self, order: &SandboxOrder) -> Result<()> {
         let tenant = &order.admitted.spec().tenant;
-        self.quotas.count_start(tenant, self.config.quota(tenant))
+        self.quotas.count_start(tenant, self.quota(tenant))
     }
 
     /// Whether the quota of its tenant has room for this many of a sandbox, were there no others.
     pub(crate) fn quota_fits(&self, order: &SandboxOrder, count: u32) -> bool {
-        let quota = self.config.quota(&order.admitted.spec().tenant);
+        let quota = self.quota(&order.admitted.spec().tenant);
         fits_empty_quota(&quota, &enforced_limits(&order.admitted), count)
     }
 
@@ -287,7 +287,7 @@ impl EngineInner {
         body.labels = spec.labels.clone();
         body.ready = ready;
         body.limits = enforced_limits(&order.admitted);
-        self.leases.acquire(body, self.config.quota(&spec.tenant))
+        self.leases.acquire(body, self.quota(&spec.tenant))
     }
 
     pub(crate) async fn build_sandbox(

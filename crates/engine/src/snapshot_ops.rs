@@ -208,7 +208,7 @@ impl EngineInner {
             SnapshotKind::Files => 0,
             SnapshotKind::Full => live.executions().iter().filter(|it| !it.is_finished()).count(),
         };
-        check_copied_executions(tenant, self.config.quota(tenant), running, copies)
+        check_copied_executions(tenant, self.quota(tenant), running, copies)
     }
 
     async fn capture_sandbox(&self, live: &RunningSandbox, kind: SnapshotKind) -> Result<Snapshot> {

@@ -3,6 +3,7 @@
 
 pub mod api;
 mod http;
+pub mod life;
 pub mod mcp;
 pub mod peer;
 mod secret;

@@ -2,10 +2,12 @@
 //! machine alone.
 //! When this returns, no sandbox of it is left.
 
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddress, UnixDatagram};
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +15,7 @@ use clap::Args;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use stockade_backends::remote;
-use stockade_core::{BackendChoice, Error, ErrorCode, Result};
+use stockade_core::{BackendChoice, Error, ErrorCode, Result, Signal, Span};
 use stockade_engine::StateDir;
 use stockade_server::api::{Api, ApiDoors, ApiOptions, ApiServer, ApiSocket, ApiTls, TokenStore};
 use tokio::net::TcpListener;
@@ -26,6 +28,10 @@ use crate::terminal::printer::Printer;
 const SERVE_OPERATION: &str = "serve";
 const LISTEN_FLAG: &str = "--listen";
 const TLS_CERT_FLAG: &str = "--tls-cert";
+const MAX_LIFETIME_FLAG: &str = "--max-lifetime";
+/// States of the service, as systemd reads them.
+const READY_STATE: &str = "READY=1";
+const STOPPING_STATE: &str = "STOPPING=1";
 /// Timeout for taking everything down; a second signal ends it at once.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -54,6 +60,10 @@ pub struct ServeArgs {
     /// Maximum number of sandboxes at once, of all tenants together.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
     max_sandboxes: u16,
+    /// Longest lifetime that the holder of a token gives a sandbox, and the lifetime of one that is given none. It can
+    /// be extended before it ends.
+    #[arg(long, value_name = "TIME", default_value = "7d")]
+    max_lifetime: Span,
 }
 
 /// Serves until a signal ends it.
@@ -84,24 +94,71 @@ pub async fn serve(args: ServeArgs, printer: &Printer) -> Result<i32> {
     let url = tcp.as_ref().and_then(|tcp| build_url(tcp, tls.is_some()));
     let hosts = [settings.serve.allow_hosts.unwrap_or_default(), args.hosts].concat();
     let doors = ApiDoors { socket: socket.bind()?, tcp, tls: tls.clone(), hosts };
-    let server = ApiServer::start(api, doors, tokens);
+    let server = ApiServer::start(api.clone(), doors, tokens);
     announce(&socket, url, printer);
-    notify_ready();
+    notify_service_manager(READY_STATE);
+    // At a terminal SIGHUP means the end too: the terminal is gone.
+    let reloads = !(std::io::stdin().is_terminal() || std::io::stderr().is_terminal());
     tokio::select! {
-        _ = interrupts.next() => {}
+        () = reload_until_ended(&mut interrupts, reloads, &api, printer) => {}
         () = renew_certificate(tls, printer) => {}
     }
+    notify_service_manager(STOPPING_STATE);
     // What does not end by itself ends with this process: none of it is detached.
-    match interrupts.unless(tokio::time::timeout(SHUTDOWN_TIMEOUT, server.stop())).await {
-        Ok(stopped) => stopped.map_err(|_| too_long())?.map(|()| 0),
-        Err(signal) => Ok(interrupts::exit_code(signal)),
+    let mut stopping = pin!(tokio::time::timeout(SHUTDOWN_TIMEOUT, server.stop()));
+    loop {
+        match interrupts.unless(&mut stopping).await {
+            Ok(stopped) => return stopped.map_err(|_| too_long())?.map(|()| 0),
+            // One that came late asks for no end.
+            Err(Signal::HUP) if reloads => {}
+            Err(signal) => return Ok(interrupts::exit_code(signal)),
+        }
     }
 }
 
 async fn open_api(settings: &Settings, choice: &BackendChoice, args: &ServeArgs) -> Result<Api> {
     let engine = registry::serving_engine(settings, choice).await?;
     let max_sandboxes = usize::from(args.max_sandboxes);
-    Ok(Api::new(engine, ApiOptions { configured: settings.spec(), max_sandboxes }))
+    let max_lifetime = Duration::from(args.max_lifetime);
+    if max_lifetime.is_zero() {
+        let message = "a lifetime is longer than nothing";
+        return Err(Error::new(ErrorCode::Invalid, MAX_LIFETIME_FLAG, message));
+    }
+    Ok(Api::new(engine, ApiOptions { configured: settings.spec(), max_sandboxes, max_lifetime }))
+}
+
+/// Reads the configuration again on SIGHUP, where that `reloads`; returns at a signal that means the end.
+async fn reload_until_ended(
+    interrupts: &mut Interrupts,
+    reloads: bool,
+    api: &Api,
+    printer: &Printer,
+) {
+    while interrupts.next().await == Signal::HUP && reloads {
+        notify_service_manager(&describe_reload());
+        match reload(api, printer) {
+            Ok(()) => printer.note("the configuration was read again"),
+            Err(error) => printer.note(&format!("{error}; the one that was read before holds")),
+        }
+        notify_service_manager(READY_STATE);
+    }
+}
+
+/// What is taken over while sandboxes run: quotas, and what a spec is over. All else holds from the start on.
+fn reload(api: &Api, printer: &Printer) -> Result<()> {
+    let mut settings = Settings::load(None, printer)?;
+    check_own_walls(&settings)?;
+    settings.forget_daemon();
+    let config = settings.engine()?;
+    api.reconfigure(settings.spec(), config.quotas, config.default_quota);
+    Ok(())
+}
+
+/// The state of a service that reloads, with the time that systemd compares with that of its signal.
+fn describe_reload() -> String {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let micros = i128::from(now.tv_sec) * 1_000_000 + i128::from(now.tv_nsec) / 1000;
+    format!("RELOADING=1\nMONOTONIC_USEC={micros}")
 }
 
 /// Fails where another daemon is to build the walls: what is asked of this one would be asked of that one.
@@ -208,16 +265,17 @@ fn announce(socket: &ApiSocket, url: Option<String>, printer: &Printer) {
     printer.data(&format!("socket {}\n{url}", path.display()));
 }
 
-/// Tells systemd that clients can come, where it has started this.
-fn notify_ready() {
+/// Tells systemd the state of the service, where it has started this.
+fn notify_service_manager(state: &str) {
     let Ok(path) = std::env::var("NOTIFY_SOCKET") else { return };
     let address = match path.strip_prefix('@') {
         Some(name) => UnixAddress::from_abstract_name(name),
         None => UnixAddress::from_pathname(&path),
     };
     // A failure here has no reader.
-    let _ = address
-        .and_then(|address| UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address).map(drop));
+    let _ = address.and_then(|address| {
+        UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address).map(drop)
+    });
 }
 
 fn too_long() -> Error {

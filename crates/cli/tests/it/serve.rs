@@ -174,6 +174,146 @@ fn files_go_in_and_out() {
 }
 
 #[test]
+fn a_part_of_a_file_is_read_by_its_range() {
+    let daemon = ApiDaemon::start();
+    let files = format!("/v1/sandboxes/{}/files?path=", daemon.create("{}"));
+    // Longer than one piece of a transfer.
+    let content: Vec<u8> = (0..3_000_000u32).map(|at| (at % 251) as u8).collect();
+    assert_eq!(daemon.ask("PUT", &format!("{files}big"), &content).status, 200);
+    let read = |range: &str| {
+        let range = format!("Range: {range}");
+        daemon.ask_with("GET", &format!("{files}big"), &[&range], b"")
+    };
+    for (range, start, end) in [
+        ("bytes=0-0", 0, 1),
+        ("bytes=1000-2500000", 1000, 2_500_001),
+        ("bytes=2999999-", 2_999_999, 3_000_000),
+        ("bytes=-10", 2_999_990, 3_000_000),
+        ("bytes=5-99999999", 5, 3_000_000),
+    ] {
+        let part = read(range);
+        assert_eq!((part.status, part.body == content[start..end]), (206, true), "{range}");
+        let told = format!("content-range: bytes {start}-{}/3000000", end - 1);
+        assert!(part.head.contains(&told), "{}", part.head);
+        let length = format!("content-length: {}", end - start);
+        assert!(part.head.lines().any(|line| line == length), "{}", part.head);
+    }
+    read("bytes=3000000-").is_error(416, "invalid");
+    for whole in ["bytes=0-1,5-6", "lines=0-1"] {
+        let got = read(whole);
+        assert_eq!((got.status, got.body.len()), (200, content.len()), "{whole}");
+    }
+    assert_eq!(daemon.ask("PUT", &format!("{files}empty"), b"").status, 200);
+    let empty = daemon.ask_with("GET", &format!("{files}empty"), &["Range: bytes=0-"], b"");
+    empty.is_error(416, "invalid");
+}
+
+#[test]
+fn jobs_are_found_by_label_backend_and_outcome_and_their_output_by_offset() {
+    let daemon = ApiDaemon::start();
+    let one = daemon.create(r#"{"labels": {"team": "a", "kind": "x"}}"#);
+    let other = daemon.create(r#"{"labels": {"team": "b"}}"#);
+    let exited = daemon.exec(&one, r#"{"run": {"shell": "printf abcdef; exit 3"}}"#);
+    assert_eq!(daemon.events(&exited, &[]).last().unwrap().kind, "exit");
+    let waiting = r#"{"run": {"shell": "echo first; read line; echo last"}, "stdin": "stream"}"#;
+    let running = daemon.exec(&other, waiting);
+    assert_eq!(daemon.events(&running, &[]).next().unwrap().kind, "stdout");
+    let jobs = |query: &str| {
+        let page = daemon.ask("GET", &format!("/v1/jobs?{query}"), b"").json();
+        let jobs = page["jobs"].as_array().unwrap_or_else(|| panic!("{page}")).clone();
+        let id =
+            |job: serde_json::Value| job["started"]["event"]["job"].as_str().unwrap().to_owned();
+        jobs.into_iter().map(id).collect::<Vec<_>>()
+    };
+    let both = [running.clone(), exited.clone()];
+    assert_eq!(jobs("label=team"), both);
+    assert_eq!(jobs("label=team=a,kind=x"), [&*exited]);
+    assert_eq!(jobs("label=team=a,kind=y"), [""; 0]);
+    assert_eq!(jobs("outcome=exited"), [&*exited]);
+    assert_eq!(jobs("outcome=running&label=team"), [&*running]);
+    assert_eq!(jobs("outcome=timed-out"), [""; 0]);
+    assert_eq!(jobs("backend=native&tenant=default"), both);
+    assert_eq!(jobs("backend=docker"), [""; 0]);
+    assert_eq!(jobs("tenant=other"), [""; 0]);
+    daemon.ask("GET", "/v1/jobs?outcome=odd", b"").is_error(400, "invalid");
+    let output = |job: &str, query: &str| {
+        daemon.ask("GET", &format!("/v1/jobs/{job}/output?{query}"), b"").json()
+    };
+    let whole =
+        json!({"output": [{"offset": 0, "stream": "stdout", "text": "abcdef"}], "next": null});
+    assert_eq!(output(&exited, ""), whole);
+    assert_eq!(
+        output(&exited, "offset=4")["output"],
+        json!([{"offset": 4, "stream": "stdout", "text": "ef"}])
+    );
+    assert_eq!(output(&exited, "offset=99"), json!({"output": [], "next": null}));
+    // Of one that runs there is a next page, where the output goes on.
+    assert_eq!(output(&running, "")["next"], 6);
+    let ended = daemon.ask("POST", &format!("/v1/executions/{running}/input?end=true"), b"\n");
+    assert_eq!(ended.status, 204);
+    assert_eq!(daemon.events(&running, &[]).last().unwrap().kind, "exit");
+    eventually("its end is recorded", || output(&running, "offset=6")["next"].is_null());
+    assert_eq!(output(&running, "offset=6")["output"][0]["text"], "last\n");
+    daemon.ask("GET", "/v1/jobs/none/output", b"").is_error(404, "not-found");
+}
+
+/// One entry of a tar archive.
+fn tar_entry(name: &str, kind: u8, content: &[u8]) -> Vec<u8> {
+    let mut entry = vec![0; 512];
+    entry[..name.len()].copy_from_slice(name.as_bytes());
+    entry[100..107].copy_from_slice(b"0000750");
+    entry[124..135].copy_from_slice(format!("{:011o}", content.len()).as_bytes());
+    entry[156] = kind;
+    entry[148..156].fill(b' ');
+    let sum: u64 = entry.iter().map(|byte| u64::from(*byte)).sum();
+    entry[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+    entry.extend_from_slice(content);
+    entry.resize(entry.len().next_multiple_of(512), 0);
+    entry
+}
+
+#[test]
+fn directories_go_in_and_out_as_archives() {
+    let daemon = ApiDaemon::start();
+    let [from, to] = [(); 2].map(|()| format!("/v1/sandboxes/{}/files", daemon.create("{}")));
+    let content: Vec<u8> = (0..2_500_000u32).map(|at| (at % 251) as u8).collect();
+    let archive = [
+        tar_entry("./", b'5', b""),
+        tar_entry("./sub/deep/big", b'0', &content),
+        tar_entry("empty", b'0', b""),
+        tar_entry("link", b'2', b""),
+        vec![0; 1024],
+    ];
+    let taken = daemon.ask("PUT", &format!("{from}/tar?path=tree"), &archive.concat());
+    let expected = json!({
+        "files": 2, "directories": 0, "bytes": 2_500_000, "leftOut": 1, "namesLeftOut": ["link"]
+    });
+    assert_eq!((taken.status, taken.json()), (200, expected));
+    let stat = daemon.ask("GET", &format!("{from}/stat?path=tree/sub/deep/big"), b"").json();
+    assert_eq!((&stat["size"], &stat["mode"]), (&json!(2_500_000), &json!(0o750)));
+    let sent = daemon.ask("GET", &format!("{from}/tar?path=tree"), b"");
+    assert!(sent.status == 200 && sent.head.contains("application/x-tar"), "{}", sent.head);
+    assert!(sent.head.contains(&format!("content-length: {}", sent.body.len())), "{}", sent.head);
+    // Nothing of it stays on the host.
+    let left = std::fs::read_dir(daemon.place.state().join("archives")).unwrap();
+    assert_eq!(left.count(), 0);
+    let taken = daemon.ask("PUT", &format!("{to}/tar?path=copy"), &sent.body).json();
+    assert_eq!((&taken["files"], &taken["leftOut"]), (&json!(2), &json!(0)));
+    let copied = daemon.ask("GET", &format!("{to}?path=copy/sub/deep/big"), b"");
+    assert!(copied.body == content, "{} bytes", copied.body.len());
+    for (wrong, code, status) in [
+        (tar_entry("../x", b'0', b"x"), "path-escapes", 400),
+        (tar_entry("a/../../x", b'0', b"x"), "path-escapes", 400),
+        (tar_entry("cut", b'0', &content)[..9000].to_vec(), "invalid", 400),
+        (b"no archive".repeat(100), "invalid", 400),
+    ] {
+        daemon.ask("PUT", &format!("{to}/tar?path=wrong"), &wrong).is_error(status, code);
+    }
+    let missing = daemon.ask("GET", &format!("{to}/tar?path=nowhere"), b"");
+    assert!((400..500).contains(&missing.status), "{missing:?}");
+}
+
+#[test]
 fn a_long_command_runs_whole_and_is_shown_cut() {
     let daemon = ApiDaemon::start();
     let sandbox = daemon.create("{}");

@@ -300,7 +300,9 @@ fn a_token_does_only_what_it_has_the_right_for() {
     let read = issue(&place, &["read", "--tenant", "team", "--rights", "read"]);
     let run = issue(&place, &["run", "--tenant", "team", "--rights", "run"]);
     let daemon = ApiDaemon::start_on_tcp(place);
-    let sandbox = daemon.ask_as(&run, "POST", "/v1/sandboxes", b"{}").id(201);
+    // The events of its life are read to their end.
+    let made = daemon.ask_as(&run, "POST", "/v1/sandboxes", br#"{"lifetime": "3s"}"#);
+    let sandbox = made.id(201);
     daemon.ask_as(&run, "GET", "/v1/sandboxes", b"").is_error(403, "denied");
     let document: Value = daemon.ask_as(&read, "GET", "/v1/openapi.json", b"").json();
     for (path, methods) in document["paths"].as_object().unwrap() {

@@ -128,7 +128,7 @@ impl Engine {
 
     fn refuse_beyond_quota(&self, pool: &PoolSpec) -> Result<()> {
         let tenant = &pool.spec.tenant;
-        match self.inner.config.quota(tenant).sandboxes {
+        match self.inner.quota(tenant).sandboxes {
             Some(quota) if pool.minimum > quota => {
                 let minimum = pool.minimum;
                 let message =

@@ -23,9 +23,11 @@ use super::answer::{ApiAnswer, answer_done, answer_ok};
 use super::body::read_json;
 use super::caller::ApiCaller;
 use super::failure::ApiFailure;
+use super::lifetime::EndReason;
 use super::query::ApiQuery;
 use super::sandboxes::make_sandbox;
 use super::state::Api;
+use crate::life::LifeBounds;
 
 /// How often a comment is sent while nothing happens, so that a connection that is gone is noticed.
 pub(super) const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
@@ -152,14 +154,20 @@ async fn keep_attached(
     name: AttachedName,
     reply: oneshot::Sender<Result<SandboxId, ApiFailure>>,
 ) {
-    let body = json!({ "spec": spec }).to_string();
-    match api.make(make_sandbox(&api, &caller, body.as_bytes())).await {
+    // Its connection says how long it lives.
+    let making = make_sandbox(&api, &caller, spec, None, LifeBounds::default());
+    match api.make(making).await {
         Ok(id) => {
             // A client that is gone has set the end already.
             let _ = reply.send(Ok(id.clone()));
             tokio::select! {
                 () = name.life.ending.cancelled() => {}
                 () = wait_until_ended(&api, &id) => {}
+            }
+            if let Ok(held) = api.sandbox(&ApiCaller::OwnUser, &id) {
+                // Where it has ended by itself, that is known by now.
+                held.end(&api.engine);
+                held.note_end(EndReason::Deleted);
             }
             destroy_to_its_end(&api, &id).await;
         }

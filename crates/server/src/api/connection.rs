@@ -32,7 +32,8 @@ use crate::http::{
     find_request_token, is_plain, names_loopback, names_loopback_origin, strip_port,
 };
 
-const HEALTH_PATH: &str = "/v1/health";
+/// What a supervisor of the daemon asks without a token.
+const OPEN_PATHS: [&str; 2] = ["/v1/health", "/v1/ready"];
 
 /// Mark of an answer that waits for its reader as long as that takes.
 #[derive(Debug, Clone, Copy)]
@@ -251,8 +252,9 @@ impl ApiService {
             ApiDoor::Tcp(_) => {
                 self.check_host(request)?;
                 self.check_origin(request)?;
-                let health = request.method() == Method::GET && request.uri().path() == HEALTH_PATH;
-                if health && !given { Ok(ApiCaller::Unknown) } else { self.authenticate(request) }
+                let is_open = OPEN_PATHS.contains(&request.uri().path());
+                let asked = request.method() == Method::GET && is_open;
+                if asked && !given { Ok(ApiCaller::Unknown) } else { self.authenticate(request) }
             }
         }
     }

@@ -78,6 +78,13 @@ impl ApiFailure {
             .remedy("/v1/openapi.json lists the methods of each path")
     }
 
+    /// A part of a file that has only this many bytes.
+    pub(crate) fn bad_range(length: u64) -> Self {
+        let message =
+            format!("the range begins behind the end of the file, which has {length} bytes");
+        Self::of(StatusCode::RANGE_NOT_SATISFIABLE, ErrorCode::Invalid.name(), message)
+    }
+
     /// A key that was used for another request.
     pub(crate) fn conflict(message: impl Into<String>) -> Self {
         Self::of(StatusCode::CONFLICT, "conflict", message)

@@ -1,28 +1,29 @@
 //! Files of a sandbox: read and written in pieces, never whole in memory. Paths are the sandbox's own (C-22);
 //! what they resolve to is decided by its files (C-21).
 
-use std::sync::Arc;
+use std::ops::Range;
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody as _};
 use axum::response::IntoResponse;
 use bytes::{Bytes, BytesMut};
 use futures_util::stream;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, IF_RANGE, RANGE};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use serde::Deserialize;
 use stockade_core::{Entry, EntryKind, Error, ErrorCode, Sandbox, SandboxPath};
 
 use super::answer::{ApiAnswer, answer_done, answer_ok};
 use super::body::{check_length, next_chunk, read_json};
 use super::failure::ApiFailure;
-use super::named::NamedWalls;
+use super::named::{NamedWalls, UsedSandbox};
 use super::page::{MAX_PAGE_ENTRIES, PageBuilder};
 use super::query::ApiQuery;
 
 /// Piece in which files are read and written.
-const TRANSFER_CHUNK_BYTES: usize = 1 << 20;
+pub(super) const TRANSFER_CHUNK_BYTES: usize = 1 << 20;
 /// The longest file that is taken or given.
-const MAX_FILE_BYTES: u64 = 4 << 30;
+pub(super) const MAX_FILE_BYTES: u64 = 4 << 30;
 /// Timeout for one operation on files: the agent that carries it out is not trusted.
 const FILE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -71,10 +72,19 @@ struct NewDirectory {
 pub(crate) async fn download_file(
     NamedWalls(sandbox): NamedWalls,
     ApiQuery(FileQuery { path }): ApiQuery<FileQuery>,
+    headers: HeaderMap,
 ) -> ApiAnswer {
     let entry = in_time(sandbox.files()?.stat(&path)).await?;
     let length = find_length(&entry)?;
-    let mut download = FileDownload { sandbox, path, offset: 0, length };
+    let part = match length {
+        Some(length) => find_range(&headers, length)?,
+        None => None,
+    };
+    let (offset, end) = match &part {
+        Some(part) => (part.start, Some(part.end)),
+        None => (0, length),
+    };
+    let mut download = FileDownload { sandbox, path, offset, end };
     // The first piece before the answer, so that what cannot be read is an error and not an empty file.
     let first = download.read_piece().await?;
     let pieces = stream::unfold((Some(first), download), |(piece, mut download)| async move {
@@ -90,11 +100,41 @@ pub(crate) async fn download_file(
     });
     let mut response = Body::from_stream(pieces).into_response();
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, http::HeaderValue::from_static("application/octet-stream"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     if let Some(length) = length {
-        headers.insert(CONTENT_LENGTH, length.into());
+        headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+        headers.insert(CONTENT_LENGTH, end.unwrap_or(length).saturating_sub(offset).into());
+        if let Some(Range { start, end }) = part
+            && let Ok(range) = format!("bytes {start}-{}/{length}", end - 1).parse()
+        {
+            headers.insert(CONTENT_RANGE, range);
+            *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+        }
     }
     Ok(response)
+}
+
+/// The part of a file of this length that a request asks for; nothing where the whole is sent, as it is where several
+/// parts are asked for, or one of the file as it was before.
+fn find_range(headers: &HeaderMap, length: u64) -> Result<Option<Range<u64>>, ApiFailure> {
+    let given = headers.get(RANGE).filter(|_| !headers.contains_key(IF_RANGE));
+    let given = given.and_then(|range| range.to_str().ok()?.strip_prefix("bytes="));
+    let Some((first, last)) = given.and_then(|range| range.trim().split_once('-')) else {
+        return Ok(None);
+    };
+    let number = |text: &str| match text.bytes().all(|byte| byte.is_ascii_digit()) {
+        // What is too large for a number is larger than any file.
+        true if !text.is_empty() => Some(text.parse().unwrap_or(u64::MAX)),
+        true | false => None,
+    };
+    let part = match (number(first), number(last)) {
+        (Some(first), Some(last)) if first > last => return Ok(None),
+        (Some(first), Some(last)) => first..last.saturating_add(1).min(length),
+        (Some(first), None) if last.is_empty() => first..length,
+        (None, Some(count)) if first.is_empty() => length.saturating_sub(count)..length,
+        (Some(_) | None, Some(_) | None) => return Ok(None),
+    };
+    if part.is_empty() { Err(ApiFailure::bad_range(length)) } else { Ok(Some(part)) }
 }
 
 /// The length of what is read: of a regular file what it has now, however a guest makes it grow.
@@ -112,17 +152,17 @@ fn find_length(entry: &Entry) -> Result<Option<u64>, ApiFailure> {
 
 /// A file that is being read.
 struct FileDownload {
-    sandbox: Arc<dyn Sandbox>,
+    sandbox: UsedSandbox,
     path: SandboxPath,
     offset: u64,
-    /// Absent: up to its end.
-    length: Option<u64>,
+    /// Where to stop. Absent: at its end.
+    end: Option<u64>,
 }
 
 impl FileDownload {
     /// The next piece; nothing at the end.
     async fn read_piece(&mut self) -> stockade_core::Result<Option<Bytes>> {
-        let left = self.length.unwrap_or(MAX_FILE_BYTES).saturating_sub(self.offset);
+        let left = self.end.unwrap_or(MAX_FILE_BYTES).saturating_sub(self.offset);
         if left == 0 && self.offset > 0 {
             return Ok(None);
         }
@@ -130,7 +170,7 @@ impl FileDownload {
         let most = u32::try_from(left.clamp(1, TRANSFER_CHUNK_BYTES as u64)).unwrap_or(1);
         let mut piece = in_time(self.sandbox.files()?.read(&self.path, self.offset, most)).await?;
         piece.truncate(usize::try_from(left).unwrap_or(usize::MAX));
-        if self.length.is_some() && piece.is_empty() && left > 0 {
+        if self.end.is_some() && piece.is_empty() && left > 0 {
             let message = format!("`{}` has become shorter while it was read", self.path);
             return Err(Error::new(ErrorCode::Invalid, "read", message));
         }
@@ -147,7 +187,7 @@ pub(crate) async fn upload_file(
 ) -> ApiAnswer {
     let mode = mode.map(|mode| parse_mode(&mode)).transpose()?;
     let files = sandbox.files()?;
-    write_body(sandbox.as_ref(), &path, body).await?;
+    write_body(&*sandbox, &path, body).await?;
     if let Some(mode) = mode {
         in_time(files.set_mode(&path, mode)).await?;
     }
@@ -239,4 +279,34 @@ pub(super) async fn in_time<T>(
 ) -> stockade_core::Result<T> {
     let late = |_| Err(Error::new(ErrorCode::TooSlow, "files", "the sandbox does not answer"));
     tokio::time::timeout(FILE_TIMEOUT, work).await.unwrap_or_else(late)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_range_is_understood_and_what_lies_behind_the_end_is_refused() {
+        let find =
+            |range: &str| find_range(&HeaderMap::from_iter([(RANGE, range.parse().unwrap())]), 10);
+        for (range, part) in [
+            ("bytes=0-0", 0..1),
+            ("bytes=2-5", 2..6),
+            ("bytes=5-", 5..10),
+            ("bytes=8-99999999999999999999", 8..10),
+            ("bytes=-3", 7..10),
+            ("bytes=-99", 0..10),
+        ] {
+            assert_eq!(find(range).unwrap(), Some(part), "{range}");
+        }
+        for whole in
+            ["bytes=5-2", "bytes=-", "bytes=a-b", "bytes=0-1,4-5", "lines=0-1", "bytes=+1-2"]
+        {
+            assert_eq!(find(whole).unwrap(), None, "{whole}");
+        }
+        for behind in ["bytes=10-", "bytes=99-100", "bytes=-0", "bytes=99999999999999999999-"] {
+            let status = find(behind).unwrap_err().into_response().status();
+            assert_eq!(status, StatusCode::RANGE_NOT_SATISFIABLE, "{behind}");
+        }
+    }
 }

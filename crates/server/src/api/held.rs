@@ -3,17 +3,22 @@
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use stockade_core::{
-    BackendName, Boundary, Enforcement, ErrorCode, JobId, Outcome, SandboxId, SandboxSpec,
+    BackendName, Boundary, Enforcement, ErrorCode, JobId, Outcome, SandboxId, SandboxSpec, Span,
     TenantName,
 };
 use stockade_engine::{Engine, Timestamp, Watcher};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::failure::ApiFailure;
+use super::lifetime::{AskedLife, EndReason, SandboxEnd};
+use crate::life::{Busy, LifeBounds, SandboxLife};
 
 /// Executions at once in one sandbox.
 pub(crate) const MAX_EXECUTIONS_PER_SANDBOX: usize = 32;
@@ -25,10 +30,16 @@ const MAX_ENDED_PER_TENANT: usize = 128;
 pub(crate) struct HeldSandbox {
     pub id: SandboxId,
     pub spec: SandboxSpec,
-    created: Timestamp,
+    /// By both clocks.
+    created: (Timestamp, Instant),
     backend: BackendName,
     boundary: Boundary,
     limits: Vec<Enforcement>,
+    /// Its uses, and how long it may live. They change under the lock of its end.
+    pub life: SandboxLife,
+    end: Mutex<Option<SandboxEnd>>,
+    /// Nothing is left of it.
+    pub gone: CancellationToken,
     /// Room for executions.
     pub room: Arc<Semaphore>,
     _slot: OwnedSemaphorePermit,
@@ -42,7 +53,7 @@ pub(crate) enum SandboxState {
     Running,
     /// It can after `resume`.
     Paused,
-    /// It cannot: another process ended it, or its walls went away.
+    /// It cannot: `ended` says why.
     Ended,
 }
 
@@ -58,6 +69,15 @@ pub(crate) struct SandboxView<'a> {
     created: Timestamp,
     labels: &'a BTreeMap<String, String>,
     limits: &'a [Enforcement],
+    /// When its lifetime is over.
+    expires: Option<Timestamp>,
+    /// Its idle timeout.
+    idle: Option<Span>,
+    /// When that is over, unless it is used before. Absent while it is used.
+    idle_expires: Option<Timestamp>,
+    /// Absent until then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ended: Option<SandboxEnd>,
 }
 
 impl HeldSandbox {
@@ -66,6 +86,7 @@ impl HeldSandbox {
         engine: &Engine,
         id: SandboxId,
         spec: SandboxSpec,
+        bounds: LifeBounds,
         slot: OwnedSemaphorePermit,
     ) -> stockade_core::Result<Self> {
         let (backend, boundary) = engine.walls(&id)?;
@@ -73,9 +94,12 @@ impl HeldSandbox {
             limits: engine.limits(&id)?,
             id,
             spec,
-            created: Timestamp::now(),
+            created: (Timestamp::now(), Instant::now()),
             backend,
             boundary,
+            life: SandboxLife::new(bounds),
+            end: Mutex::default(),
+            gone: CancellationToken::new(),
             room: Arc::new(Semaphore::new(MAX_EXECUTIONS_PER_SANDBOX)),
             _slot: slot,
         })
@@ -83,11 +107,77 @@ impl HeldSandbox {
 
     /// Whether it can be used, as far as that is known without waiting.
     pub(crate) fn state(&self, engine: &Engine) -> SandboxState {
-        match engine.sandbox(&self.id) {
-            Ok(sandbox) if sandbox.alive() && sandbox.is_paused() => SandboxState::Paused,
-            Ok(sandbox) if sandbox.alive() => SandboxState::Running,
-            Ok(_) | Err(_) => SandboxState::Ended,
+        if self.end(engine).is_some() {
+            return SandboxState::Ended;
         }
+        match engine.sandbox(&self.id).is_ok_and(|sandbox| sandbox.is_paused()) {
+            true => SandboxState::Paused,
+            false => SandboxState::Running,
+        }
+    }
+
+    fn lock_end(&self) -> MutexGuard<'_, Option<SandboxEnd>> {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// That it has ended and why, if it has.
+    pub(crate) fn end(&self, engine: &Engine) -> Option<SandboxEnd> {
+        find_end(&mut self.lock_end(), engine, &self.id)
+    }
+
+    /// Whether its end is known.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.lock_end().is_some()
+    }
+
+    /// Whether it ended longer ago than this.
+    pub(crate) fn ended_before(&self, age: Duration) -> bool {
+        let Some(end) = *self.lock_end() else { return false };
+        // A clock that was set back does not keep it for ever: its room is taken when it is needed.
+        SystemTime::from(end.at).elapsed().is_ok_and(|elapsed| elapsed > age)
+    }
+
+    /// Says that it ends, for this reason unless there was another before.
+    pub(crate) fn note_end(&self, reason: EndReason) {
+        self.lock_end().get_or_insert(SandboxEnd { reason, at: Timestamp::now() });
+    }
+
+    /// One more use. Fails where it has ended.
+    pub(crate) fn begin_use(&self, engine: &Engine) -> Result<Busy, ApiFailure> {
+        let mut end = self.lock_end();
+        refuse_ended(find_end(&mut end, engine, &self.id))?;
+        Ok(self.life.begin_use())
+    }
+
+    /// Changes how long it may live, which is a use. Fails where it has ended.
+    pub(crate) fn extend(&self, engine: &Engine, asked: AskedLife) -> Result<(), ApiFailure> {
+        let mut end = self.lock_end();
+        refuse_ended(find_end(&mut end, engine, &self.id))?;
+        drop(self.life.begin_use());
+        self.life.set_bounds(asked.apply_to(self.life.bounds()));
+        Ok(())
+    }
+
+    /// Returns when its life is over and its end is noted. From then on nothing uses it.
+    pub(crate) async fn wait_for_end_of_life(&self) {
+        loop {
+            self.life.expired().await;
+            let mut end = self.lock_end();
+            // It may have been used or extended in between.
+            let due = self.life.next_end().filter(|due| due.at <= Instant::now());
+            if let Some(due) = due {
+                let reason = due.reason.into();
+                end.get_or_insert(SandboxEnd { reason, at: Timestamp::now() });
+                return;
+            }
+        }
+    }
+
+    /// An instant as callers are told it.
+    pub(crate) fn timestamp(&self, at: Instant) -> Timestamp {
+        let (created, since) = self.created;
+        let lived = at.saturating_duration_since(since);
+        SystemTime::from(created).checked_add(lived).map_or(created, Timestamp::from)
     }
 
     /// Fails where it is paused: what needs an answer from inside would wait until it is resumed.
@@ -101,17 +191,40 @@ impl HeldSandbox {
 
     /// What callers see.
     pub(crate) fn view(&self, engine: &Engine) -> SandboxView<'_> {
+        let LifeBounds { idle, end } = self.life.bounds();
+        let ended = self.end(engine);
+        let unused = self.life.next_idle_end().filter(|_| ended.is_none());
         SandboxView {
             id: &self.id,
             tenant: &self.spec.tenant,
             state: self.state(engine),
             backend: &self.backend,
             boundary: self.boundary,
-            created: self.created,
+            created: self.created.0,
             labels: &self.spec.labels,
             limits: &self.limits,
+            expires: end.map(|end| self.timestamp(end)),
+            idle: idle.map(Span::from),
+            idle_expires: unused.map(|at| self.timestamp(at)),
+            ended,
         }
     }
+}
+
+/// The end of a sandbox: what is noted, or what is seen now.
+fn find_end(noted: &mut Option<SandboxEnd>, engine: &Engine, id: &SandboxId) -> Option<SandboxEnd> {
+    if noted.is_none() && !engine.sandbox(id).is_ok_and(|sandbox| sandbox.alive()) {
+        let killed = engine.ended_on_purpose(id);
+        let reason = if killed { EndReason::Killed } else { EndReason::Lost };
+        *noted = Some(SandboxEnd { reason, at: Timestamp::now() });
+    }
+    *noted
+}
+
+fn refuse_ended(end: Option<SandboxEnd>) -> Result<(), ApiFailure> {
+    let Some(SandboxEnd { reason, at }) = end else { return Ok(()) };
+    let message = format!("the sandbox has ended at {at}: {}", reason.describe());
+    Err(ApiFailure::new(ErrorCode::Gone, message).remedy("make a new one"))
 }
 
 /// An execution in a sandbox of this daemon.

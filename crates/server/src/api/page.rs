@@ -56,6 +56,12 @@ impl<K: Serialize> PageBuilder<K> {
         Ok(true)
     }
 
+    /// Ends the page here, though more may fit: the next one begins after this.
+    pub(crate) fn stop_at(&mut self, key: K) {
+        self.last = Some(key);
+        self.full = true;
+    }
+
     /// The page: its entries under a name, and what the next one begins after.
     pub(crate) fn finish(self, name: &str) -> Value {
         let next = self.last.filter(|_| self.full);

@@ -12,8 +12,8 @@ use super::failure::ApiFailure;
 use super::state::Api;
 use super::tokens::TokenRight;
 use super::{
-    attached, attached_executions, backends, events, executions, file_parts, files, jobs, metrics,
-    openapi, sandboxes, snapshots, terminal, usage,
+    attached, attached_executions, backends, directories, events, executions, file_parts, files,
+    job_output, jobs, lifetime, metrics, openapi, sandboxes, snapshots, terminal, usage,
 };
 
 const NEEDS_NOTHING: RouteNeed = RouteNeed::Open;
@@ -49,6 +49,7 @@ fn delete<H: Handler<T, Api>, T: 'static>(path: &'static str, need: RouteNeed, t
 fn list_routes() -> Vec<ApiRoute> {
     vec![
         get("/v1/health", NEEDS_NOTHING, backends::get_health),
+        get("/v1/ready", NEEDS_NOTHING, backends::get_ready),
         get("/v1/openapi.json", NEEDS_READ, openapi::get_openapi),
         get("/v1/metrics", NEEDS_ADMIN, metrics::get_metrics),
         get("/v1/backends", NEEDS_READ, backends::list_backends),
@@ -56,6 +57,8 @@ fn list_routes() -> Vec<ApiRoute> {
         get("/v1/sandboxes", NEEDS_READ, sandboxes::list_sandboxes),
         get("/v1/sandboxes/{id}", NEEDS_READ, sandboxes::get_sandbox),
         delete("/v1/sandboxes/{id}", NEEDS_RUN, sandboxes::delete_sandbox),
+        post("/v1/sandboxes/{id}/extend", NEEDS_RUN, lifetime::extend_sandbox),
+        get("/v1/sandboxes/{id}/events", NEEDS_READ, lifetime::stream_sandbox_events),
         post("/v1/sandboxes/{id}/pause", NEEDS_RUN, sandboxes::pause_sandbox),
         post("/v1/sandboxes/{id}/resume", NEEDS_RUN, sandboxes::resume_sandbox),
         post("/v1/sandboxes/{id}/fork", NEEDS_RUN, sandboxes::fork_sandbox),
@@ -80,6 +83,8 @@ fn list_routes() -> Vec<ApiRoute> {
         get("/v1/sandboxes/{id}/files/list", NEEDS_READ, files::list_files),
         post("/v1/sandboxes/{id}/files/move", NEEDS_RUN, files::move_file),
         post("/v1/sandboxes/{id}/files/directory", NEEDS_RUN, files::make_directory),
+        get("/v1/sandboxes/{id}/files/tar", NEEDS_READ, directories::download_directory),
+        put("/v1/sandboxes/{id}/files/tar", NEEDS_RUN, directories::upload_directory),
         get("/v1/sandboxes/{id}/files/part", NEEDS_READ, file_parts::read_file_part),
         post("/v1/sandboxes/{id}/files/part", NEEDS_RUN, file_parts::write_file_part),
         post("/v1/sandboxes/{id}/files/mode", NEEDS_RUN, file_parts::set_file_mode),
@@ -90,6 +95,7 @@ fn list_routes() -> Vec<ApiRoute> {
         post("/v1/executions/{id}/stdin", NEEDS_RUN, attached_executions::stream_input),
         get("/v1/jobs", NEEDS_READ, jobs::list_jobs),
         get("/v1/jobs/{id}", NEEDS_READ, jobs::get_job),
+        get("/v1/jobs/{id}/output", NEEDS_READ, job_output::get_job_output),
         get("/v1/usage", NEEDS_READ, usage::get_usage),
     ]
 }
@@ -124,6 +130,7 @@ async fn answer_wrong_method() -> ApiAnswer {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::time::Duration;
 
     use axum::body::Body;
     use http::StatusCode;
@@ -174,7 +181,8 @@ mod tests {
 
     async fn build_test_router(dir: &std::path::Path) -> Router {
         let engine = Engine::open(EngineConfig::at(dir.join("state")), Vec::new()).await.unwrap();
-        let options = ApiOptions { configured: SandboxSpec::default(), max_sandboxes: 1 };
+        let (configured, max_lifetime) = (SandboxSpec::default(), Duration::from_secs(60));
+        let options = ApiOptions { configured, max_sandboxes: 1, max_lifetime };
         build_router(Api::new(engine, options))
     }
 

@@ -8,7 +8,7 @@ use axum::extract::State;
 use http::HeaderMap;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use stockade_core::{ErrorCode, SandboxId, SnapshotId};
+use stockade_core::{ErrorCode, SandboxId, SnapshotId, Span};
 use stockade_engine::{SandboxRequest, spec_of_a_copy};
 
 use super::answer::{ApiAnswer, answer_created, answer_done, answer_ok};
@@ -17,12 +17,15 @@ use super::caller::ApiCaller;
 use super::failure::ApiFailure;
 use super::held::{HeldSandbox, SandboxState};
 use super::idempotency::RequestKey;
+use super::jobs::has_labels;
+use super::lifetime::{AskedLife, EndReason};
 use super::named::NamedSandbox;
 use super::page::PageBuilder;
 use super::query::ApiQuery;
 use super::snapshots::find_snapshot;
 use super::spec::build_spec;
 use super::state::Api;
+use crate::life::LifeBounds;
 
 /// Path of the collection.
 const SANDBOXES_PATH: &str = "/v1/sandboxes";
@@ -39,6 +42,10 @@ struct NewSandbox {
     spec: Map<String, Value>,
     /// The snapshot that it starts with.
     from: Option<SnapshotId>,
+    /// It ends this long from now.
+    lifetime: Option<Span>,
+    /// It ends when it was not used for this long.
+    idle: Option<Span>,
 }
 
 /// Which sandboxes, and which page of them.
@@ -75,20 +82,26 @@ pub(crate) async fn create_sandbox(
 ) -> ApiAnswer {
     let body = read_body(body).await?;
     let key = RequestKey::of(&headers, &caller, SANDBOXES_PATH, &body)?;
-    let making = api.created.run_once(key, make_sandbox(&api, &caller, &body));
+    let work = async {
+        let NewSandbox { spec, from, lifetime, idle } = parse_json(&body)?;
+        let bounds = AskedLife { lifetime, idle }.bound_new(&caller, api.max_lifetime)?;
+        make_sandbox(&api, &caller, spec, from, bounds).await
+    };
+    let making = api.created.run_once(key, work);
     let id = api.make(making).await?;
     let held = api.sandbox(&caller, &id)?;
     answer_created(format!("{SANDBOXES_PATH}/{id}"), &held.view(&api.engine))
 }
 
-/// Makes the sandbox that a body asks for, and holds it.
+/// Makes a sandbox, and holds it.
 pub(super) async fn make_sandbox(
     api: &Api,
     caller: &ApiCaller,
-    body: &[u8],
+    spec: Map<String, Value>,
+    from: Option<SnapshotId>,
+    bounds: LifeBounds,
 ) -> Result<SandboxId, ApiFailure> {
-    let NewSandbox { spec, from } = parse_json(body)?;
-    let spec = build_spec(&api.configured, spec, caller)?;
+    let spec = build_spec(&api.configured(), spec, caller)?;
     if let Some(from) = &from {
         find_snapshot(api, caller, from).await?;
     }
@@ -96,7 +109,7 @@ pub(super) async fn make_sandbox(
     let request = SandboxRequest { from, ..SandboxRequest::from(spec.clone()) };
     let id = api.engine.create(request).await?;
     // Nothing is waited for from here on: the sandbox is held, or was never made.
-    api.hold_sandbox(id.clone(), spec, slot)?;
+    api.hold_sandbox(id.clone(), spec, bounds, slot)?;
     Ok(id)
 }
 
@@ -118,14 +131,9 @@ pub(crate) async fn list_sandboxes(
 
 impl SandboxQuery {
     fn admits(&self, held: &HeldSandbox, state: SandboxState) -> bool {
-        let mut labels = self.label.iter().flat_map(|labels| labels.split(','));
-        let labelled = |wanted: &str| match wanted.split_once('=') {
-            Some((key, value)) => held.spec.labels.get(key).is_some_and(|given| given == value),
-            None => held.spec.labels.contains_key(wanted),
-        };
         self.after.as_ref().is_none_or(|after| held.id > *after)
             && self.state.is_none_or(|wanted| wanted == state)
-            && labels.all(labelled)
+            && self.label.as_ref().is_none_or(|wanted| has_labels(&held.spec.labels, wanted))
     }
 }
 
@@ -143,6 +151,7 @@ pub(crate) async fn delete_sandbox(
     NamedSandbox(held): NamedSandbox,
 ) -> ApiAnswer {
     // In a task: it is destroyed whether or not the client waits.
+    held.note_end(EndReason::Deleted);
     let destroying = tokio::spawn(async move {
         api.engine.destroy(&held.id).await?;
         api.forget_sandbox(&held.id);
@@ -170,6 +179,7 @@ pub(crate) async fn resume_sandbox(
 }
 
 async fn set_paused(api: &Api, held: &HeldSandbox, paused: bool) -> ApiAnswer {
+    let _busy = held.begin_use(&api.engine)?;
     let (engine, id) = (&api.engine, &held.id);
     let changing = async { if paused { engine.pause(id).await } else { engine.resume(id).await } };
     within_pause_timeout(changing).await?;
@@ -198,7 +208,9 @@ pub(crate) async fn fork_sandbox(
         return Err(ApiFailure::new(ErrorCode::Invalid, message));
     }
     // In a task: copies that are made are held, whether or not the client waits.
+    let busy = held.begin_use(&api.engine)?;
     let forking = tokio::spawn(async move {
+        let _busy = busy;
         let ids = api.make(make_copies(&api, &held, count)).await?;
         let made: Vec<_> = ids.iter().filter_map(|id| api.sandbox(&caller, id).ok()).collect();
         let views: Vec<_> = made.iter().map(|held| held.view(&api.engine)).collect();
@@ -219,7 +231,8 @@ async fn make_copies(
     }
     let ids = api.engine.fork(&of.id, count).await?;
     for (id, slot) in ids.iter().zip(slots) {
-        api.hold_sandbox(id.clone(), spec_of_a_copy(&of.spec), slot)?;
+        // A copy lives no longer than what it was made of.
+        api.hold_sandbox(id.clone(), spec_of_a_copy(&of.spec), of.life.bounds(), slot)?;
     }
     Ok(ids)
 }

@@ -90,6 +90,7 @@ pub(crate) async fn take_snapshot(
         let message = format!("the tenant has {MAX_SNAPSHOTS_PER_TENANT} snapshots");
         return Err(ApiFailure::new(ErrorCode::QuotaExceeded, message).remedy("delete some"));
     }
+    let _busy = held.begin_use(&api.engine)?;
     let taking = async { Ok(api.engine.snapshot(&held.id, kind).await?) };
     let taken = api.make(taking).await?;
     answer_created(format!("/v1/snapshots/{}", taken.id), &SnapshotView::from(&taken))
@@ -104,6 +105,7 @@ pub(crate) async fn restore_snapshot(
 ) -> ApiAnswer {
     let SnapshotChoice { snapshot } = read_json(body).await?;
     find_snapshot(&api, &caller, &snapshot).await?;
+    let _busy = held.begin_use(&api.engine)?;
     api.make(async { Ok(api.engine.restore(&held.id, &snapshot).await?) }).await?;
     answer_ok(&held.view(&api.engine))
 }

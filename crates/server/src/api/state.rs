@@ -1,21 +1,26 @@
 //! What all handlers share: the engine, what the daemon holds, and the bounds.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use stockade_core::{ErrorCode, JobId, SandboxId, SandboxSpec, TenantName};
-use stockade_engine::{Engine, Watcher};
+use stockade_engine::{Engine, Quota, Watcher};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
 
 use super::attached::AttachedNames;
 use super::caller::ApiCaller;
+use super::directories::clear_archives;
 use super::failure::ApiFailure;
-use super::held::{HeldExecution, HeldExecutions, HeldSandbox, SandboxState};
+use super::held::{HeldExecution, HeldExecutions, HeldSandbox};
 use super::idempotency::IdempotencyKeys;
+use super::lifetime::{EndReason, end_when_due};
 use super::metrics::ApiCounters;
 use super::tenant_slots::TenantSlots;
+use crate::life::{Busy, LifeBounds};
 
 /// Executions at once in all sandboxes.
 const MAX_EXECUTIONS: usize = 256;
@@ -27,9 +32,21 @@ const MAX_CONNECTIONS_PER_TENANT: usize = 96;
 const MAX_REQUESTS_PER_TENANT: usize = 64;
 /// Readers of the journal at once: each may read much of it.
 const MAX_JOURNAL_READERS: usize = 2;
+/// Archives of directories at once, of all tenants and of one: each is on the host's disk while it is sent.
+const MAX_ARCHIVES: usize = 4;
+const MAX_ARCHIVES_PER_TENANT: usize = 1;
+/// Directory of these archives, below the state directory.
+const ARCHIVE_DIR: &str = "archives";
+/// How long it is told of a sandbox that it has ended, and why.
+const ENDED_MEMORY: Duration = Duration::from_secs(3600);
 
-/// The room of one execution: in its sandbox, of its tenant, and in all.
-pub(crate) type ExecutionRoom = [Option<OwnedSemaphorePermit>; 3];
+/// The room of one execution.
+pub(crate) struct ExecutionRoom {
+    /// In its sandbox, of its tenant, and in all.
+    permits: [Option<OwnedSemaphorePermit>; 3],
+    /// It uses its sandbox.
+    _busy: Busy,
+}
 
 /// How the API is served.
 #[derive(Debug, Clone)]
@@ -38,6 +55,8 @@ pub struct ApiOptions {
     pub configured: SandboxSpec,
     /// Sandboxes at once.
     pub max_sandboxes: usize,
+    /// Lifetime of a sandbox of a token, at most and unless another is given.
+    pub max_lifetime: Duration,
 }
 
 /// The API over one engine. Clones are the same.
@@ -47,7 +66,8 @@ pub struct Api(Arc<ApiShared>);
 /// What the clones share.
 pub struct ApiShared {
     pub(crate) engine: Engine,
-    pub(crate) configured: SandboxSpec,
+    configured: Mutex<Arc<SandboxSpec>>,
+    pub(crate) max_lifetime: Duration,
     sandboxes: Mutex<BTreeMap<SandboxId, Arc<HeldSandbox>>>,
     executions: Mutex<HeldExecutions>,
     sandbox_slots: Arc<Semaphore>,
@@ -55,6 +75,10 @@ pub struct ApiShared {
     tenant_execution_slots: TenantSlots,
     request_slots: TenantSlots,
     connection_slots: TenantSlots,
+    /// Where archives are that are being made.
+    pub(crate) archives: PathBuf,
+    archive_slots: Arc<Semaphore>,
+    tenant_archive_slots: TenantSlots,
     pub(crate) journal_readers: Arc<Semaphore>,
     pub(crate) created: IdempotencyKeys<SandboxId>,
     pub(crate) started: IdempotencyKeys<JobId>,
@@ -80,9 +104,16 @@ fn lock_shared<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Api {
     /// The API over an engine, which it closes when it is stopped.
     pub fn new(engine: Engine, options: ApiOptions) -> Self {
+        let archives = engine.state_dir().join(ARCHIVE_DIR);
+        // Where that fails, archives are refused when they are asked for.
+        let _ = clear_archives(&archives);
         Self(Arc::new(ApiShared {
+            archives,
+            archive_slots: Arc::new(Semaphore::new(MAX_ARCHIVES)),
+            tenant_archive_slots: TenantSlots::new(MAX_ARCHIVES_PER_TENANT),
             engine,
-            configured: options.configured,
+            configured: Mutex::new(Arc::new(options.configured)),
+            max_lifetime: options.max_lifetime,
             sandboxes: Mutex::default(),
             executions: Mutex::default(),
             sandbox_slots: Arc::new(Semaphore::new(options.max_sandboxes)),
@@ -101,7 +132,49 @@ impl Api {
     }
 }
 
+impl Api {
+    /// Takes over a configuration that was read again: for every sandbox that is made from now on.
+    pub fn reconfigure(
+        &self,
+        configured: SandboxSpec,
+        quotas: BTreeMap<TenantName, Quota>,
+        default_quota: Quota,
+    ) {
+        let mut held = lock_shared(&self.configured);
+        // Which backends there are was decided when the engine was opened.
+        let backend = held.backend.clone();
+        *held = Arc::new(SandboxSpec { backend, ..configured });
+        drop(held);
+        self.engine.set_quotas(quotas, default_quota);
+    }
+
+    /// Holds a sandbox that was just made, with the programs that went on in it, and ends it when its life is over.
+    pub(crate) fn hold_sandbox(
+        &self,
+        id: SandboxId,
+        spec: SandboxSpec,
+        bounds: LifeBounds,
+        slot: OwnedSemaphorePermit,
+    ) -> Result<(), ApiFailure> {
+        let held = HeldSandbox::of(&self.engine, id.clone(), spec, bounds, slot)?;
+        for watcher in self.engine.executions(&id).unwrap_or_default() {
+            let room = self.take_execution_room(&held, held.life.begin_use());
+            self.hold_execution(watcher, held.spec.tenant.clone(), room);
+        }
+        self.counters.sandboxes.fetch_add(1, Ordering::Relaxed);
+        let held = Arc::new(held);
+        lock_shared(&self.sandboxes).insert(id, Arc::clone(&held));
+        tokio::spawn(end_when_due(self.clone(), held));
+        Ok(())
+    }
+}
+
 impl ApiShared {
+    /// What is configured for every sandbox.
+    pub(crate) fn configured(&self) -> Arc<SandboxSpec> {
+        Arc::clone(&lock_shared(&self.configured))
+    }
+
     /// A sandbox that is there for the caller.
     pub(crate) fn sandbox(
         &self,
@@ -122,33 +195,20 @@ impl ApiShared {
     /// How many sandboxes each tenant has.
     pub(crate) fn sandboxes_by_tenant(&self) -> BTreeMap<TenantName, u64> {
         let held = lock_shared(&self.sandboxes);
-        count_by_tenant(held.values().map(|held| &held.spec.tenant))
+        let alive = held.values().filter(|held| !held.has_ended());
+        count_by_tenant(alive.map(|held| &held.spec.tenant))
     }
 
     pub(crate) fn count_sandboxes(&self) -> usize {
-        lock_shared(&self.sandboxes).len()
-    }
-
-    /// Holds a sandbox that was just made, with the programs that went on in it.
-    pub(crate) fn hold_sandbox(
-        &self,
-        id: SandboxId,
-        spec: SandboxSpec,
-        slot: OwnedSemaphorePermit,
-    ) -> Result<(), ApiFailure> {
-        let held = HeldSandbox::of(&self.engine, id.clone(), spec, slot)?;
-        for watcher in self.engine.executions(&id).unwrap_or_default() {
-            let room = self.take_execution_room(&held);
-            self.hold_execution(watcher, held.spec.tenant.clone(), room);
-        }
-        self.counters.sandboxes.fetch_add(1, Ordering::Relaxed);
-        lock_shared(&self.sandboxes).insert(id, Arc::new(held));
-        Ok(())
+        lock_shared(&self.sandboxes).values().filter(|held| !held.has_ended()).count()
     }
 
     /// Lets a sandbox go that is destroyed.
     pub(crate) fn forget_sandbox(&self, id: &SandboxId) {
-        lock_shared(&self.sandboxes).remove(id);
+        if let Some(held) = lock_shared(&self.sandboxes).remove(id) {
+            held.note_end(EndReason::Deleted);
+            held.gone.cancel();
+        }
     }
 
     /// Room for one more sandbox, if need be that of ended ones.
@@ -169,13 +229,20 @@ impl ApiShared {
     }
 
     /// Gives back what is left of sandboxes that have ended by themselves or by another process, which waits for
-    /// that. They are listed as ended until their room is needed.
+    /// that. They are listed as ended until their room is needed, and for a bounded time.
     pub(crate) async fn release_ended(&self) {
         for held in self.sandboxes(&ApiCaller::OwnUser) {
-            let ended = held.state(&self.engine) == SandboxState::Ended;
-            if ended && self.engine.sandbox(&held.id).is_ok() {
+            let ended = held.end(&self.engine).is_some();
+            let dead = self.engine.sandbox(&held.id).is_ok_and(|sandbox| !sandbox.alive());
+            if ended && dead {
                 // One that cannot be destroyed now is tried again.
                 let _ = self.engine.destroy(&held.id).await;
+            }
+            if ended && self.engine.sandbox(&held.id).is_err() {
+                held.gone.cancel();
+                if held.ended_before(ENDED_MEMORY) {
+                    self.forget_sandbox(&held.id);
+                }
             }
         }
     }
@@ -185,9 +252,10 @@ impl ApiShared {
         &self,
         sandbox: &HeldSandbox,
     ) -> Result<ExecutionRoom, ApiFailure> {
+        let busy = sandbox.begin_use(&self.engine)?;
         sandbox.refuse_paused(&self.engine)?;
-        let room = self.take_execution_room(sandbox);
-        if room.iter().all(Option::is_some) {
+        let room = self.take_execution_room(sandbox, busy);
+        if room.permits.iter().all(Option::is_some) {
             return Ok(room);
         }
         let message =
@@ -196,9 +264,10 @@ impl ApiShared {
             .remedy("wait until one has ended, or cancel one"))
     }
 
-    fn take_execution_room(&self, sandbox: &HeldSandbox) -> ExecutionRoom {
+    fn take_execution_room(&self, sandbox: &HeldSandbox, busy: Busy) -> ExecutionRoom {
         let of_tenant = self.tenant_execution_slots.take(&sandbox.spec.tenant);
-        [take_slot(&sandbox.room), of_tenant, take_slot(&self.execution_slots)]
+        let permits = [take_slot(&sandbox.room), of_tenant, take_slot(&self.execution_slots)];
+        ExecutionRoom { permits, _busy: busy }
     }
 
     /// Holds an execution that has begun, and its room until it has ended.
@@ -270,6 +339,20 @@ impl ApiShared {
         })
     }
 
+    /// Room for one more archive of a directory.
+    pub(crate) fn reserve_archive(
+        &self,
+        tenant: &TenantName,
+    ) -> Result<[OwnedSemaphorePermit; 2], ApiFailure> {
+        let room = (self.tenant_archive_slots.take(tenant), take_slot(&self.archive_slots));
+        let (Some(of_tenant), Some(of_all)) = room else {
+            let message = "as many archives are made as may be at once";
+            return Err(ApiFailure::new(ErrorCode::QuotaExceeded, message)
+                .remedy("wait until one was sent"));
+        };
+        Ok([of_tenant, of_all])
+    }
+
     /// Makes something; fails once the daemon ends. The engine is closed after what is being made.
     pub(crate) async fn make<T>(
         &self,
@@ -284,13 +367,23 @@ impl ApiShared {
         work.await
     }
 
+    /// Whether the daemon ends.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::SeqCst)
+    }
+
     /// Makes nothing from now on, and ends everything that there is. Streams of events get their last one.
     pub(crate) async fn close(&self) -> stockade_core::Result<()> {
         self.closing.store(true, Ordering::SeqCst);
         self.making.close();
         self.making.wait().await;
+        for held in self.sandboxes(&ApiCaller::OwnUser) {
+            held.note_end(EndReason::Stopped);
+        }
         let closed = self.engine.close().await;
-        lock_shared(&self.sandboxes).clear();
+        for held in std::mem::take(&mut *lock_shared(&self.sandboxes)).into_values() {
+            held.gone.cancel();
+        }
         closed
     }
 }

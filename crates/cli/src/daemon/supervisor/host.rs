@@ -7,10 +7,11 @@ use stockade_core::{
     Command, Ending, Error, ErrorCode, Result, SandboxId, SandboxSpec, Span, Workspace, WorkspaceId,
 };
 use stockade_engine::{Engine, Execution, Subscription, Watcher};
+use stockade_server::life::{Busy, LifeBounds, SandboxLife};
 use stockade_workspaces::Workspaces;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
-use super::activity::{Activity, Busy};
 use super::jobs::SupervisedJobs;
 use crate::daemon::message::{Info, SupervisorOrder};
 use crate::daemon::wire_error::WireError;
@@ -38,11 +39,17 @@ pub struct SupervisorHost {
     pub idle: Option<Span>,
     /// How long it lives at most.
     pub lifetime: Option<Span>,
-    /// Its current uses.
-    pub activity: Arc<Activity>,
+    /// Its current uses, and when it has to end.
+    pub life: SandboxLife,
     jobs: Mutex<SupervisedJobs>,
     asked: watch::Sender<bool>,
     ended: watch::Sender<Option<Last>>,
+}
+
+/// How long a sandbox may live that begins now.
+fn bound_life(order: &SupervisorOrder) -> LifeBounds {
+    let end = order.lifetime.and_then(|lifetime| Instant::now().checked_add(lifetime.into()));
+    LifeBounds { idle: order.idle.map(Span::into), end }
 }
 
 impl SupervisorHost {
@@ -63,7 +70,7 @@ impl SupervisorHost {
             has_made_workspace: order.workspace.is_some() || order.shares_workspace,
             idle: order.idle,
             lifetime: order.lifetime,
-            activity: Activity::new(),
+            life: SandboxLife::new(bound_life(order)),
             jobs: Mutex::default(),
             asked: watch::Sender::new(false),
             ended: watch::Sender::new(None),
@@ -111,7 +118,7 @@ impl SupervisorHost {
     pub async fn exec(self: &Arc<Self>, command: Command) -> Result<(Execution, Subscription)> {
         self.refuse_paused("exec")?;
         self.jobs().room()?;
-        let busy = self.activity.begin();
+        let busy = self.life.begin_use();
         let started = self.engine.exec_followed(&self.id, command).await;
         let (execution, follower) = started.inspect_err(|error| self.look_after(error))?;
         let watcher = self.keep_job(&execution);
@@ -122,7 +129,7 @@ impl SupervisorHost {
     /// Looks after the programs that went on when the sandbox was made from a captured state.
     pub fn look_after_carried(self: &Arc<Self>) -> Result<()> {
         for watcher in self.engine.executions(&self.id)? {
-            let busy = self.activity.begin();
+            let busy = self.life.begin_use();
             self.jobs().add(watcher.clone());
             tokio::spawn(Arc::clone(self).run_to_end(watcher, busy));
         }

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stockade_core::{Result, Span, WorkspaceSource};
+use stockade_core::{Result, WorkspaceSource};
 use stockade_engine::{Engine, SandboxRequest, Watcher};
+use stockade_server::life::Activity;
 use stockade_workspaces::SandboxWorkspaces;
 use tokio::net::UnixListener;
 
-use super::activity::Activity;
 use super::host::SupervisorHost;
 use super::session;
 use crate::config::Settings;
@@ -103,26 +103,13 @@ impl SandboxKeeper {
     /// Returns when the sandbox has lived long enough.
     pub async fn keep(&self) {
         let mut interrupts = self.interrupts.lock().await;
+        // Idle from now on: before, nobody knew of it.
+        drop(self.host.life.begin_use());
         tokio::select! {
             () = self.host.asked_to_end() => {}
-            () = self.wait_until_unused() => {}
-            () = self.too_old() => {}
+            _ = self.host.life.expired() => {}
             () = self.first_is_over() => {}
             _ = interrupts.next() => {}
-        }
-    }
-
-    async fn wait_until_unused(&self) {
-        match self.host.idle {
-            Some(idle) => self.host.activity.none_for(idle.into()).await,
-            None => std::future::pending().await,
-        }
-    }
-
-    async fn too_old(&self) {
-        match self.host.lifetime.map(Span::into) {
-            Some(lifetime) => tokio::time::sleep(lifetime).await,
-            None => std::future::pending().await,
         }
     }
 

@@ -2,7 +2,6 @@
 //! when it was not used for its idle timeout, or when its lifetime is over; the sandbox ends with it,
 //! and if it is killed, the walls fall by themselves (C-31).
 
-mod activity;
 mod attach;
 mod files;
 mod host;

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use stockade_core::{Error, ErrorCode, Result};
+use stockade_server::life::Busy;
 use stockade_server::peer::{self, Stranger};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-use super::activity::Busy;
 use super::host::SupervisorHost;
 use super::{attach, files, network, replay, states, tools};
 use crate::daemon::frame::{self, SupervisorFrameError};
@@ -136,7 +136,7 @@ impl ClientSession {
                 | SupervisorRequest::Network(SandboxNetworkRequest::Show)
         );
         if !looks {
-            self.busy.get_or_insert_with(|| self.host.activity.begin());
+            self.busy.get_or_insert_with(|| self.host.life.begin_use());
         }
     }
 

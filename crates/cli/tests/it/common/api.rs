@@ -155,7 +155,11 @@ impl ApiDaemon {
 
     /// Asks the daemon to end, and does not wait.
     pub fn ask_to_end(&self) {
-        signal(self.child.as_ref().unwrap(), Signal::TERM);
+        self.signal(Signal::TERM);
+    }
+
+    pub fn signal(&self, sent: Signal) {
+        signal(self.child.as_ref().unwrap(), sent);
     }
 }
 
