@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import threading
+import time
 
 import pytest
 
@@ -242,6 +243,35 @@ def test_an_error_has_code_message_and_remedy(client: Client) -> None:
     with pytest.raises(StockadeError) as caught:
         Client(host="unix:/nowhere/stockade.sock").health()
     assert caught.value.code == "unavailable" and caught.value.remedy
+
+
+def test_a_sandbox_ends_by_itself_and_says_why(client: Client) -> None:
+    with Sandbox(client=client, lifetime=3600, idle=1800) as sandbox:
+        made = sandbox.info
+        later = sandbox.extend(lifetime=7200)
+        assert made.expires and later.expires and made.expires < later.expires
+        sandbox.extend(lifetime=0.2)
+        deadline = time.monotonic() + 60
+        while sandbox.state() != "ended":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert [info.end_reason for info in client.sandboxes(state="ended")] == ["lifetime"]
+        with pytest.raises(StockadeError) as caught:
+            sandbox.run("true")
+        assert caught.value.code == "gone" and "lifetime" in caught.value.message
+
+
+def test_jobs_and_parts_of_files(sandbox: Sandbox) -> None:
+    sandbox.run("exit 4")
+    found = list(sandbox.client.jobs(sandbox=sandbox.id, outcome="exited"))
+    assert [job["stopped"]["event"]["outcome"]["exitCode"] for job in found] == [4]
+    assert list(sandbox.client.jobs(sandbox=sandbox.id, outcome="lost")) == []
+    content = bytes(range(256)) * 10_000
+    sandbox.files.write("large", content)
+    assert sandbox.files.read_part("large", 1000, 2_000_000) == content[1000:2_001_000]
+    assert sandbox.files.read_part("large", len(content) - 5, 100) == content[-5:]
+    assert sandbox.files.read_part("large", len(content), 100) == b""
+    assert sandbox.files.read_part("large", 0, 0) == b""
 
 
 def test_ids_do_not_lead_elsewhere(client: Client) -> None:

@@ -175,9 +175,16 @@ class SandboxInfo:
     boundary: str
     created: str
     labels: Dict[str, str]
+    #: When its lifetime is over, and when it will have been idle for too long unless it is used.
+    expires: Optional[str]
+    idle_expires: Optional[str]
+    #: Why it has ended: ``idle``, ``lifetime``, ``killed``, ``stopped`` or ``lost``.
+    end_reason: Optional[str]
     raw: Mapping[str, Any] = field(repr=False, compare=False)
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> SandboxInfo:
         names = ("id", "tenant", "state", "backend", "boundary", "created", "labels")
-        return cls(*(body[name] for name in names), body)
+        ended = body.get("ended") or {}
+        times = (body.get("expires"), body.get("idleExpires"), ended.get("reason"))
+        return cls(*(body[name] for name in names), *times, body)

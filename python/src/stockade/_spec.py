@@ -65,8 +65,14 @@ def build_command(
     return {"run": run, **{name: value for name, value in given.items() if value is not None}}
 
 
+def build_life(lifetime: Optional[float], idle: Optional[float]) -> Dict[str, str]:
+    """How long a sandbox lives, as the API takes it."""
+    given = {"lifetime": lifetime, "idle": idle}
+    return {name: format_seconds(seconds) for name, seconds in given.items() if seconds is not None}
+
+
 def format_seconds(seconds: float) -> str:
     """A duration in the API's notation: at least one millisecond, since nothing runs in none."""
     if not seconds > 0:
-        raise ValueError("timeout must be positive")
+        raise ValueError("a time must be positive")
     return f"{max(1, round(seconds * 1000))}ms"

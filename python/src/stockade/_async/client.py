@@ -10,6 +10,7 @@ from typing import Any, Dict, AsyncIterator, List, Mapping, Optional, Type, Unio
 from .._daemon import Address, find_address
 from .._error import StockadeError
 from .._model import SandboxInfo, Snapshot
+from .._spec import build_life
 from .concurrency import Lock, in_thread, shield
 from .execution import AsyncExecution
 from .transport import AsyncTransport, path_of
@@ -84,9 +85,17 @@ class AsyncClient:
                 return
             params["after"] = body["next"]
 
-    async def create(self, spec: Mapping[str, Any], snapshot: Union[Snapshot, str, None] = None) -> SandboxInfo:
-        """Makes a sandbox, which lives until it is destroyed. A caller that is interrupted leaves none."""
-        body: Dict[str, Any] = {"spec": spec}
+    async def create(
+        self,
+        spec: Mapping[str, Any],
+        snapshot: Union[Snapshot, str, None] = None,
+        *,
+        lifetime: Optional[float] = None,
+        idle: Optional[float] = None,
+    ) -> SandboxInfo:
+        """Makes a sandbox, which lives until it is destroyed or, in seconds, its ``lifetime`` is over or it was not used for
+        ``idle``. A caller that is interrupted leaves none."""
+        body: Dict[str, Any] = {"spec": spec, **build_life(lifetime, idle)}
         if snapshot is not None:
             body["from"] = snapshot.id if isinstance(snapshot, Snapshot) else snapshot
         key = str(uuid.uuid4())
@@ -115,6 +124,18 @@ class AsyncClient:
         """An execution that was started before, by its id."""
         await self.request("GET", path_of("executions", id))
         return AsyncExecution(await self.transport(), id)
+
+    async def jobs(self, **filters: Any) -> AsyncIterator[Mapping[str, Any]]:
+        """Records of executions, the latest start first: all, or those that fit ``sandbox``, ``tenant``, ``backend``, ``label``,
+        ``outcome``, ``since`` and ``until``."""
+        params: Dict[str, Any] = dict(filters)
+        while True:
+            page = await self.request("GET", path_of("jobs"), params=params)
+            for job in page["jobs"]:
+                yield job
+            if page.get("next") is None:
+                return
+            params["before"] = page["next"]
 
     async def snapshots(self) -> List[Snapshot]:
         params: Dict[str, str] = {}

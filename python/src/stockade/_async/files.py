@@ -8,6 +8,9 @@ from .._model import Entry
 from .concurrency import AsyncContent, iter_content
 from .transport import AsyncTransport, path_of
 
+#: What the daemon gives of a file at once.
+PART_BYTES = 1 << 20
+
 
 class AsyncFiles:
     """Files of one sandbox."""
@@ -20,6 +23,17 @@ class AsyncFiles:
         """A regular file, whole."""
         pieces = [piece async for piece in self.stream(path)]
         return b"".join(pieces)
+
+    async def read_part(self, path: str, offset: int, length: int) -> bytes:
+        """At most this many bytes of a regular file; fewer only at its end."""
+        part = b""
+        while len(part) < length:
+            wanted = {"path": path, "offset": offset + len(part), "length": min(length - len(part), PART_BYTES)}
+            pieces = [piece async for piece in self._transport.download(f"{self._path}/part", wanted)]
+            if not any(pieces):
+                break
+            part += b"".join(pieces)
+        return part
 
     async def read_text(self, path: str) -> str:
         return (await self.read(path)).decode()

@@ -11,7 +11,7 @@ from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Type
 from .._error import StockadeError
 from .._leftovers import forget_sandbox, remember_sandbox
 from .._model import Output, Result, SandboxInfo, Snapshot
-from .._spec import Command, Limits, Network, build_command, build_spec
+from .._spec import Command, Limits, Network, build_command, build_life, build_spec
 from .client import AsyncClient
 from .concurrency import Lock, shield
 from .execution import AsyncExecution
@@ -25,7 +25,8 @@ class AsyncSandbox:
     Without arguments it has what the daemon's configuration says: no network, an empty workspace, limits on
     everything. ``image`` is the name of an image, ``workspace`` a directory of the host that is changed in place,
     ``network`` a list of hosts that may be reached, ``limits`` such as ``{"memory": "1g"}``; ``spec`` takes every other
-    field as the API has it. Where something cannot be enforced, it is not made.
+    field as the API has it. Where something cannot be enforced, it is not made. ``lifetime`` and ``idle`` are in seconds:
+    it ends by itself after the one, and when it was not used for the other.
     """
 
     def __init__(
@@ -40,6 +41,8 @@ class AsyncSandbox:
         labels: Optional[Mapping[str, str]] = None,
         spec: Optional[Mapping[str, Any]] = None,
         snapshot: Union[Snapshot, str, None] = None,
+        lifetime: Optional[float] = None,
+        idle: Optional[float] = None,
         host: Optional[str] = None,
         token: Optional[str] = None,
         client: Optional[AsyncClient] = None,
@@ -55,6 +58,7 @@ class AsyncSandbox:
             spec=spec,
         )
         self._snapshot = snapshot
+        self._lifetime, self._idle = lifetime, idle
         self._owns_client = client is None
         self.client = client or AsyncClient(host, token)
         self._info: Optional[SandboxInfo] = None
@@ -108,7 +112,8 @@ class AsyncSandbox:
 
     async def _make(self) -> None:
         try:
-            await self._hold(await self.client.create(self._spec, self._snapshot))
+            made = await self.client.create(self._spec, self._snapshot, lifetime=self._lifetime, idle=self._idle)
+            await self._hold(made)
         except BaseException:
             with shield():
                 await self._close_client()
@@ -228,6 +233,13 @@ class AsyncSandbox:
     async def resume(self) -> None:
         """Continues after ``pause``."""
         await self.client.request("POST", path_of("sandboxes", self.id, "resume"))
+
+    async def extend(self, *, lifetime: Optional[float] = None, idle: Optional[float] = None) -> SandboxInfo:
+        """Has it end ``lifetime`` seconds from now, or when it was not used for ``idle`` seconds. What is not given stays."""
+        body = build_life(lifetime, idle)
+        return SandboxInfo.from_json(
+            await self.client.request("POST", path_of("sandboxes", self.id, "extend"), json=body)
+        )
 
     async def state(self) -> str:
         """``running``, ``paused`` or ``ended``."""

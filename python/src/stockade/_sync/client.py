@@ -11,6 +11,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Type, Union
 from .._daemon import Address, find_address
 from .._error import StockadeError
 from .._model import SandboxInfo, Snapshot
+from .._spec import build_life
 from .concurrency import Lock, in_thread, shield
 from .execution import Execution
 from .transport import Transport, path_of
@@ -85,9 +86,17 @@ class Client:
                 return
             params["after"] = body["next"]
 
-    def create(self, spec: Mapping[str, Any], snapshot: Union[Snapshot, str, None] = None) -> SandboxInfo:
-        """Makes a sandbox, which lives until it is destroyed. A caller that is interrupted leaves none."""
-        body: Dict[str, Any] = {"spec": spec}
+    def create(
+        self,
+        spec: Mapping[str, Any],
+        snapshot: Union[Snapshot, str, None] = None,
+        *,
+        lifetime: Optional[float] = None,
+        idle: Optional[float] = None,
+    ) -> SandboxInfo:
+        """Makes a sandbox, which lives until it is destroyed or, in seconds, its ``lifetime`` is over or it was not used for
+        ``idle``. A caller that is interrupted leaves none."""
+        body: Dict[str, Any] = {"spec": spec, **build_life(lifetime, idle)}
         if snapshot is not None:
             body["from"] = snapshot.id if isinstance(snapshot, Snapshot) else snapshot
         key = str(uuid.uuid4())
@@ -116,6 +125,18 @@ class Client:
         """An execution that was started before, by its id."""
         self.request("GET", path_of("executions", id))
         return Execution(self.transport(), id)
+
+    def jobs(self, **filters: Any) -> Iterator[Mapping[str, Any]]:
+        """Records of executions, the latest start first: all, or those that fit ``sandbox``, ``tenant``, ``backend``, ``label``,
+        ``outcome``, ``since`` and ``until``."""
+        params: Dict[str, Any] = dict(filters)
+        while True:
+            page = self.request("GET", path_of("jobs"), params=params)
+            for job in page["jobs"]:
+                yield job
+            if page.get("next") is None:
+                return
+            params["before"] = page["next"]
 
     def snapshots(self) -> List[Snapshot]:
         params: Dict[str, str] = {}

@@ -9,6 +9,9 @@ from .._model import Entry
 from .concurrency import Content, iter_content
 from .transport import Transport, path_of
 
+#: What the daemon gives of a file at once.
+PART_BYTES = 1 << 20
+
 
 class Files:
     """Files of one sandbox."""
@@ -21,6 +24,17 @@ class Files:
         """A regular file, whole."""
         pieces = [piece for piece in self.stream(path)]
         return b"".join(pieces)
+
+    def read_part(self, path: str, offset: int, length: int) -> bytes:
+        """At most this many bytes of a regular file; fewer only at its end."""
+        part = b""
+        while len(part) < length:
+            wanted = {"path": path, "offset": offset + len(part), "length": min(length - len(part), PART_BYTES)}
+            pieces = [piece for piece in self._transport.download(f"{self._path}/part", wanted)]
+            if not any(pieces):
+                break
+            part += b"".join(pieces)
+        return part
 
     def read_text(self, path: str) -> str:
         return self.read(path).decode()

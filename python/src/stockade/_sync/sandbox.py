@@ -12,7 +12,7 @@ from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Type
 from .._error import StockadeError
 from .._leftovers import forget_sandbox, remember_sandbox
 from .._model import Output, Result, SandboxInfo, Snapshot
-from .._spec import Command, Limits, Network, build_command, build_spec
+from .._spec import Command, Limits, Network, build_command, build_life, build_spec
 from .client import Client
 from .concurrency import Lock, shield
 from .execution import Execution
@@ -26,7 +26,8 @@ class Sandbox:
     Without arguments it has what the daemon's configuration says: no network, an empty workspace, limits on
     everything. ``image`` is the name of an image, ``workspace`` a directory of the host that is changed in place,
     ``network`` a list of hosts that may be reached, ``limits`` such as ``{"memory": "1g"}``; ``spec`` takes every other
-    field as the API has it. Where something cannot be enforced, it is not made.
+    field as the API has it. Where something cannot be enforced, it is not made. ``lifetime`` and ``idle`` are in seconds:
+    it ends by itself after the one, and when it was not used for the other.
     """
 
     def __init__(
@@ -41,6 +42,8 @@ class Sandbox:
         labels: Optional[Mapping[str, str]] = None,
         spec: Optional[Mapping[str, Any]] = None,
         snapshot: Union[Snapshot, str, None] = None,
+        lifetime: Optional[float] = None,
+        idle: Optional[float] = None,
         host: Optional[str] = None,
         token: Optional[str] = None,
         client: Optional[Client] = None,
@@ -56,6 +59,7 @@ class Sandbox:
             spec=spec,
         )
         self._snapshot = snapshot
+        self._lifetime, self._idle = lifetime, idle
         self._owns_client = client is None
         self.client = client or Client(host, token)
         self._info: Optional[SandboxInfo] = None
@@ -109,7 +113,8 @@ class Sandbox:
 
     def _make(self) -> None:
         try:
-            self._hold(self.client.create(self._spec, self._snapshot))
+            made = self.client.create(self._spec, self._snapshot, lifetime=self._lifetime, idle=self._idle)
+            self._hold(made)
         except BaseException:
             with shield():
                 self._close_client()
@@ -229,6 +234,13 @@ class Sandbox:
     def resume(self) -> None:
         """Continues after ``pause``."""
         self.client.request("POST", path_of("sandboxes", self.id, "resume"))
+
+    def extend(self, *, lifetime: Optional[float] = None, idle: Optional[float] = None) -> SandboxInfo:
+        """Has it end ``lifetime`` seconds from now, or when it was not used for ``idle`` seconds. What is not given stays."""
+        body = build_life(lifetime, idle)
+        return SandboxInfo.from_json(
+            self.client.request("POST", path_of("sandboxes", self.id, "extend"), json=body)
+        )
 
     def state(self) -> str:
         """``running``, ``paused`` or ``ended``."""
