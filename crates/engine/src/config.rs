@@ -83,6 +83,8 @@ pub struct Quota {
     pub cpu_seconds_per_hour: Option<u32>,
     /// Most connections of its sandboxes to other hosts at once.
     pub connections: Option<u32>,
+    /// Most connections that they begin within a minute.
+    pub connections_per_minute: Option<u32>,
     /// Most bytes that they send and receive within an hour.
     pub egress_bytes_per_hour: Option<Bytes>,
 }

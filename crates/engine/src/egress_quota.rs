@@ -1,7 +1,7 @@
-//! The quotas on the network: how many connections the sandboxes of a tenant have at once, and how many bytes they send
-//! and receive within an hour. They hold over all engines of a state directory: a connection has a locked file, and
-//! bytes are taken from the hour in portions, so that few of them need the lock. A portion is used in the minute in
-//! which it is counted: one that outlived that would be free again before it is used.
+//! The quotas on the network: how many connections the sandboxes of a tenant have at once, how many they begin within a
+//! minute, and how many bytes they send and receive within an hour. They hold over all engines of a state directory: a
+//! connection has a locked file, and bytes are taken from the hour in portions, so that few of them need the lock. A
+//! portion is used in the minute in which it is counted: one that outlived that would be free again before it is used.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,10 +17,12 @@ use crate::hourly_use::minute_of;
 use crate::quota::{QuotaLedger, time_since_epoch};
 
 const CONNECTION_FILE_PREFIX: &str = "connection";
+const RATE_FILE_PREFIX: &str = "connections";
 const EGRESS_FILE_PREFIX: &str = "egress";
 /// Slots that are looked at for one connection. A higher quota holds as this one.
 const MAX_CONNECTION_SLOTS: u32 = 1024;
-/// How long it is not looked for a slot again where there was none: a guest asks as often as it likes.
+/// How long it is not looked again for a slot, or for room in the minute, where there was none: a guest asks as often as
+/// it likes.
 const FULL_PAUSE: Duration = Duration::from_millis(100);
 /// Most bytes that are taken from the hour ahead of their use. Lost when an engine is killed.
 const MAX_PORTION_BYTES: u64 = 1 << 20;
@@ -37,6 +39,8 @@ struct EgressBudget {
     next_slot: AtomicU32,
     /// Until when there is no slot.
     full_until: Arc<Mutex<Option<Instant>>>,
+    /// Until when no connection begins.
+    paced_until: Mutex<Option<Instant>>,
 }
 
 /// Bytes that were taken from the hour and not used yet.
@@ -57,7 +61,8 @@ impl EngineInner {
     /// What a sandbox of this tenant may use of its quotas; nothing where there are none on the network.
     pub(crate) fn egress_budget(&self, tenant: &TenantName) -> Option<Arc<dyn TenantBudget>> {
         let quota = self.quota(tenant);
-        if quota.connections.is_none() && quota.egress_bytes_per_hour.is_none() {
+        let Quota { connections, connections_per_minute, egress_bytes_per_hour, .. } = quota;
+        if connections.or(connections_per_minute).is_none() && egress_bytes_per_hour.is_none() {
             return None;
         }
         Some(Arc::new(EgressBudget::new(Arc::clone(&self.quotas), tenant.clone(), quota)))
@@ -66,8 +71,8 @@ impl EngineInner {
 
 impl EgressBudget {
     fn new(ledger: Arc<QuotaLedger>, tenant: TenantName, quota: Quota) -> Self {
-        let (portion, next_slot, full_until) = Default::default();
-        Self { ledger, tenant, quota, portion, next_slot, full_until }
+        let (portion, next_slot, full_until, paced_until) = Default::default();
+        Self { ledger, tenant, quota, portion, next_slot, full_until, paced_until }
     }
 
     fn take_slot(&self, most: u32) -> Result<ConnectionSlot, String> {
@@ -92,6 +97,21 @@ impl EgressBudget {
             *lock_mutex(&self.full_until) = Some(Instant::now() + FULL_PAUSE);
         }
         Ok(found)
+    }
+
+    /// Counts one more connection in the minute. Why there is no room for it, otherwise.
+    fn count_connection(&self) -> Result<(), String> {
+        let Some(most) = self.quota.connections_per_minute else { return Ok(()) };
+        let mut paced_until = lock_mutex(&self.paced_until);
+        if !paced_until.is_some_and(|until| Instant::now() < until) {
+            let counted = self.ledger.count_in_minute(RATE_FILE_PREFIX, &self.tenant, most);
+            let Err(delay) = counted.map_err(|_| self.describe_uncounted())? else { return Ok(()) };
+            *paced_until = Some(Instant::now() + delay.min(FULL_PAUSE));
+        }
+        let tenant = &self.tenant;
+        Err(format!(
+            "the quota `connectionsPerMinute` lets tenant {tenant} begin {most} in a minute"
+        ))
     }
 
     /// Makes sure that so many bytes were taken from the hour within this minute, if there are as many; answers how
@@ -131,6 +151,8 @@ impl TenantBudget for EgressBudget {
     fn begin_connection(&self) -> Result<TenantPlace, String> {
         self.check_bytes()?;
         let slot = self.quota.connections.map(|most| self.take_slot(most)).transpose()?;
+        // The slot first: a connection that is refused for want of one is not counted.
+        self.count_connection()?;
         Ok(Box::new(slot))
     }
 
@@ -198,6 +220,35 @@ mod tests {
         let _fourth = other.begin_connection().unwrap();
         let none = Quota { connections: Some(0), ..Quota::default() };
         assert!(budget(&dir, "c", none).begin_connection().is_err());
+    }
+
+    #[test]
+    fn connections_that_a_tenant_begins_are_counted_over_sandboxes_and_engines() {
+        let dir = tempfile::tempdir().unwrap();
+        // Two in a minute: no clock of a test gets half of that far between two lines.
+        let connections_per_minute = Some(2);
+        let quota = Quota { connections_per_minute, ..Quota::default() };
+        let (one, other) = (budget(&dir, "a", quota), budget(&dir, "a", quota));
+        // Also those that are over.
+        drop(one.begin_connection().unwrap());
+        drop(other.begin_connection().unwrap());
+        for full in [&one, &other, &one] {
+            let reason = full.begin_connection().unwrap_err();
+            assert!(reason.contains("tenant a begin 2 in a minute"), "{reason}");
+        }
+        assert!(budget(&dir, "b", quota).begin_connection().is_ok());
+        // One that is refused for another reason is not counted.
+        let both = Quota { connections: Some(1), connections_per_minute, ..Quota::default() };
+        let narrow = budget(&dir, "c", both);
+        let first = narrow.begin_connection().unwrap();
+        assert!(narrow.begin_connection().unwrap_err().contains("have 1 at once"));
+        drop(first);
+        assert!(narrow.begin_connection().is_ok());
+        let none = Quota { connections_per_minute: Some(0), ..Quota::default() };
+        assert!(budget(&dir, "d", none).begin_connection().is_err());
+        std::fs::write(dir.path().join("quotas/connections-e"), "9").unwrap();
+        let reason = budget(&dir, "e", quota).begin_connection().unwrap_err();
+        assert!(reason.contains("cannot be counted"), "{reason}");
     }
 
     #[test]

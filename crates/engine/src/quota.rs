@@ -60,8 +60,8 @@ impl QuotaLedger {
     /// Counts one start of a tenant. Fails where it had as many within a minute as it may.
     pub(crate) fn count_start(&self, tenant: &TenantName, quota: Quota) -> Result<()> {
         let Some(most) = quota.starts_per_minute else { return Ok(()) };
-        let counted = self.count_start_in_file(tenant, most).map_err(|error| self.failed(error))?;
-        counted.map_err(|delay| {
+        let counted = self.count_in_minute("starts", tenant, most);
+        counted.map_err(|error| self.failed(error))?.map_err(|delay| {
             let message =
                 format!("tenant {tenant} may start {most} sandboxes and commands a minute");
             Error::new(ErrorCode::QuotaExceeded, QUOTA_OPERATION, message)
@@ -103,12 +103,14 @@ impl QuotaLedger {
         Ok(None)
     }
 
-    fn count_start_in_file(
+    /// Counts one more of what a tenant may have so many of in a minute; answers how long to wait where it had them.
+    pub(crate) fn count_in_minute(
         &self,
+        prefix: &str,
         tenant: &TenantName,
         most: u32,
     ) -> io::Result<Result<(), Duration>> {
-        let name = format!("starts-{tenant}");
+        let name = format!("{prefix}-{tenant}");
         let lock = self.lock_file(&name)?;
         let due = read_time(lock.file())?.ok_or_else(|| damaged(&name, NOT_WRITTEN_HERE))?;
         let admitted = admit_start(now_micros(), due, most);

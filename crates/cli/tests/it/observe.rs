@@ -64,7 +64,8 @@ mod needs_python {
     fn quotas_of_a_tenant_on_the_network_hold_over_processes_and_are_told() {
         let (place, internet) = (CliPlace::new(), Internet::start());
         let quotas = "[quotas.metered]\negressBytesPerHour = \"1k\"\n\
-                      [quotas.closed]\nconnections = 0\n";
+                      [quotas.closed]\nconnections = 0\n\
+                      [quotas.paced]\nconnectionsPerMinute = 1\n";
         internet.configure_with(&place, quotas);
         let port = internet.port;
         let net = format!("{KNOWN_NAME}:{port},127.0.0.1:{port}");
@@ -82,6 +83,11 @@ mod needs_python {
         let closed = fetch("closed");
         assert!(closed.stdout.starts_with("failed "), "{closed:?}");
         assert!(closed.stderr.contains("`connections` lets tenant closed have 0"), "{closed:?}");
+        assert_eq!(fetch("paced").stdout, "hello\n");
+        let paced = fetch("paced");
+        assert!(paced.stdout.starts_with("failed "), "{paced:?}");
+        let told = "`connectionsPerMinute` lets tenant paced begin 1 in a minute";
+        assert!(paced.stderr.contains(told), "{paced:?}");
         assert_eq!(fetch("other").stdout, "hello\n");
     }
 

@@ -108,6 +108,8 @@ struct QuotaSetting {
     cpu_seconds_per_hour: Option<u32>,
     /// Connections to other hosts at once.
     connections: Option<u32>,
+    /// Connections to other hosts that begin within a minute.
+    connections_per_minute: Option<u32>,
     /// Bytes that its sandboxes send and receive within an hour.
     egress_bytes_per_hour: Option<Bytes>,
 }
@@ -124,6 +126,7 @@ impl From<QuotaSetting> for Quota {
             cpus: setting.cpus,
             cpu_seconds_per_hour: setting.cpu_seconds_per_hour,
             connections: setting.connections,
+            connections_per_minute: setting.connections_per_minute,
             egress_bytes_per_hour: setting.egress_bytes_per_hour,
         }
     }
