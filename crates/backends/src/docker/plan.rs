@@ -80,7 +80,8 @@ pub(super) fn build_create_body(
         // Some engines stop what they are told to remove, and wait this long before they kill it.
         stop_timeout: Some(0),
         working_dir: Some("/".into()),
-        network_disabled: Some(true),
+        // Without a network of its own an engine writes no `resolv.conf`, and no client finds the name server.
+        network_disabled: Some(!has_helper(spec)),
         labels: Some(build_labels(id, Some(&spec.tenant))),
         host_config: Some(host),
         ..ContainerCreateBody::default()
