@@ -36,7 +36,7 @@ pub const GUEST_BUNDLE_PATH: &str = "/run/stockade/ca.pem";
 pub const GUEST_JAVA_STORE_PATH: &str = "/run/stockade/ca.jks";
 
 /// The variables by which programs inside find those certificates. The last one is read by every Java machine.
-pub const BUNDLE_ENVIRONMENT: [(&str, &str); 9] = [
+pub const BUNDLE_ENVIRONMENT: [(&str, &str); 10] = [
     ("SSL_CERT_FILE", GUEST_BUNDLE_PATH),
     ("CURL_CA_BUNDLE", GUEST_BUNDLE_PATH),
     ("REQUESTS_CA_BUNDLE", GUEST_BUNDLE_PATH),
@@ -45,6 +45,8 @@ pub const BUNDLE_ENVIRONMENT: [(&str, &str); 9] = [
     ("DENO_CERT", GUEST_BUNDLE_PATH),
     ("CARGO_HTTP_CAINFO", GUEST_BUNDLE_PATH),
     ("PIP_CERT", GUEST_BUNDLE_PATH),
+    // A host's own configuration of npm may name a file, which would win over what node trusts.
+    ("npm_config_cafile", GUEST_BUNDLE_PATH),
     ("JAVA_TOOL_OPTIONS", "-Djavax.net.ssl.trustStore=/run/stockade/ca.jks"),
 ];
 

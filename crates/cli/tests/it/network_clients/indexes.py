@@ -1,8 +1,9 @@
 """Lays out a package index of one tiny package, as static files for server.py.
 
-usage: indexes.py python|node|rust|go DIRECTORY URL
+usage: indexes.py python|node|rust|go DIRECTORY URL [locked]
 
-URL is where the directory is served: some indexes name their files by whole addresses.
+URL is where the directory is served: some indexes name their files by whole addresses. A locked index tells its clients
+that they have to authorize themselves, where that has to be told.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ import sys
 import tarfile
 import zipfile
 
-kind, directory, url = sys.argv[1:]
+kind, directory, url, *locked = sys.argv[1:]
 root = pathlib.Path(directory)
 
 
@@ -77,7 +78,7 @@ def lay_out_rust():
     crate = make_tar({"tiny-1.0.0/Cargo.toml": manifest, "tiny-1.0.0/src/lib.rs": "//! Tiny, of rust.\n"})
     line = {"name": "tiny", "vers": "1.0.0", "deps": [], "features": {}, "yanked": False}
     line["cksum"] = hashlib.sha256(crate).hexdigest()
-    write("config.json", json.dumps({"dl": f"{url}/crates"}))
+    write("config.json", json.dumps({"dl": f"{url}/crates", "auth-required": bool(locked)}))
     write("ti/ny/tiny", json.dumps(line) + "\n")
     write("crates/tiny/1.0.0/download", crate)
 

@@ -1,53 +1,54 @@
 //! Package managers and git, each against an index of one package that the test serves over HTTPS.
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 use super::site::{CERTIFICATE, Site, places};
-use crate::common::CliPlace;
+use crate::common::{CliPlace, finish};
 
 /// A file that the client has made in its workspace.
 #[track_caller]
-fn read_made(site: &Site, path: &str) -> String {
+pub fn read_made(site: &Site, path: &str) -> String {
     let path = site.place.workspace().join(path);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
+/// Without an identity git looks up the name of the machine, to make one of it.
+pub const GIT_IDENTITY: &str = "-c user.name=a -c user.email=a@example.org";
+/// A crate that depends on that of the index.
+pub const MANIFEST: &str = "[package]\nname = \"user\"\nversion = \"0.1.0\"\nedition = \"2021\"\n\n\
+    [dependencies]\ntiny = { version = \"1\", registry = \"tests\" }\n";
+
+fn git(dir: &Path, args: &[&str]) {
+    let mut command = Command::new("git");
+    command.args(GIT_IDENTITY.split(' ')).arg("-C").arg(dir);
+    command.args(args).env_clear().env("PATH", "/usr/bin:/bin").env("HOME", "/nonexistent");
+    finish(command).code_is(0);
+}
+
+/// A repository of one commit, with the lists that a server of plain files has to have.
+pub fn serve_repository(site: &Site) {
+    let directory = site.directory();
+    let tree = directory.join("tree");
+    fs::create_dir(&tree).unwrap();
+    git(&tree, &["init", "--quiet"]);
+    site.write("tree/hello.txt", "hello\n");
+    git(&tree, &["add", "."]);
+    git(&tree, &["commit", "--quiet", "-m", "first"]);
+    git(&directory, &["clone", "--quiet", "--bare", "tree", "tiny.git"]);
+    git(&directory.join("tiny.git"), &["update-server-info"]);
+}
+
 mod needs_tls_git {
-    use std::path::Path;
-    use std::process::Command;
-
     use super::*;
-    use crate::common::finish;
-
-    fn git(dir: &Path, args: &[&str]) {
-        let mut command = Command::new("git");
-        command.args(["-c", "user.name=a", "-c", "user.email=a@example.org", "-C"]).arg(dir);
-        command.args(args).env_clear().env("PATH", "/usr/bin:/bin").env("HOME", "/nonexistent");
-        finish(command).code_is(0);
-    }
-
-    /// A repository of one commit, with the lists that a server of plain files has to have.
-    fn serve_repository(site: &Site) {
-        let directory = site.directory();
-        let tree = directory.join("tree");
-        fs::create_dir(&tree).unwrap();
-        git(&tree, &["init", "--quiet"]);
-        site.write("tree/hello.txt", "hello\n");
-        git(&tree, &["add", "."]);
-        git(&tree, &["commit", "--quiet", "-m", "first"]);
-        git(&directory, &["clone", "--quiet", "--bare", "tree", "tiny.git"]);
-        git(&directory.join("tiny.git"), &["update-server-info"]);
-    }
 
     #[test]
     fn git_clones_over_https() {
         for place in places() {
             let mut site = Site::https(place);
             serve_repository(&site);
-            // Without an identity git looks up the name of the machine, to make one of it.
-            let settings = format!(
-                "-c http.sslCAInfo={CERTIFICATE} -c user.name=a -c user.email=a@example.org"
-            );
+            let settings = format!("-c http.sslCAInfo={CERTIFICATE} {GIT_IDENTITY}");
             let url = site.url("tiny.git");
             site.visit(&format!("-- git {settings} clone --quiet {url} cloned"));
             assert_eq!(read_made(&site, "cloned/hello.txt"), "hello\n");
@@ -92,9 +93,6 @@ mod needs_tls_node {
 
 mod needs_tls {
     use super::*;
-
-    const MANIFEST: &str = "[package]\nname = \"user\"\nversion = \"0.1.0\"\nedition = \"2021\"\n\n\
-        [dependencies]\ntiny = { version = \"1\", registry = \"tests\" }\n";
 
     #[test]
     fn cargo_fetches_a_crate() {

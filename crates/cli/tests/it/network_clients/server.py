@@ -1,9 +1,10 @@
 """Serves the files of a directory to the clients of the tests, with TLS if a certificate is given.
 
-usage: server.py DIRECTORY [CERTIFICATE KEY]
+usage: server.py DIRECTORY [CERTIFICATE KEY [TOKEN]]
 
 Prints its port first, and then the port of each peer on accepting it, before a byte of it is read: a visit is one
-even if nothing comes of it. A request that asks for a WebSocket gets one that sends the first message back. Ends
+even if nothing comes of it. With a token each request has to hold it in `Authorization`, as a bearer's or as a
+password. A request that asks for a WebSocket gets one that sends the first message back. Ends
 when its standard input does, so that no server outlives its test.
 """
 
@@ -15,10 +16,11 @@ import sys
 import threading
 
 directory, *certificate = sys.argv[1:]
+token = certificate[2].encode() if len(certificate) > 2 else None
 context = None
 if certificate:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
+    context.load_cert_chain(*certificate[:2])
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -39,8 +41,19 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         # With TLS the server knows another socket than this one, and closes that.
         self.request.close()
 
+    def is_authorized(self):
+        scheme, _, given = self.headers.get("Authorization", "").rpartition(" ")
+        if scheme.lower() == "basic":
+            return base64.b64decode(given).partition(b":")[2] == token
+        return given.encode() == token
+
     def do_GET(self):
-        if self.headers.get("Upgrade", "").lower() == "websocket":
+        if token and not self.is_authorized():
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="tests"')
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        elif self.headers.get("Upgrade", "").lower() == "websocket":
             self.echo_message()
         else:
             super().do_GET()
