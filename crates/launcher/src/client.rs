@@ -21,6 +21,7 @@ use serde::Serialize;
 use crate::error::{Failure, LaunchError, Wall};
 use crate::plan::LaunchPlan;
 use crate::server::Mode;
+use crate::sockets::SocketDiag;
 use crate::sys;
 use crate::wire::{
     self, AGENT_FD, CONTROL_FD, LaunchReply, Launched, MESSAGE_LIMIT, Message, Proof,
@@ -125,8 +126,11 @@ impl Launcher {
         }
         let (ours, theirs) = wire::packet_pair().map_err(launcher_gone)?;
         let control = self.control.as_ref().ok_or_else(|| launcher_gone(Errno::PIPE))?;
-        wire::send_message(control, &text, &[pipe.as_fd(), theirs.as_fd()])
-            .map_err(launcher_gone)?;
+        // Made here, where the host's network namespace still is.
+        let host = SocketDiag::open().ok();
+        let mut fds = vec![pipe.as_fd(), theirs.as_fd()];
+        fds.extend(host.as_ref().map(AsFd::as_fd));
+        wire::send_message(control, &text, &fds).map_err(launcher_gone)?;
         Ok(Pending { reply: ours, pid: 0, pidfd: None, walls: None, over: false })
     }
 }

@@ -12,8 +12,9 @@ use rustix::net::RecvFlags;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait, waitpid};
 
 use crate::error::{Failure, Wall};
+use crate::idle_memory::release_idle_memory;
 use crate::plan::{Cgroup, LaunchPlan};
-use crate::sockets::SocketWatch;
+use crate::sockets::{ConnectRules, SocketDiag, SocketWatch};
 use crate::spawn::{BegunLaunch, LaunchWorkshop, Stock};
 use crate::sys;
 use crate::wire::{self, AGENT_FD, CONTROL_FD, LaunchReply, Message};
@@ -21,6 +22,8 @@ use crate::without_namespaces::{BareLauncher, BarePlan};
 
 /// How many control groups are remembered before those that are gone are looked for.
 const CGROUP_PRUNE_THRESHOLD: usize = 1024;
+/// Time without an event after which memory that is not needed is given back.
+const IDLE_MEMORY_DELAY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// How long the end waits for control groups to empty.
 const CGROUP_DRAIN_TIMEOUT: Duration = Duration::from_secs(4);
 
@@ -50,7 +53,8 @@ pub(crate) fn serve_over(control: OwnedFd, agent: OwnedFd, mode: Mode) -> Result
     let (live, left) = (Vec::new(), Vec::new());
     let sockets =
         SocketWatch::new().map_err(|errno| build_server_failure(errno, "an epoll descriptor"))?;
-    let mut server = LaunchServer { control, signals, works, sockets, live, left };
+    let memory_released = false;
+    let mut server = LaunchServer { control, signals, works, sockets, live, left, memory_released };
     server.run();
     server.end_all();
     Ok(())
@@ -153,6 +157,8 @@ struct LaunchServer {
     live: Vec<LiveChild>,
     /// Control groups of sandboxes that have ended.
     left: Vec<PathBuf>,
+    /// Whether memory was given back since the last plan.
+    memory_released: bool,
 }
 
 /// What one round of waiting found.
@@ -189,6 +195,14 @@ impl LaunchServer {
                 workshop.prepare();
             }
         }
+        if !self.memory_released {
+            let ready = self.wait(Some(&IDLE_MEMORY_DELAY))?;
+            if ready.control || ready.children || ready.sockets {
+                return Ok(ready);
+            }
+            release_idle_memory();
+            self.memory_released = true;
+        }
         self.wait(None)
     }
 
@@ -219,18 +233,26 @@ impl LaunchServer {
     }
 
     fn take(&mut self, message: Message) {
-        let Ok([pipe, reply]) = <[OwnedFd; 2]>::try_from(message.fds) else { return };
-        if let Err(failure) = self.begin(&message.text, &pipe, &reply) {
+        self.memory_released = false;
+        let mut fds = message.fds.into_iter();
+        let (Some(pipe), Some(reply), host) = (fds.next(), fds.next(), fds.next()) else { return };
+        if let Err(failure) = self.begin(&message.text, &pipe, &reply, host.map(SocketDiag::of)) {
             // An error is ignored: the peer to be told is gone.
             let _ = wire::send_reply(&reply, &LaunchReply::Failed(failure), None);
         }
     }
 
-    fn begin(&mut self, text: &[u8], pipe: &OwnedFd, reply: &OwnedFd) -> Result<(), Failure> {
+    fn begin(
+        &mut self,
+        text: &[u8],
+        pipe: &OwnedFd,
+        reply: &OwnedFd,
+        host: Option<SocketDiag>,
+    ) -> Result<(), Failure> {
         let (BegunLaunch { pid, asking }, cgroup) = self.works.begin(text, pipe, reply)?;
         if let Some((hand, guest)) = asking {
             // On an error no process replies to the filter, and connecting fails.
-            let _ = self.sockets.expect_listener(pid, hand, guest);
+            let _ = self.sockets.expect_listener(pid, hand, ConnectRules { guest, host });
         }
         let cgroups = cgroup.iter().flat_map(|group| group.directories().to_vec()).collect();
         self.live.push(LiveChild { pid, cgroups });

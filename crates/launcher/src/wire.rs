@@ -22,7 +22,7 @@ pub const CONTROL_FD: RawFd = 3;
 pub const AGENT_FD: RawFd = 4;
 /// The most one message may have.
 pub(crate) const MESSAGE_LIMIT: usize = 64 * 1024;
-const FDS_LIMIT: usize = 2;
+const FDS_LIMIT: usize = 3;
 
 /// One wall, and what the kernel said when asked for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -327,15 +327,26 @@ fn without_huge_pages(flags: u32, huge: u32, errno: i32) -> Vec<sock_filter> {
     vec![load_argument(flags), build_jump(OP_JSET, huge, 1, 0), return_allow(), return_errno(errno)]
 }
 
+/// Requests that are refused: typing into the terminal, pasting into a console, loading line disciplines; and, by
+/// the four that make subvolumes of btrfs, numbering inodes anew, by which sockets are told apart.
+const REFUSED_IOCTLS: [u32; 7] = [
+    libc::TIOCSTI as u32,
+    libc::TIOCLINUX as u32,
+    libc::TIOCSETD as u32,
+    0x5000_9401, // BTRFS_IOC_SNAP_CREATE
+    0x5000_940E, // BTRFS_IOC_SUBVOL_CREATE
+    0x5000_9417, // BTRFS_IOC_SNAP_CREATE_V2
+    0x5000_9418, // BTRFS_IOC_SUBVOL_CREATE_V2
+];
+
 fn check_ioctl() -> Vec<sock_filter> {
-    vec![
-        load_argument(1),
-        build_jump(OP_JEQ, libc::TIOCSTI as u32, 3, 0), // types into the terminal
-        build_jump(OP_JEQ, libc::TIOCLINUX as u32, 2, 0), // pastes into a console
-        build_jump(OP_JEQ, libc::TIOCSETD as u32, 1, 0), // loads line disciplines
-        return_allow(),
-        return_errno(libc::EPERM),
-    ]
+    let mut code = vec![load_argument(1)];
+    for (at, request) in REFUSED_IOCTLS.into_iter().enumerate() {
+        let to_refusal = (REFUSED_IOCTLS.len() - at) as u8;
+        code.push(build_jump(OP_JEQ, request, to_refusal, 0));
+    }
+    code.extend([return_allow(), return_errno(libc::EPERM)]);
+    code
 }
 
 /// Asking, the default, and the 32-bit and old-version names for the machine.
@@ -377,6 +388,24 @@ mod tests {
                 OP_JA => at += step.k as usize,
                 OP_RET => return step.k,
                 code => panic!("instruction {code:#x}"),
+            }
+        }
+    }
+
+    #[test]
+    fn refused_requests_are_refused_and_their_neighbours_are_not() {
+        for kind in [FilterKind::Namespaces, FilterKind::Asking, FilterKind::Bare] {
+            let filter = compile_filter(kind);
+            let answer =
+                |request: u32| evaluate(&filter, libc::SYS_ioctl, [0, request.into(), 0, 0, 0, 0]);
+            for request in REFUSED_IOCTLS {
+                let refused = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+                assert_eq!(answer(request), refused, "{kind:?} {request:#x}");
+                for other in [request - 1, request + 1] {
+                    if !REFUSED_IOCTLS.contains(&other) {
+                        assert_eq!(answer(other), libc::SECCOMP_RET_ALLOW, "{kind:?} {other:#x}");
+                    }
+                }
             }
         }
     }

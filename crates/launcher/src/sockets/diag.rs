@@ -2,7 +2,7 @@
 //! over netlink (`sock_diag`), which tells of one namespace alone.
 
 use std::collections::BTreeSet;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -24,12 +24,22 @@ const DIAG_MSG_BYTES: usize = 16;
 pub(super) type Bound = (u32, u32);
 
 /// Asks about the namespace that this process was in when it was made.
-pub(super) struct Diag(OwnedFd);
+#[derive(Debug)]
+pub(crate) struct SocketDiag(OwnedFd);
 
-impl Diag {
-    pub(super) fn open() -> Result<Diag, Errno> {
+impl SocketDiag {
+    pub(crate) fn open() -> Result<SocketDiag, Errno> {
         let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
-        socket_with(family, kind, SocketFlags::CLOEXEC, Some(netlink::SOCK_DIAG)).map(Diag)
+        socket_with(family, kind, SocketFlags::CLOEXEC, Some(netlink::SOCK_DIAG)).map(SocketDiag)
+    }
+
+    /// One that another process has opened.
+    pub(crate) fn of(opened: OwnedFd) -> SocketDiag {
+        SocketDiag(opened)
+    }
+
+    pub(super) fn into_fd(self) -> OwnedFd {
+        self.0
     }
 
     /// Every inode that a local socket of the namespace is bound to.
@@ -51,6 +61,12 @@ impl Diag {
                 rest = next;
             }
         }
+    }
+}
+
+impl AsFd for SocketDiag {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
@@ -118,7 +134,7 @@ mod tests {
         let found = std::fs::metadata(&path).unwrap();
         let (major, minor) = (rustix::fs::major(found.dev()), rustix::fs::minor(found.dev()));
         let own = (major << 20 | minor, found.ino() as u32);
-        let diag = Diag::open().unwrap();
+        let diag = SocketDiag::open().unwrap();
         assert!(diag.bound().unwrap().contains(&own));
         drop(listener);
         assert!(!diag.bound().unwrap().contains(&own));

@@ -10,7 +10,15 @@ mod server;
 mod waiting;
 mod watch;
 
+pub(crate) use diag::SocketDiag;
 pub(crate) use watch::SocketWatch;
+
+/// Whose sockets a guest is connected to, and as whom.
+pub(crate) struct ConnectRules {
+    pub guest: SocketGuest,
+    /// Asks which sockets the host's programs have bound; none where the kernel does not tell.
+    pub host: Option<SocketDiag>,
+}
 
 /// The guest's user on the host, which its peers see (`SO_PEERCRED`).
 #[derive(Clone, Copy, Debug)]

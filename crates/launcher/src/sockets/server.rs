@@ -18,9 +18,9 @@ use rustix::process::{
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use stockade_fs::open_beneath;
 
-use super::diag::{Bound, Diag};
+use super::diag::{Bound, SocketDiag};
 use super::waiting::{ConnectOutcome, GuestConnect, WaitingConnect};
-use super::{SocketGuest, watch};
+use super::{ConnectRules, SocketGuest, watch};
 use crate::sys;
 use crate::walls::scratch::PRIVATE_DIRECTORIES;
 use crate::without_namespaces::calls;
@@ -29,21 +29,33 @@ use crate::without_namespaces::calls;
 const MAX_ADDRESS: usize = 128;
 
 /// Starts one for the sandbox of this listener.
-pub(super) fn start_server(listener: &OwnedFd, guest: SocketGuest) -> Result<Pid, Errno> {
+pub(super) fn start_server(listener: &OwnedFd, rules: ConnectRules) -> Result<Pid, Errno> {
     let listener = rustix::io::fcntl_dupfd_cloexec(listener, 3)?;
     watch::fork_worker(move || {
-        // Descriptors of the launcher are closed: a pipe held open here would hide its end from the peer.
         let alone = set_parent_process_death_signal(Some(Signal::KILL))
-            .and_then(|()| sys::keep_only([listener]));
-        if let Ok([listener]) = alone {
-            serve_listener(&listener, guest);
+            .and_then(|()| close_all_but(listener, rules));
+        if let Ok((listener, rules)) = alone {
+            serve_listener(&listener, rules);
         }
     })
 }
 
+/// Closes the launcher's descriptors: a pipe held open here would hide its end from the peer.
+fn close_all_but(
+    listener: OwnedFd,
+    ConnectRules { guest, host }: ConnectRules,
+) -> Result<(OwnedFd, ConnectRules), Errno> {
+    let Some(host) = host else {
+        let [listener] = sys::keep_only([listener])?;
+        return Ok((listener, ConnectRules { guest, host: None }));
+    };
+    let [listener, host] = sys::keep_only([listener, host.into_fd()])?;
+    Ok((listener, ConnectRules { guest, host: Some(SocketDiag::of(host)) }))
+}
+
 /// Returns when the listener hangs up: no guest process is left to serve.
-fn serve_listener(listener: &OwnedFd, guest: SocketGuest) {
-    let mut server = SocketServer { guest, diag: None, waiting: Vec::new() };
+fn serve_listener(listener: &OwnedFd, ConnectRules { guest, host }: ConnectRules) {
+    let mut server = SocketServer { guest, host, diag: None, waiting: Vec::new() };
     loop {
         let timeout = server.next_try();
         let mut ready = vec![PollFd::new(listener, PollFlags::IN)];
@@ -65,8 +77,9 @@ fn serve_listener(listener: &OwnedFd, guest: SocketGuest) {
 
 struct SocketServer {
     guest: SocketGuest,
+    host: Option<SocketDiag>,
     /// Opened at the first call, in the network namespace of the calling process.
-    diag: Option<Diag>,
+    diag: Option<SocketDiag>,
     waiting: Vec<WaitingConnect>,
 }
 
@@ -132,8 +145,13 @@ impl SocketServer {
             return Err(Errno::CONNREFUSED);
         }
         let mount = SocketMount::of(pid, &target, found.st_dev)?;
+        let inode = SocketInode {
+            device: mount.device,
+            told_device: mount.told_device,
+            number: found.st_ino,
+        };
         let own = match self.bound(pid) {
-            Ok(all) => all.contains(&(mount.device, found.st_ino as u32)),
+            Ok(own) => inode.is_own(&own, self.bound_on_host()?.as_ref()),
             // The kernel does not tell of sockets: then none but those in the sandbox's own places.
             Err(Errno::NOENT) => mount.is_private(),
             Err(errno) => return Err(errno),
@@ -145,13 +163,21 @@ impl SocketServer {
         }
     }
 
+    /// Where sockets of the host's programs are bound; none where the kernel does not tell.
+    fn bound_on_host(&self) -> Result<Option<BTreeSet<Bound>>, Errno> {
+        match self.host.as_ref().map(SocketDiag::bound).transpose() {
+            Err(Errno::NOENT) => Ok(None),
+            bound => bound,
+        }
+    }
+
     /// Where sockets of the sandbox's own network namespace are bound.
     fn bound(&mut self, pid: u32) -> Result<BTreeSet<Bound>, Errno> {
         let diag = match self.diag.take() {
             Some(diag) => diag,
             None => {
                 enter_network_of(pid)?;
-                Diag::open()?
+                SocketDiag::open()?
             }
         };
         let all = diag.bound();
@@ -217,11 +243,35 @@ fn working_directory(pid: u32) -> Result<PathBuf, Errno> {
     Ok(PathBuf::from(OsStr::from_bytes(link.as_bytes())))
 }
 
+/// A socket's inode.
+struct SocketInode {
+    /// The device of its file system, as the kernel numbers it in what it tells of bound sockets.
+    device: u32,
+    /// The device that programs are told: another one on file systems of several parts, such as subvolumes of btrfs.
+    told_device: u32,
+    number: u64,
+}
+
+impl SocketInode {
+    /// Whether it was bound in the sandbox. Of bound sockets the kernel tells half of the inode's number and no part of the
+    /// file system, so that a guest may have bound another one that looks the same: in a subvolume of its own, or with a
+    /// number 2^32 away. What looks like one of the host's is none of the guest's.
+    fn is_own(&self, own: &BTreeSet<Bound>, host: Option<&BTreeSet<Bound>>) -> bool {
+        let bound = (self.device, self.number as u32);
+        let is_alone = match host {
+            Some(host) => !host.contains(&bound),
+            None => self.device == self.told_device && u32::try_from(self.number).is_ok(),
+        };
+        is_alone && own.contains(&bound)
+    }
+}
+
 /// The mount that an object lies on.
 struct SocketMount {
     /// The device of its file system, as the kernel itself numbers it: what programs are told is another one on
     /// file systems of several parts.
     device: u32,
+    told_device: u32,
     /// Where it is, unless something else is mounted at the same place.
     place: Option<String>,
 }
@@ -229,6 +279,7 @@ struct SocketMount {
 impl SocketMount {
     fn of(pid: u32, object: &OwnedFd, told: u64) -> Result<SocketMount, Errno> {
         let device = |major: u32, minor: u32| major << 20 | minor;
+        let told_device = device(rustix::fs::major(told), rustix::fs::minor(told));
         let found = rustix::fs::statx(object, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?;
         let mounts = std::fs::read_to_string(format!("/proc/{pid}/mountinfo"));
         let mounts = mounts.map_err(|_| Errno::SRCH)?;
@@ -240,10 +291,10 @@ impl SocketMount {
             let alone =
                 mounts.lines().filter(|line| line.split(' ').nth(4) == Some(place)).count() == 1;
             let device = device(major.parse().ok()?, minor.parse().ok()?);
-            this.then(|| SocketMount { device, place: alone.then(|| place.to_owned()) })
+            let place = alone.then(|| place.to_owned());
+            this.then_some(SocketMount { device, told_device, place })
         });
-        let (major, minor) = (rustix::fs::major(told), rustix::fs::minor(told));
-        Ok(mounted.unwrap_or(SocketMount { device: device(major, minor), place: None }))
+        Ok(mounted.unwrap_or(SocketMount { device: told_device, told_device, place: None }))
     }
 
     /// Whether it is one of those that every sandbox has to itself, and nothing else is mounted over it.
@@ -263,4 +314,36 @@ fn enter_network_of(pid: u32) -> Result<(), Errno> {
 /// The name by which this process reaches what one of its descriptors names.
 pub(super) fn name_of(descriptor: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", descriptor.as_raw_fd())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TARGET: SocketInode = SocketInode { device: 7, told_device: 7, number: 309 };
+
+    #[test]
+    fn only_what_the_sandbox_alone_has_bound_is_its_own() {
+        let (none, same) = (BTreeSet::new(), BTreeSet::from([(7, 309)]));
+        let other = BTreeSet::from([(8, 309), (7, 308)]);
+        assert!(TARGET.is_own(&same, Some(&none)));
+        assert!(TARGET.is_own(&same, Some(&other)));
+        assert!(!TARGET.is_own(&other, Some(&none)));
+        // As a guest makes it that advances the numbers of a subvolume of its own.
+        assert!(!TARGET.is_own(&same, Some(&same)));
+        // As a guest makes it whose file has a number 2^32 away.
+        let far = SocketInode { number: (1 << 32) + 309, ..TARGET };
+        assert!(!far.is_own(&same, Some(&same)));
+        assert!(far.is_own(&same, Some(&none)));
+    }
+
+    #[test]
+    fn what_may_look_like_another_is_not_its_own_where_the_hosts_are_not_known() {
+        let same = BTreeSet::from([(7, 309)]);
+        assert!(TARGET.is_own(&same, None));
+        let subvolume = SocketInode { told_device: 43, ..TARGET };
+        assert!(!subvolume.is_own(&same, None));
+        let far = SocketInode { number: (1 << 32) + 309, ..TARGET };
+        assert!(!far.is_own(&same, None));
+    }
 }

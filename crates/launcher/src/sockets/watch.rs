@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{SocketGuest, server};
+use super::{ConnectRules, server};
 use crate::sys::{self, Cloned};
 use crate::wire;
 
@@ -22,9 +22,9 @@ pub(crate) struct SocketWatch {
 /// What of one sandbox is waited for.
 enum ListenerState {
     /// Its process to hand over the listener.
-    Hand(OwnedFd, SocketGuest),
+    Hand(OwnedFd, ConnectRules),
     /// Its guest to connect.
-    Listener(OwnedFd, SocketGuest),
+    Listener(OwnedFd, ConnectRules),
     /// Nothing: this process serves it.
     Served(Pid),
 }
@@ -40,10 +40,10 @@ impl SocketWatch {
         &mut self,
         sandbox: Pid,
         hand: OwnedFd,
-        guest: SocketGuest,
+        rules: ConnectRules,
     ) -> Result<(), Errno> {
         self.wait_for(sandbox, hand.as_fd())?;
-        self.sandboxes.insert(sandbox, ListenerState::Hand(hand, guest));
+        self.sandboxes.insert(sandbox, ListenerState::Hand(hand, rules));
         Ok(())
     }
 
@@ -73,20 +73,20 @@ impl SocketWatch {
     fn advance_sandbox(&mut self, sandbox: Pid, readable: bool) {
         // Closed in any case: that takes it from what is waited for.
         match self.sandboxes.remove(&sandbox) {
-            Some(ListenerState::Hand(hand, guest)) => {
+            Some(ListenerState::Hand(hand, rules)) => {
                 let listener = receive_fd(&hand);
                 drop(hand);
                 if let Some(listener) = listener
                     && self.wait_for(sandbox, listener.as_fd()).is_ok()
                 {
-                    self.sandboxes.insert(sandbox, ListenerState::Listener(listener, guest));
+                    self.sandboxes.insert(sandbox, ListenerState::Listener(listener, rules));
                 }
             }
             // No process is left behind the filter: a server would have nothing to serve.
             Some(ListenerState::Listener(listener, _)) if !readable => drop(listener),
             // Where no process can be had, the listener is closed, and connecting fails.
-            Some(ListenerState::Listener(listener, guest)) => {
-                match server::start_server(&listener, guest) {
+            Some(ListenerState::Listener(listener, rules)) => {
+                match server::start_server(&listener, rules) {
                     Ok(served) => {
                         drop(self.sandboxes.insert(sandbox, ListenerState::Served(served)))
                     }

@@ -45,6 +45,12 @@ pub(crate) struct ProcMask {
     directory: bool,
 }
 
+/// What of `/proc` is masked, for those who have another program make the walls: names that this host has, and all that
+/// root alone may read, which a guest could be.
+pub fn masked_proc_paths() -> Vec<String> {
+    list_masks().into_iter().map(|mask| mask.path).collect()
+}
+
 /// What of the list this host has; looked up once.
 pub(crate) fn list_masks() -> Vec<ProcMask> {
     let entries = list_entries();
