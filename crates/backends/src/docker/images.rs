@@ -304,7 +304,7 @@ async fn has_image(api: &Api, name: &str) -> Result<bool> {
 }
 
 /// Makes an image of a root's archive, unless another process has just made it.
-async fn import_root_archive(
+pub(super) async fn import_root_archive(
     api: &Api,
     name: &str,
     archive: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static,

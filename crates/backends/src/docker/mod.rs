@@ -11,6 +11,8 @@ mod container;
 pub mod factory;
 mod helpers;
 mod images;
+#[cfg(test)]
+mod import_tests;
 mod inert;
 mod list;
 mod plan;

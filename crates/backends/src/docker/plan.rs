@@ -13,7 +13,7 @@ use stockade_core::{
     Admitted, Boundary, EffectiveLimits, Network, Result, SandboxId, SandboxSpec, TenantName, User,
     WORKSPACE_ROOT, Workspace,
 };
-use stockade_launcher::{PRIVATE_DIRECTORIES, Rlimits, SANDBOX_HOME};
+use stockade_launcher::{PRIVATE_DIRECTORIES, Rlimits, SANDBOX_HOME, masked_proc_paths};
 
 use super::images::DockerImage;
 use super::socket::EngineHandle;
@@ -122,7 +122,8 @@ fn host_config(
         dns: has_helper(spec).then(|| vec![NAME_SERVER.into()]),
         readonly_rootfs: Some(true),
         cap_drop: Some(vec!["ALL".into()]),
-        security_opt: Some(vec!["no-new-privileges".into()]),
+        security_opt: Some(build_security_options(engine)),
+        masked_paths: Some(list_masked_paths()),
         privileged: Some(false),
         ipc_mode: Some("private".into()),
         log_config: Some(HostConfigLogConfig { typ: Some("none".into()), config: None }),
@@ -144,6 +145,22 @@ fn host_config(
         tmpfs: Some(build_tmpfs_mounts(spec, limits, user, engine)),
         ..HostConfig::default()
     })
+}
+
+/// What is masked of the kernel's own trees: what engines mask by default, and what root alone may read, which a guest of
+/// root's engine is.
+fn list_masked_paths() -> Vec<String> {
+    let own = ["/proc/interrupts", "/sys/firmware", "/sys/devices/virtual/powercap"];
+    let processors = std::fs::read_dir("/sys/devices/system/cpu").into_iter().flatten().flatten();
+    let throttles = processors.map(|processor| processor.path().join("thermal_throttle"));
+    let throttles = throttles.filter(|path| path.is_dir()).map(|path| path.display().to_string());
+    own.map(str::to_owned).into_iter().chain(masked_proc_paths()).chain(throttles).collect()
+}
+
+/// Podman masks by an option, in addition to what it masks by default.
+fn build_security_options(engine: &EngineHandle) -> Vec<String> {
+    let mask = engine.podman.then(|| format!("mask={}", list_masked_paths().join(":")));
+    [Some("no-new-privileges".to_owned()), mask].into_iter().flatten().collect()
 }
 
 fn network_mode(network: &Network) -> &'static str {
@@ -193,7 +210,7 @@ fn build_tmpfs_mounts(
     let size = limits.disk.map_or(MAX_SCRATCH_BYTES, |disk| disk.0.min(MAX_SCRATCH_BYTES));
     let User { uid, gid } = user;
     let options = |mode: u32, owned: bool| {
-        let (mode, owner) = match (owned, engine.owned_memory) {
+        let (mode, owner) = match (owned, !engine.podman) {
             (true, true) => (mode, format!(",uid={uid},gid={gid}")),
             // Root's then, and open to the one user that there is.
             (true, false) => (0o1777, String::new()),

@@ -157,7 +157,7 @@ fn with_gaps(all: Capabilities) -> Capabilities {
     )
     .with_gap(
         "C-18",
-        "inotify watches count against the container's user on the host",
+        "watches of inotify and epoll count against the container's user on the host",
         native,
     )
 }

@@ -39,8 +39,9 @@ pub(super) struct EngineHandle {
     pub uid: u32,
     /// Whether it runs as an ordinary user, whose containers have that user as their root.
     pub rootless: bool,
-    /// Whether a tmpfs can be owned by a user other than root.
-    pub owned_memory: bool,
+    /// Whether it is Podman behind Docker's interface: it knows no owners of a tmpfs but root, and takes masks by another
+    /// name.
+    pub podman: bool,
 
     pub runtime: Option<String>,
     /// The limits that it says it can set.
@@ -128,8 +129,7 @@ async fn negotiate_engine(
     Ok(EngineHandle {
         uid,
         rootless: has("rootless") || uid != 0,
-        owned_memory: !podman,
-
+        podman,
         runtime: options.runtime.clone(),
         limits: EngineLimits {
             memory: info.memory_limit.unwrap_or(false),

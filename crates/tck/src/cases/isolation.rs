@@ -49,6 +49,9 @@ pub(super) const ISOLATION_CASES: &[Case] = &[
         .isolation(),
 ];
 
+/// What the kernel tells root alone, whom a guest may be: addresses, and what the host's memory is used for.
+const KERNEL_FILES: [&str; 3] = ["/proc/vmallocinfo", "/proc/slabinfo", "/proc/pagetypeinfo"];
+
 async fn private_files(kit: Kit) -> Verdict {
     let secret = kit.outside().join("secret");
     std::fs::write(&secret, "secret")?;
@@ -57,6 +60,11 @@ async fn private_files(kit: Kit) -> Verdict {
     check!(seen["ok"] == json!(false), "expected the file to be out of reach, saw {seen}");
     let shadow = room.facts(["read", "/etc/shadow"]).await?;
     check!(shadow["ok"] == json!(false), "expected no password file, saw one");
+    for path in KERNEL_FILES {
+        let seen = room.facts(["read", path]).await?;
+        let is_empty = seen["hex"] == json!("");
+        check!(seen["ok"] == json!(false) || is_empty, "expected {path} to be masked, saw it");
+    }
     home_is_absent(&room).await
 }
 
