@@ -78,16 +78,22 @@ pub(crate) const ONE_PRIVATE_FILE_SYSTEM: &str =
     "one sized file system in memory for all private places";
 
 /// What the kernel counts for all processes of a user together, in whatever namespaces they are. Programs of root
-/// are exempt from it.
+/// are exempt from it, but for watches of epoll, which the memory limit alone bounds.
 pub(crate) fn with_user_counts(all: Capabilities) -> Capabilities {
+    let remedy = "run it as a user of its own, or choose a backend with a kernel of its own";
     if rustix::process::geteuid().is_root() {
-        return all;
+        return all.with_gap(
+            "C-18",
+            "epoll watches are counted for all processes of the user who owns the workspace: while guests use them \
+             up, other programs of that user, root too, cannot wait for events",
+            remedy,
+        );
     }
     all.with_gap(
         "C-18",
         "descriptors on their way between processes, epoll watches and buffers of pipes are counted for all \
          processes of this user: while a guest uses them up, other programs of the user cannot pass descriptors",
-        "run it as a user of its own, or choose a backend with a kernel of its own",
+        remedy,
     )
 }
 
