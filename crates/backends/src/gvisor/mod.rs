@@ -355,3 +355,26 @@ fn not_started(error: std::io::Error, said: String) -> Error {
         .remedy("see docs/backends/gvisor.md, or choose another backend")
         .source(error)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_waits_for_the_runtimes_control_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let id: SandboxId = stockade_fs::fresh_id().unwrap();
+        let socket = UnixListener::bind(dir.path().join(format!("runsc-{id}.sock"))).unwrap();
+        let closed = control_socket_closed(&id);
+        tokio::pin!(closed);
+        let patience = 100 * SOCKET_POLL_INTERVAL;
+        assert!(tokio::time::timeout(patience, &mut closed).await.is_err());
+        drop(socket);
+        closed.await;
+        // Those of other sandboxes are none of its business.
+        let _other = UnixListener::bind(dir.path().join("runsc-other.sock")).unwrap();
+        control_socket_closed(&id).await;
+    }
+}

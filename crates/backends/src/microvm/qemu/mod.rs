@@ -322,3 +322,18 @@ impl Vm for QemuVm {
         self.caged.tear_down().await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_that_newer_versions_of_qemu_take_is_tried_first() {
+        let mut order = QemuArguments { words: Vec::new(), files: Vec::new() };
+        let ways = add_incoming_state(&mut order, &tempfile::tempfile().unwrap()).unwrap();
+        let schemes: Vec<_> = ways.iter().map(|way| way.split(':').next().unwrap()).collect();
+        assert_eq!(schemes, ["file", "fd"]);
+        // One file for each: they have a position of their own.
+        assert_eq!(order.files.len(), 2);
+    }
+}
