@@ -8,6 +8,7 @@
 
 mod checkout;
 mod fetch;
+mod led_elsewhere;
 mod prune;
 mod run;
 mod source;

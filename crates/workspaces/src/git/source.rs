@@ -3,6 +3,7 @@
 use sha2::{Digest, Sha256};
 
 use super::GitFault;
+use super::led_elsewhere::check_repository;
 
 /// Schemes that git may be given. Others could run programs that an address names.
 const ALLOWED_SCHEMES: [&str; 5] = ["https", "http", "ssh", "git", "file"];
@@ -35,6 +36,7 @@ impl GitSource {
         if let Some((scheme, rest)) = given.split_once("://") {
             let scheme = scheme.to_ascii_lowercase();
             return match ALLOWED_SCHEMES.contains(&scheme.as_str()) {
+                true if scheme == "file" => Self::file_url(given, rest),
                 true => Ok(Self::url(&scheme, rest)),
                 false => wrong("has a scheme that is not https, http, ssh, git or file"),
             };
@@ -75,13 +77,22 @@ impl GitSource {
         Self { address: given.to_owned(), public: without_user(given), login: None }
     }
 
+    /// A directory of this host, by an address: git is given the address, and the directory is looked at.
+    fn file_url(given: &str, rest: &str) -> Result<Self, GitFault> {
+        if !rest.starts_with('/') {
+            return Err(bad_source(given, "names a host: `file` is followed by three slashes"));
+        }
+        let path = std::fs::canonicalize(decode_percent(rest));
+        let path = path.map_err(|_| bad_source(given, "is not there"))?;
+        check_repository(&path).map_err(|problem| bad_source(given, problem))?;
+        Ok(Self::url("file", rest))
+    }
+
     fn directory(given: &str) -> Result<Self, GitFault> {
-        let absent = |problem| GitFault::BadSource {
-            source_name: given.escape_debug().to_string(),
-            problem,
-        };
-        let real = std::fs::canonicalize(given).map_err(|_| absent("is not there"))?;
-        let path = real.into_os_string().into_string().map_err(|_| absent("is not valid UTF-8"))?;
+        let wrong = |problem| bad_source(given, problem);
+        let real = std::fs::canonicalize(given).map_err(|_| wrong("is not there"))?;
+        check_repository(&real).map_err(wrong)?;
+        let path = real.into_os_string().into_string().map_err(|_| wrong("is not valid UTF-8"))?;
         Ok(Self { address: path.clone(), public: path, login: None })
     }
 
@@ -102,6 +113,10 @@ impl GitSource {
         }
         short_hex(&hash.finalize())
     }
+}
+
+fn bad_source(given: &str, problem: &'static str) -> GitFault {
+    GitFault::BadSource { source_name: given.escape_debug().to_string(), problem }
 }
 
 /// The first 20 hexadecimal digits of a hash.
