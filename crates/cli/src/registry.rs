@@ -141,10 +141,14 @@ pub async fn engine_with(
     open_engine(settings.engine()?, Some(native), isolation, settings, choice).await
 }
 
-/// An engine of a sandbox that outlives the command: what runs in it is read later.
-pub async fn persistent_engine(settings: &Settings, choice: &BackendChoice) -> Result<Engine> {
+/// An engine of a sandbox that outlives the command, with a native backend that is at hand: what runs in it is read later.
+pub async fn persistent_engine(
+    native: Native,
+    settings: &Settings,
+    choice: &BackendChoice,
+) -> Result<Engine> {
     let config = EngineConfig { keep_output: true, ..settings.engine()? };
-    open_engine(config, None, Isolation::Usual, settings, choice).await
+    open_engine(config, Some(native), Isolation::Usual, settings, choice).await
 }
 
 /// An engine of the daemon: many executions are remembered, so each keeps little in memory; all of it is on disk.

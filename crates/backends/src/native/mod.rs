@@ -18,6 +18,7 @@ use std::sync::{Arc, OnceLock};
 use async_trait::async_trait;
 use rustix::process::Signal;
 use stockade_core::{Admitted, BackendName, Capabilities, Error, Result, Sandbox, SandboxId};
+pub use stockade_launcher::release_idle_memory;
 use stockade_launcher::{LaunchError, LaunchPlan, Launched, Launcher};
 
 #[cfg(feature = "peer")]

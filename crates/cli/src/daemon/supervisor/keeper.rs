@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use stockade_backends::native::{Native, release_idle_memory};
 use stockade_core::{Result, WorkspaceSource};
 use stockade_engine::{Engine, SandboxRequest, Watcher};
 use stockade_server::life::Activity;
@@ -25,6 +26,8 @@ use crate::workspace::reopen_source;
 const MAX_SESSIONS: usize = 256;
 /// Timeout for the open sessions to hear that the sandbox ended.
 const SESSIONS_CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time without a session after which memory that is not needed is given back.
+const IDLE_MEMORY_DELAY: Duration = Duration::from_secs(1);
 
 /// Looks after one sandbox.
 pub struct SandboxKeeper {
@@ -42,14 +45,18 @@ pub struct SandboxKeeper {
 
 impl SandboxKeeper {
     /// Builds the sandbox. If that fails nothing is left.
-    pub async fn build(order: SupervisorOrder, settings: &Settings) -> Result<Self> {
+    pub async fn build(
+        order: SupervisorOrder,
+        native: Native,
+        settings: &Settings,
+    ) -> Result<Self> {
         let interrupts = Interrupts::listen()?;
         let sockets = SupervisorSockets::open(&settings.state_dir()?)?;
         let workspace =
             order.workspace.as_ref().map(|id| reopen_source(id, settings)).transpose()?;
         let mut settings = settings.clone();
         let caches = hold_caches(&order.spec, &mut settings)?;
-        let engine = registry::persistent_engine(&settings, &order.spec.backend).await?;
+        let engine = registry::persistent_engine(native, &settings, &order.spec.backend).await?;
         let built = Self::build_sandbox(&engine, order, sockets, interrupts, workspace).await;
         match built {
             Ok(built) => Ok(Self { caches, ..built }),
@@ -109,7 +116,17 @@ impl SandboxKeeper {
             () = self.host.asked_to_end() => {}
             _ = self.host.life.expired() => {}
             () = self.first_is_over() => {}
+            () = self.release_memory_when_idle() => {}
             _ = interrupts.next() => {}
+        }
+    }
+
+    /// Never returns.
+    async fn release_memory_when_idle(&self) {
+        loop {
+            self.sessions.none_for(IDLE_MEMORY_DELAY).await;
+            release_idle_memory();
+            self.sessions.some().await;
         }
     }
 

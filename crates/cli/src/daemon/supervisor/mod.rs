@@ -16,6 +16,7 @@ mod tools;
 use std::fs::File;
 use std::io::{Read, Write};
 
+use stockade_backends::native::Native;
 use stockade_core::{Error, ErrorCode, Result};
 
 use super::message::{LaunchStatus, SupervisorOrder};
@@ -28,9 +29,9 @@ use keeper::SandboxKeeper;
 const MAX_ORDER: u64 = 8 << 20;
 
 /// Builds what standard input orders, says so on standard output, and looks after it to its end.
-pub async fn supervise(printer: &Printer) -> Result<i32> {
+pub async fn supervise(native: Native, printer: &Printer) -> Result<i32> {
     leave_the_caller();
-    match build_keeper(printer).await {
+    match build_keeper(native, printer).await {
         Ok(keeper) => {
             // A caller that is gone does not know the id: the sandbox could never be used (C-32).
             let heard = write_status(&LaunchStatus::Ready(keeper.ready())).is_ok();
@@ -50,13 +51,13 @@ fn leave_the_caller() {
     let _ = rustix::thread::set_name(c"stockade");
 }
 
-async fn build_keeper(printer: &Printer) -> Result<SandboxKeeper> {
+async fn build_keeper(native: Native, printer: &Printer) -> Result<SandboxKeeper> {
     let order = read_order()?;
     let mut settings = Settings::load(Some(&order.origin), printer)?;
     settings.use_daemon(order.daemon.as_deref());
     // The state directory is absolute by now, and the caller's working directory must not be kept busy.
     let _ = rustix::process::chdir("/");
-    SandboxKeeper::build(order, &settings).await
+    SandboxKeeper::build(order, native, &settings).await
 }
 
 fn read_order() -> Result<SupervisorOrder> {
