@@ -7,6 +7,7 @@ mod cli;
 mod commands;
 mod config;
 mod daemon;
+mod home;
 mod image;
 mod profiles;
 mod project_cache;
@@ -23,6 +24,7 @@ use tokio::runtime::Runtime;
 
 use args::secrets_in_arguments;
 use cli::{Cli, RUN_COMMAND, Verb};
+use daemon::SUPERVISE_COMMAND;
 use report::usage;
 use terminal::printer::{Printer, report_lost_output};
 
@@ -32,10 +34,14 @@ fn main() {
         std::process::exit(stockade_backends::wasm::worker(std::env::args().skip(2)));
     }
     umask::make_private();
+    home::set_missing_home();
     // Before this process is copied, which copies its command line too.
     let words = secrets_in_arguments::take_arguments();
     // While this process finds out what is wanted, its copy gets ready for it.
-    let native = if is_run(&words) { Native::ahead() } else { Native::new() };
+    let native = match is_run(&words) || is_supervisor(&words) {
+        true => Native::ahead(),
+        false => Native::new(),
+    };
     let code = match Cli::parse_words(words) {
         Ok(cli) => run_command_line(cli, native),
         Err(error) => usage::report_usage_error(&error),
@@ -49,6 +55,11 @@ fn main() {
 fn is_run(words: &[std::ffi::OsString]) -> bool {
     let mut words = words.iter().skip(1).cloned();
     words.next().is_some_and(|verb| verb == RUN_COMMAND) && !names_another(words)
+}
+
+/// Whether this process is to own one sandbox that lives on. A launcher that is a copy of it shares its memory.
+fn is_supervisor(words: &[std::ffi::OsString]) -> bool {
+    words.get(1).is_some_and(|verb| verb == SUPERVISE_COMMAND)
 }
 
 /// Whether another backend is named, as far as options go.
@@ -87,7 +98,7 @@ async fn run_verb(verb: Verb, native: Native, printer: &Printer) -> Result<i32> 
         Verb::Arrive(args) => commands::teleport::arrive(&args, printer).await,
         Verb::Pause(args) => commands::pause::pause(&args, printer).await,
         Verb::Resume(args) => commands::resume::resume(&args, printer).await,
-        Verb::Supervise => daemon::supervisor::supervise(printer).await,
+        Verb::Supervise => daemon::supervisor::supervise(native, printer).await,
         Verb::Mcp(args) => commands::mcp::mcp(args, printer).await,
         Verb::Serve(args) => commands::serve::serve(args, printer).await,
         Verb::Token(args) => commands::token::token(args, printer),

@@ -47,7 +47,7 @@ impl DeniedHost {
 
 /// What is told of a program that failed after it had tried to reach the network of a sandbox that has none.
 pub const NO_NETWORK_HINT: &str = "a program tried to reach the network, and the sandbox has none: name what it needs, \
-     as in --net HOST or --net preset:python";
+     as in --net HOST, or --net preset:node for packages (also python, rust, go, debian, github)";
 
 /// What was denied, in one sentence with the flag that would allow the first; nothing where nothing was.
 pub fn describe_denied_hosts(denied: &[DeniedHost]) -> Option<String> {

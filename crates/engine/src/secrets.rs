@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
 use stockade_core::{
-    EnvName, Error, ErrorCode, FilesExt, Refusal, Refusals, RenewalCause, Result, Sandbox,
-    SandboxId, SandboxPath, SandboxSpec, SecretBinding, TenantName,
+    EnvName, Error, ErrorCode, Feature, FilesExt, Refusal, Refusals, RenewalCause, Result, Sandbox,
+    SandboxId, SandboxPath, SandboxSpec, SecretBinding, Support, TenantName,
 };
 use stockade_network::{
     GUEST_BUNDLE_PATH, GUEST_JAVA_STORE_PATH, SecretSet, SecretSupply, TrustStore,
@@ -72,9 +72,27 @@ impl Engine {
         let live = self.inner.live(id)?;
         // Before the pause too: it may succeed after the caller has gone away or was told of a failure.
         live.mark_secrets_stale(RenewalCause::Resumed);
-        live.sandbox.pause().await?;
+        if let Err(error) = live.sandbox.pause().await {
+            return Err(self.explain_no_pause(&live, error).await);
+        }
         live.mark_secrets_stale(RenewalCause::Resumed);
         Ok(())
+    }
+
+    /// With the reason that was measured, where the backend cannot pause here.
+    async fn explain_no_pause(&self, live: &RunningSandbox, error: Error) -> Error {
+        let backend = live.order.admitted.backend();
+        if error.code() != ErrorCode::Unsupported {
+            return error;
+        }
+        let measured = self.inner.registry.capabilities(backend).await;
+        match measured.map(|measured| measured.support(Feature::Pause)) {
+            Some(Support::Missing { reason, remedy }) => {
+                let message = format!("{backend} cannot pause here: {reason}");
+                Error::new(ErrorCode::Unsupported, "pause", message).remedy(remedy)
+            }
+            Some(Support::Full { .. } | Support::Partial { .. }) | None => error,
+        }
     }
 
     /// Lets a paused sandbox go on. Values of its secrets that can be asked for again are, before they are used again.

@@ -230,7 +230,7 @@ fn a_full_disk_for_the_state_stops_everything() {
 fn without_any_place_for_state_the_remedy_is_told() {
     let place = CliPlace::new();
     let mut command = place.command(&["run", "true"]);
-    command.env_remove("HOME").env_remove("STOCKADE_STATE_DIR");
+    command.env("HOME", "not/absolute").env_remove("STOCKADE_STATE_DIR");
     finish(command).is_refused(&["HOME", "STOCKADE_STATE_DIR"]);
 }
 

@@ -29,6 +29,10 @@ pub(super) enum JournalFault {
     Encoding(#[from] serde_json::Error),
 }
 
+/// What is done to find damage.
+pub(super) const VERIFY_OPERATION: &str = "verify the journal";
+const DAMAGE_REMEDY: &str = "keep the journal directory as evidence, move it away and start again";
+
 impl JournalFault {
     fn code(&self) -> ErrorCode {
         match self {
@@ -45,10 +49,7 @@ impl JournalFault {
     fn remedy(&self) -> &'static str {
         match self {
             Self::Io { source, .. } => io_remedy(source.kind()),
-            Self::Broken(_) | Self::Damaged { .. } => {
-                "`stockade audit verify` says where; keep the journal directory as evidence, move it \
-                 away and start again"
-            }
+            Self::Broken(_) | Self::Damaged { .. } => DAMAGE_REMEDY,
             Self::Locked { .. } => "find the process that holds it (`fuser`) and end it",
             Self::Missing(_) => "name a state directory in which something was run",
             Self::TooLong => "pass the command's long arguments as a file or as input",
@@ -57,7 +58,13 @@ impl JournalFault {
     }
 
     pub(super) fn during(self, operation: &'static str) -> Error {
-        let error = Error::new(self.code(), operation, self.to_string()).remedy(self.remedy());
+        let is_damaged = matches!(self, Self::Broken(_) | Self::Damaged { .. });
+        let remedy = match is_damaged && operation == VERIFY_OPERATION {
+            true => DAMAGE_REMEDY.to_owned(),
+            false if is_damaged => format!("`stockade audit verify` says where; {DAMAGE_REMEDY}"),
+            false => self.remedy().to_owned(),
+        };
+        let error = Error::new(self.code(), operation, self.to_string()).remedy(remedy);
         match self {
             Self::Io { source, .. } => error.source(source),
             Self::Encoding(source) => error.source(source),

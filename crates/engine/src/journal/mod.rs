@@ -35,7 +35,7 @@ pub use record::{ContentHash, Record};
 pub use usage::{TenantUsage, UsageSummary};
 pub use verify::{Break, Damage, Verdict};
 
-use fault::{During, JournalFault};
+use fault::{During, JournalFault, VERIFY_OPERATION};
 use head::{HEAD_FILE, Head};
 use walk::JournalWalk;
 use writer::JournalWriter;
@@ -132,7 +132,7 @@ impl Journal {
 
     /// Checks every record, in bounded memory, without holding writers up.
     pub fn verify(&self) -> Result<Verdict> {
-        verify::verify_journal(&self.dir).map_err(|fault| fault.during("verify the journal"))
+        verify::verify_journal(&self.dir).map_err(|fault| fault.during(VERIFY_OPERATION))
     }
 
     /// Checks the journal in a directory, which may be a copy. Nothing is written.
@@ -140,7 +140,7 @@ impl Journal {
         let path = path.as_ref();
         let dir = Directory::existing(path).during("open", || path.to_owned());
         let verdict = dir.and_then(|dir| verify::verify_journal(&dir));
-        verdict.map_err(|fault| fault.during("verify the journal"))
+        verdict.map_err(|fault| fault.during(VERIFY_OPERATION))
     }
 
     /// The records that fit the filter, oldest first.

@@ -7,7 +7,7 @@ use stockade_core::{Result, WorkspaceId};
 use stockade_workspaces::{Application, ApplyOptions, Change, Diff, TreePath, Workspaces};
 
 use crate::terminal::interrupts::Interrupts;
-use crate::terminal::printer::Printer;
+use crate::terminal::printer::{Printer, on_one_line};
 use crate::workspace::{WorkspaceHandle, claim_workspace, off_thread};
 
 const APPLY_OPERATION: &str = "apply";
@@ -100,14 +100,15 @@ pub fn report_application(done: &AppliedWorkspace, printer: &Printer) -> i32 {
         Application::Applied(applied) => {
             let count = applied.applied.len();
             let target = done.target.display();
-            printer.note(&format!("applied {} to {target}", format_count(count, "change")));
+            let done_line = format!("applied {} to {target}", format_count(count, "change"));
+            printer.note(&on_one_line(&done_line));
             show_held_back(done, &applied.held, printer);
         }
         Application::Conflict { conflicts } => {
             conflicts.iter().for_each(|one| printer.note(&format!("conflict: {one}")));
             printer.note(
-                "nothing was applied (remedy: bring these paths back to what they were, or apply \
-                 elsewhere with --to DIR)",
+                "nothing was applied (remedy: bring these paths back to what they were, or apply with \
+                 --to DIR to a tree that has them as they were)",
             );
         }
     }

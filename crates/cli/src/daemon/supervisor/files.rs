@@ -9,6 +9,8 @@ use crate::daemon::message::{SandboxFileRequest, SupervisorReply};
 
 /// Directory entries in one frame: with the longest names there are, still within a header.
 const MAX_FRAME_ENTRIES: usize = 256;
+/// What the caller does with files.
+const COPY_OPERATION: &str = "cp";
 
 /// Answers one request.
 pub async fn answer_file_request(
@@ -16,6 +18,7 @@ pub async fn answer_file_request(
     request: SandboxFileRequest,
     payload: Bytes,
 ) -> Result<Vec<(SupervisorReply, Bytes)>> {
+    host.refuse_paused(COPY_OPERATION)?;
     let sandbox = host.engine.sandbox(&host.id)?;
     let files = sandbox.files()?;
     Ok(match handle_file_request(files, request, payload).await? {
