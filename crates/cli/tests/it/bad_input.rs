@@ -277,7 +277,7 @@ fn errors_are_json_where_json_was_asked_for() {
     let place = CliPlace::new();
     for (args, code) in [
         (&["run", "--json", "--mem", "lots", "true"][..], "invalid"),
-        (&["run", "--json", "--image", "oci:/etc", "true"], "refused"),
+        (&["run", "--json", "--image", "wasm:/etc", "true"], "refused"),
         (&["run", "--json", "--backend", "brick", "true"], "not-found"),
         (&["audit", "show", "--json", "nosuchjob"], "not-found"),
     ] {
