@@ -32,6 +32,7 @@ mod mcp_http;
 mod network;
 mod network_clients;
 mod network_escapes;
+mod network_lives;
 mod observe;
 mod package_caches;
 mod ports;

@@ -257,6 +257,47 @@ fn a_preset_that_is_not_there_is_refused_with_those_that_are() {
     assert!(done.stderr.contains("python, node, rust, go, debian, github"), "{done:?}");
 }
 
+/// Backends without sockets refuse every rule by the feature, and nothing is made or recorded as run.
+#[test]
+fn where_there_are_no_sockets_rules_are_refused_with_the_reason() {
+    let place = CliPlace::new();
+    place.write("prog.wat", "(module (func (export \"_start\")))");
+    for (backend, reason) in [("wasm", "no sockets"), ("landlock", "no socket can be created")] {
+        let run = |flags: &[&str]| {
+            let line = [&["run", "--backend", backend], flags, &["--", "prog.wat"]].concat();
+            place.stockade(&line)
+        };
+        for net in ["a.test", "preset:python", "127.0.0.1:80", "GET@a.test/x", "**.test,!a.test"] {
+            run(&["--net", net]).is_refused(&["egress-allowlist", reason]);
+        }
+        let observed = run(&["--net", "observe"]);
+        assert!(
+            observed.code == 125 && observed.stderr.contains("egress-allowlist"),
+            "{observed:?}"
+        );
+        let told = place.stockade(&[
+            "--json",
+            "run",
+            "--backend",
+            backend,
+            "--net",
+            "a.test",
+            "--",
+            "prog.wat",
+        ]);
+        let told: Value = serde_json::from_str(&told.stdout).unwrap();
+        assert_eq!(told["error"]["refusals"][0]["feature"], "egress-allowlist", "{told}");
+        let create = ["create", "--backend", backend, "--without", "host-image", "--net", "a.test"];
+        let created = place.stockade(&create);
+        assert!(created.code == 125 && created.stderr.contains("egress-allowlist"), "{created:?}");
+    }
+    place.stockade(&["run", "--backend", "wasm", "--net", "none", "--", "prog.wat"]).is(0, "", "");
+    place.assert_nothing_is_left();
+    let jobs: Value =
+        serde_json::from_str(&place.stockade(&["--json", "audit", "list"]).stdout).unwrap();
+    assert_eq!(jobs.as_array().map(Vec::len), Some(1), "{jobs}");
+}
+
 #[test]
 fn explain_shows_the_rules_of_a_preset() {
     let place = CliPlace::new();

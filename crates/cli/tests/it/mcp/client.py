@@ -285,6 +285,116 @@ async def asked(server):
     assert not Path("never.txt").exists()
 
 
+SITE_NAME = "pages.test"
+"""The host of the site that STOCKADE_TEST_SITE has the port of."""
+
+
+def site_fetch():
+    """A shell line that prints the page of the site, or that there is none, and the flags with which it is asked about."""
+    port = os.environ["STOCKADE_TEST_SITE"]
+    program = f"""
+import urllib.request as u
+try: print(u.urlopen("http://{SITE_NAME}:{port}/", timeout=100).read().decode())
+except OSError: print("failed")
+"""
+    return f"/usr/bin/python3 -c '{program}'", ("--net", f"ask,127.0.0.1:{port}")
+
+
+async def hosts(server):
+    """A host that no rule names is asked about while the program waits, and reached as the person says."""
+    questions, answers = [], []
+
+    async def person(context, params):
+        questions.append(params)
+        return answers.pop(0)
+
+    def accept(**content):
+        return types.ElicitResult(action="accept", content=content)
+
+    line, flags = site_fetch()
+    port = os.environ["STOCKADE_TEST_SITE"]
+    async with server.client(*flags, elicitation_callback=person) as client:
+        # Each is for one connection, until the last one.
+        for said, seen in [
+            (accept(allow=True), "hello"),
+            (types.ElicitResult(action="cancel"), "failed"),
+            (accept(allow=True, forThisSandbox=True), "hello"),
+        ]:
+            answers.append(said)
+            assert await bash(client, line) == f"{seen}\n", said
+        assert await bash(client, line) == "hello\n"
+        assert len(questions) == 3, questions
+        for question in questions:
+            assert f"`{SITE_NAME}:{port}`" in question.message, question
+            fields = question.requested_schema["properties"]
+            assert set(fields) == {"allow", "forThisSandbox"}, question
+    # A no is for good, however it is said.
+    for said in (types.ElicitResult(action="decline"), accept(allow=False)):
+        questions.clear()
+        answers.append(said)
+        async with server.client(*flags, elicitation_callback=person) as client:
+            for _ in range(2):
+                done = await call(client, "bash", command=line)
+                assert done["stdout"] == "failed\n", done
+                [denied] = done["networkDenied"]
+                assert denied["host"] == SITE_NAME, denied
+            assert len(questions) == 1, questions
+
+
+async def unasked_hosts(server):
+    """Where no person can be asked while a command runs, a host that no rule names is denied, and that is told."""
+    questions = []
+
+    async def person(context, params):
+        questions.append(params)
+        return types.ElicitResult(action="accept", content={"allow": True})
+
+    line, flags = site_fetch()
+    async with server.client(*flags, elicitation_callback=person) as client:
+        done = await call(client, "bash", command=line)
+        assert done["stdout"] == "failed\n", done
+        [denied] = done["networkDenied"]
+        assert denied["host"] == SITE_NAME and "client" in denied["reason"], denied
+    assert not questions, questions
+
+
+async def pooled(server):
+    """An address that was invented in one sandbox is dead in the next one that a pool gives."""
+    port = os.environ["STOCKADE_TEST_SITE"]
+    other = "other.test"
+    flags = ("--net", f"{SITE_NAME}:{port},{other}:{port},127.0.0.1:{port}")
+
+    def look_up(name):
+        return f"/usr/bin/python3 -c 'import socket; print(socket.gethostbyname(\"{name}\"))'"
+
+    def connect(address):
+        return f"exec 3<>/dev/tcp/{address}/{port}"
+
+    async def ready():
+        boxes = subprocess.run(
+            [server.program, "--json", "ps"], stdout=subprocess.PIPE, check=True
+        ).stdout
+        return [box["sandbox"] for box in json.loads(boxes)["sandboxes"] if box["state"] == "ready"]
+
+    async with server.client(*flags) as client:
+        seen = set()
+        for _ in range(3):
+            kept = await eventually(ready)
+            made = (await call(client, "sandbox_create"))["sandboxId"]
+            assert made in kept, (made, kept)
+            room = {"sandbox_id": made}
+            # First of all names: were addresses given from the same one on, this would be the earlier one.
+            first = (await bash(client, look_up(other), **room)).strip()
+            for old in seen:
+                done = await call(client, "bash", command=connect(old), **room)
+                assert done["exitCode"] != 0, (old, done)
+            own = (await bash(client, look_up(SITE_NAME), **room)).strip()
+            assert not {first, own} & seen, (first, own, seen)
+            await bash(client, connect(own), **room)
+            seen.add(own)
+            await call(client, "sandbox_destroy", **room)
+
+
 async def allowed(server):
     """What a rule of the user's allows is not asked about."""
     async with server.client("--local") as client:
@@ -514,8 +624,8 @@ async def idle(server):
 
 
 SCENARIOS = [
-    everyday, transaction, five, cancelled, asked, allowed, told, picture, page, apart, guarded,
-    idle,
+    everyday, transaction, five, cancelled, asked, hosts, unasked_hosts, pooled, allowed, told,
+    picture, page, apart, guarded, idle,
 ]  # fmt: skip
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ use std::process::Command;
 
 use crate::common;
 use crate::common::{CliDone, CliPlace, finish};
+use crate::network::Internet;
 use serde_json::Value;
 
 /// Modes of the client: with a handshake (the revisions until 2025-11-25) or without (since 2026-07-28).
@@ -30,11 +31,15 @@ fn in_place(place: &CliPlace, program: PathBuf) -> Command {
 }
 
 fn python(place: &CliPlace, scenario: &str, transport: &str, life: &str) -> CliDone {
+    finish(python_command(place, scenario, transport, life))
+}
+
+fn python_command(place: &CliPlace, scenario: &str, transport: &str, life: &str) -> Command {
     let mut command = in_place(place, clients().join("python/bin/python"));
     // Bytecode would be written beside the sources.
     command.arg("-B").arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/mcp/client.py"));
     command.args([scenario, env!("CARGO_BIN_EXE_stockade"), transport, life]);
-    finish(command)
+    command
 }
 
 /// Runs a scenario, after which nothing may be left.
@@ -71,6 +76,37 @@ fn a_call_that_is_given_up_is_killed() {
 #[test]
 fn a_person_is_asked_and_only_a_yes_is_a_yes() {
     plays_everywhere("asked");
+}
+
+/// Runs a scenario with a site on this host's loopback; answers how often that was visited.
+#[track_caller]
+fn plays_with_site(scenario: &str, transport: &str, life: &str, settings: &str) -> usize {
+    let (place, internet) = (CliPlace::new(), Internet::start());
+    internet.configure_with(&place, settings);
+    let mut command = python_command(&place, scenario, transport, life);
+    command.env("STOCKADE_TEST_SITE", internet.port.to_string());
+    let done = finish(command);
+    assert_eq!(
+        done.code, 0,
+        "{scenario} over {transport}, {life}:\n{}{}",
+        done.stdout, done.stderr
+    );
+    place.assert_nothing_is_left();
+    internet.visits()
+}
+
+#[test]
+fn a_person_is_asked_about_a_host_while_the_program_waits() {
+    for transport in ["stdio", "http"] {
+        assert_eq!(plays_with_site("hosts", transport, "legacy", ""), 3);
+        // Without a handshake a question would be an answer to the call, whose command runs.
+        assert_eq!(plays_with_site("unasked_hosts", transport, "auto", ""), 0);
+    }
+}
+
+#[test]
+fn an_address_of_a_sandbox_is_dead_in_the_next_one_of_a_pool() {
+    plays_with_site("pooled", "stdio", "legacy", "[[pool]]\nminimum = 2\n");
 }
 
 #[test]
