@@ -313,7 +313,7 @@ fn check_framing(headers: &HeaderMap) -> Result<(), String> {
     if codings.next().is_some_and(|first| !is_plain(first)) || codings.next().is_some() {
         return Err("the request's `Transfer-Encoding` is not `chunked` alone".into());
     }
-    let options =
+    let mut options =
         headers.get_all(CONNECTION).iter().flat_map(|it| it.as_bytes().split(|b| *b == b','));
     let is_essential = |option: &[u8]| {
         ESSENTIAL_HEADERS
@@ -321,7 +321,7 @@ fn check_framing(headers: &HeaderMap) -> Result<(), String> {
             .any(|header| option.trim_ascii().eq_ignore_ascii_case(header.as_str().as_bytes()))
     };
     // Servers on the way remove the headers that it names.
-    if options.into_iter().any(is_essential) {
+    if options.any(is_essential) {
         return Err("the request's `Connection` header names one that must not be removed".into());
     }
     Ok(())
