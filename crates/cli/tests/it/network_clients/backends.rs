@@ -152,18 +152,3 @@ mod needs_ssh_tls_curl_git_pip_node {
         sites.visit_from(&["--backend", "ssh"]);
     }
 }
-
-mod needs_vm_tls_curl_git_pip_node {
-    use super::*;
-    use crate::machines;
-
-    #[test]
-    fn every_client_reaches_what_is_listed_from_a_machine() {
-        let store = machines::store_directory();
-        let sites = Sites::start(&format!("[microvm]\ncache = {store:?}\n"));
-        let prepare = ["run", "--backend", "microvm", "--no-workspace", "--", "true"];
-        let prepared = sites.https.place.command(&prepare).output().unwrap();
-        assert!(prepared.status.success(), "{prepared:?}");
-        sites.visit_from(&["--backend", "microvm"]);
-    }
-}
