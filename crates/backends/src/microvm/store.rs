@@ -85,12 +85,14 @@ impl StoreKind {
     }
 }
 
-fn unusable_error(error: io::Error) -> Error {
+fn unusable_error(dir: &Path, error: io::Error) -> Error {
     let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&error.kind());
     let code = if full { ErrorCode::TooLarge } else { ErrorCode::System };
-    Error::new(code, "create", "the directory for prepared machines cannot be used")
+    let message =
+        format!("the directory for prepared machines, `{}`, cannot be used", dir.display());
+    Error::new(code, "create", message)
         .backend(NAME)
-        .remedy("see that ~/.cache/stockade is yours alone, and that there is room")
+        .remedy("see that it is yours alone, and that there is room")
         .source(error)
 }
 
@@ -143,7 +145,7 @@ impl MachineStore {
                 false => Err(io::Error::from(io::ErrorKind::PermissionDenied)),
             }
         };
-        made().map_err(unusable_error)
+        made().map_err(|error| unusable_error(&dir, error))
     }
 
     /// The thing of this name, if it is there. It was used just now, and is in use from now on.
@@ -166,13 +168,13 @@ impl MachineStore {
         }
         let written =
             write_atomically(&path, &draft_name("program"), FAR_PROGRAM, 0o755, Survives::Process);
-        written.map(|()| path).map_err(unusable_error)
+        written.map(|()| path).map_err(|error| self.unusable(error))
     }
 
     /// Waits for the right to make something.
     pub(super) async fn acquire_maker(&self) -> Result<Maker> {
         let lock = File::options().create(true).append(true).open(self.0.join(LOCK_FILE));
-        let lock = lock.map_err(unusable_error)?;
+        let lock = lock.map_err(|error| self.unusable(error))?;
         let until = tokio::time::Instant::now() + LOCK_TIMEOUT;
         loop {
             match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
@@ -180,7 +182,7 @@ impl MachineStore {
                 Err(Errno::WOULDBLOCK) if tokio::time::Instant::now() < until => {
                     tokio::time::sleep(LOCK_RETRY_INTERVAL).await;
                 }
-                Err(error) => return Err(unusable_error(error.into())),
+                Err(error) => return Err(self.unusable(error.into())),
             }
         }
         let maker = Maker { store: self.clone(), _lock: lock };
@@ -196,6 +198,10 @@ impl MachineStore {
         {
             Maker { store: self.clone(), _lock: lock }.remove_drafts();
         }
+    }
+
+    fn unusable(&self, error: io::Error) -> Error {
+        unusable_error(&self.0, error)
     }
 
     fn list_entries(&self, kind: &str) -> Vec<PathBuf> {
@@ -220,7 +226,7 @@ impl Maker {
     pub(super) fn create_draft(&self, name: &str) -> Result<StoreDraft> {
         let path = self.store.0.join(format!("{DRAFT_PREFIX}{name}"));
         let made = remove_tree(&path).and_then(|()| DirBuilder::new().mode(0o700).create(&path));
-        made.map(|()| StoreDraft(path)).map_err(unusable_error)
+        made.map(|()| StoreDraft(path)).map_err(|error| self.store.unusable(error))
     }
 
     /// Puts something into its place, and removes the oldest of its kind.
@@ -231,7 +237,7 @@ impl Maker {
         made: &Path,
     ) -> Result<PathBuf> {
         let path = self.store.0.join(kind.name()).join(name);
-        fs::rename(made, &path).map_err(unusable_error)?;
+        fs::rename(made, &path).map_err(|error| self.store.unusable(error))?;
         let used = |path: &PathBuf| fs::metadata(path).and_then(|found| found.modified()).ok();
         let mut others = self.store.list_entries(kind.name());
         others.retain(|other| *other != path);

@@ -8,7 +8,7 @@ use stockade_core::{
 };
 use stockade_engine::{HostThings, Snapshot, WorkspaceGuard};
 
-use super::snapshot;
+use super::snapshot::{self, open_snapshot_store, resolve_snapshot};
 use crate::args::SpecArgs;
 use crate::args::secrets::SecretValues;
 use crate::config::Settings;
@@ -73,7 +73,9 @@ pub async fn create(mut args: CreateArgs, printer: &Printer) -> Result<i32> {
     configured.settings.ask_registries(args.spec.pull);
     configured.settings.use_daemon(args.spec.host.as_deref());
     let mut spec = args.spec.spec(&wanted, &configured.settings)?;
-    if let Some(snapshot) = &args.from {
+    if let Some(snapshot) = &mut args.from {
+        let store = open_snapshot_store(&configured.settings)?;
+        *snapshot = resolve_snapshot(&store, snapshot, "create")?;
         spec = as_captured(snapshot, spec, &args.spec, &configured.settings, printer)?;
     }
     let settings = &configured.settings;

@@ -15,6 +15,7 @@ use stockade_workspaces::SandboxWorkspaces;
 
 use super::create::{MADE_OF, as_captured, run_detached};
 use super::detect::MEASURING_STATUS;
+use super::snapshot::{open_snapshot_store, resolve_snapshot};
 use super::workspace::review;
 use crate::args::command::CommandArgs;
 use crate::args::{SpecArgs, wasm_module};
@@ -115,7 +116,8 @@ async fn plan_run(args: &mut RunArgs, printer: &Printer) -> Result<Result<Planne
         // Choosing a backend asks for it; until then there is enough to do.
         microvm::begin_kvm_probe();
     }
-    if let Some(snapshot) = &args.from {
+    if let Some(snapshot) = &mut args.from {
+        *snapshot = resolve_snapshot(&open_snapshot_store(settings)?, snapshot, "run")?;
         spec = as_captured(snapshot, spec, &args.spec, settings, printer)?;
     }
     let image = ImageUse::of_command(&args.spec, &args.command, &spec, args.detach)?;

@@ -10,6 +10,7 @@ use serde_json::json;
 use stockade_core::{Bytes, Error, ErrorCode, Limits, Result, SandboxId, SnapshotId, SnapshotKind};
 use stockade_engine::{Snapshot, Snapshots, StateDir};
 
+use crate::args::prefix::by_prefix;
 use crate::config::Settings;
 use crate::daemon::message::{SandboxStateRequest, SupervisorReply, SupervisorRequest};
 use crate::daemon::sandbox_directory::SandboxDirectory;
@@ -91,6 +92,8 @@ pub async fn snapshot(args: SnapshotArgs, printer: &Printer) -> Result<i32> {
             print_snapshot(&taken, printer);
         }
         SnapshotVerb::Restore { sandbox, snapshot } => {
+            let store = open_snapshot_store(&settings)?;
+            let snapshot = resolve_snapshot(&store, &snapshot, SNAPSHOT_OPERATION)?;
             restore_snapshot(&SandboxDirectory::open(&settings)?, &sandbox, snapshot, printer)
                 .await?;
         }
@@ -101,7 +104,9 @@ pub async fn snapshot(args: SnapshotArgs, printer: &Printer) -> Result<i32> {
             remove_snapshots(&open_snapshot_store(&settings)?, &snapshots, printer)?
         }
         SnapshotVerb::Export { snapshot, output } => {
-            export_snapshot(&open_snapshot_store(&settings)?, &snapshot, &output)?;
+            let store = open_snapshot_store(&settings)?;
+            let snapshot = resolve_snapshot(&store, &snapshot, SNAPSHOT_OPERATION)?;
+            export_snapshot(&store, &snapshot, &output)?;
         }
         SnapshotVerb::Import { input, max_size } => {
             let imported = import_snapshot(&open_snapshot_store(&settings)?, &input, max_size)?;
@@ -110,6 +115,19 @@ pub async fn snapshot(args: SnapshotArgs, printer: &Printer) -> Result<i32> {
         }
     }
     Ok(0)
+}
+
+/// The snapshot whose id this is, or the only one whose id begins so. Where there is none: what was given.
+pub fn resolve_snapshot(
+    store: &Snapshots,
+    given: &SnapshotId,
+    operation: &'static str,
+) -> Result<SnapshotId> {
+    if store.get(given).is_ok() {
+        return Ok(given.clone());
+    }
+    let ids = store.list()?.snapshots.into_iter().map(|snapshot| snapshot.id);
+    Ok(by_prefix("snapshots", given.as_str(), ids, operation)?.unwrap_or_else(|| given.clone()))
 }
 
 /// The snapshots of this user.
@@ -213,12 +231,15 @@ fn show_snapshots(snapshots: &[Snapshot], printer: &Printer) {
     printer.data(&table.render(printer));
 }
 
-fn remove_snapshots(store: &Snapshots, snapshots: &[SnapshotId], printer: &Printer) -> Result<()> {
-    for snapshot in snapshots {
-        store.remove(snapshot)?;
+fn remove_snapshots(store: &Snapshots, given: &[SnapshotId], printer: &Printer) -> Result<()> {
+    let mut removed = Vec::new();
+    for given in given {
+        let snapshot = resolve_snapshot(store, given, SNAPSHOT_OPERATION)?;
+        store.remove(&snapshot)?;
+        removed.push(snapshot);
     }
     if printer.is_json() {
-        printer.json(&json!({ "removed": snapshots }));
+        printer.json(&json!({ "removed": removed }));
     }
     Ok(())
 }

@@ -49,11 +49,16 @@ fn usage_error(error: &clap::Error) -> Error {
     Error::new(ErrorCode::Invalid, USAGE_OPERATION, message).remedy(remedy)
 }
 
-/// The command that does what a flag of Docker's would.
+/// What to use instead of a flag of Docker's.
 fn other_command(error: &clap::Error) -> Option<&'static str> {
     let ContextValue::String(flag) = error.get(ContextKind::InvalidArg)? else { return None };
-    matches!(flag.as_str(), "-p" | "--publish")
-        .then_some("`stockade port ID 8080` leads a port of this host to a server in a sandbox")
+    match flag.as_str() {
+        "-p" | "--publish" => {
+            Some("`stockade port ID 8080` leads a port of this host to a server in a sandbox")
+        }
+        "--rm" => Some("a sandbox of `stockade run` never stays, and `stockade rm` removes others"),
+        _ => None,
+    }
 }
 
 /// A value that does not parse says itself what is expected.

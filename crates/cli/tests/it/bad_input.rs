@@ -54,6 +54,7 @@ fn a_flag_that_docker_has_is_refused_with_the_command_that_does_it() {
             .stockade(&["run", flag, "8080:80", "true"])
             .is_refused(&[flag, "`stockade port ID 8080`"]);
     }
+    CliPlace::new().stockade(&["create", "--rm"]).is_refused(&["--rm", "`stockade run`"]);
 }
 
 #[test]

@@ -75,6 +75,8 @@ fn config_check_names_what_is_wrong_and_where() {
     check().is_refused(&["config.toml", "natve", "native"]);
     configure(&place.path("home/.config"), "tenat = \"a\"\n");
     check().is_refused(&["config.toml", "line 1", "tenat"]);
+    configure(&place.path("home/.config"), "backend = native\n");
+    check().is_refused(&["config.toml", "line 1", "put text into quotes"]);
     configure(&place.path("home/.config"), "[limits]\nmemory = \"1\"\n");
     check().is_refused(&["limits: memory", "less than a sandbox needs"]);
 }

@@ -141,6 +141,25 @@ fn take(place: &Lasting, id: &str) -> String {
 }
 
 #[test]
+fn the_beginning_of_a_snapshots_id_is_enough() {
+    let place = Lasting::new();
+    let id = place.create(&["--no-workspace"]);
+    place.shell(&id, "echo kept > file").is(0, "", "");
+    let snapshot = take(&place, &id);
+    let short = &snapshot[..8];
+    place.stockade(&["run", "--from", short, "--shell", "cat file"]).is(0, "kept\n", "");
+    let made = place.stockade(&["create", "--from", short]);
+    made.code_is(0);
+    place.shell(made.stdout.trim(), "cat file").is(0, "kept\n", "");
+    place.stockade(&["snapshot", "restore", &id, short]).is(0, "", "");
+    place.stockade(&["run", "--from", "nothing", "true"]).is_refused(&["no snapshot `nothing`"]);
+    place.stockade(&["snapshot", "rm", short]).is(0, "", "");
+    place.stockade(&["snapshot", "ls", "-q"]).is(0, "", "");
+    place.stockade(&["kill", "--all"]).code_is(0);
+    place.assert_all_is_gone();
+}
+
+#[test]
 fn a_state_is_taken_listed_brought_back_and_removed() {
     let place = Lasting::new();
     let id = place.create(&["--no-workspace"]);

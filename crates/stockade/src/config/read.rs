@@ -113,8 +113,14 @@ impl SettingsFault {
         let line = self.at.map(|at| text[..at.start].matches('\n').count() + 1);
         let place = line.map(|line| format!(" line {line}")).unwrap_or_default();
         let message = format!("`{}`{place}: {}", file.display(), self.message);
-        let remedy =
-            if line.is_some() { "correct or remove that line" } else { "correct or remove it" };
+        let remedy = match line.is_some() {
+            // What the parser takes for a number, since it is no text.
+            true if self.message.contains("invalid float") => {
+                "put text into quotes: correct or remove that line"
+            }
+            true => "correct or remove that line",
+            false => "correct or remove it",
+        };
         Error::new(ErrorCode::Invalid, READ_OPERATION, message.replace('\n', " ")).remedy(remedy)
     }
 }
